@@ -1,0 +1,54 @@
+"""GRPO: PPO's clip on every token's ratio, with advantages normalised in the group."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlzoo import ops
+from rlzoo.hookspecs import hookimpl
+from rlzoo.policy import ClipPolicy, Width
+from rlzoo.types import ClipInputs, ClipResult
+
+
+class GRPO(ClipPolicy):
+    """Clips every token's importance ratio to the same band around 1.
+
+    Formula:
+        J = mean over responses of mean_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A),   r_t = pi_t / pi_old_t
+        With `dual_clip` c, where A < 0: max(that minimum, c A)
+
+    Where:
+        A = (R - mean) / std of the rewards R in the group.
+
+    Differences from GRPO:
+        None. DAPO (`clip_high` 0.28, token mean) and Dr. GRPO (group_mean, constant length) are settings of this policy,
+        in configs/dapo.yaml and configs/dr-grpo.yaml.
+
+    Reference:
+        DeepSeekMath, arXiv 2402.03300; the clip is PPO's, arXiv 1707.06347; the dual clip is arXiv 1912.09729's (c = 3 there,
+        off by default).
+    """
+
+    name = "grpo"
+    paper = "arXiv 2402.03300"
+    scope = "token"
+
+    clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
+    clip_high: Annotated[float, Width()] = Field(
+        0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
+    )
+    dual_clip: float | None = Field(None, gt=1, le=1e6, description="largest ratio where A < 0; null for none")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Clip each token's log-ratio; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        log_ratio = ops.log_ratio(inputs)
+        band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [GRPO]

@@ -1,0 +1,52 @@
+"""GSPO: a fixed clip band on the geometric-mean ratio of a response."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlzoo import ops
+from rlzoo.hookspecs import hookimpl
+from rlzoo.policy import ClipPolicy, Width
+from rlzoo.types import ClipInputs, ClipResult
+
+
+class GSPO(ClipPolicy):
+    """Clips the geometric mean of a response's token ratios, with one narrow band for every length.
+
+    Formula:
+        J = mean over responses of min(s A, clip(s, 1 - clip_low, 1 + clip_high) A),   s = exp(S / L)
+
+    Where:
+        S = sum_t log(pi_t / pi_old_t), L the response's length in tokens, A its advantage.
+
+    Differences from GRPO:
+        One ratio per response, the L-th root of its importance ratio: all of its tokens are clipped or none. The band is
+        about a thousandth as wide, since a mean over L tokens moves little.
+
+    Reference:
+        Group Sequence Policy Optimization, arXiv 2507.18071; widths 3e-4 and 4e-4 as in its experiments. `dual_clip` is ours.
+    """
+
+    name = "gspo"
+    paper = "arXiv 2507.18071"
+    scope = "sequence"
+
+    clip_low: Annotated[float, Width()] = Field(3e-4, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
+    clip_high: Annotated[float, Width()] = Field(
+        4e-4, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
+    )
+    dual_clip: float | None = Field(None, gt=1, le=1e6, description="largest ratio where A < 0; null for none")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Clip each response's mean log-ratio; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+        band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [GSPO]

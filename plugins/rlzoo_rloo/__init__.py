@@ -1,0 +1,66 @@
+"""RLOO: leave-one-out advantages with a fixed clip band on the summed log-ratio."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rlzoo import ops
+from rlzoo.advantages import Advantage
+from rlzoo.hookspecs import hookimpl
+from rlzoo.policy import ClipPolicy, Width
+from rlzoo.types import ClipInputs, ClipResult
+
+
+class RLOO(ClipPolicy):
+    """Clips the importance ratio of a whole response to one band, whatever its length.
+
+    Formula:
+        J = mean over responses of min(w A, clip(w, 1 - clip_low, 1 + clip_high) A),   w = exp(S)
+
+    Where:
+        S = sum_t log(pi_t / pi_old_t), A_i = R_i - mean of the other rewards in the group. Both widths null: no clip.
+
+    Differences from GRPO:
+        The advantage leaves the response itself out of its baseline and is not divided by std; the ratio is the response's.
+
+    Reference:
+        Back to Basics, arXiv 2402.14740, which takes one update per rollout and needs no clip; the clip is that of the RLOO
+        baseline in arXiv 2509.09177, with the usual 0.2 (ours). `dual_clip` is ours.
+    """
+
+    name = "rloo"
+    paper = "arXiv 2402.14740"
+    scope = "sequence"
+
+    advantage: Advantage = Field("leave_one_out", description="how the rewards of a group become advantages")
+    clip_low: Annotated[float | None, Width()] = Field(
+        0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0; null for no clip"
+    )
+    clip_high: Annotated[float | None, Width()] = Field(
+        0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0; null for no clip"
+    )
+    dual_clip: float | None = Field(None, gt=1, le=1e6, description="largest ratio where A < 0; null for none")
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if (self.clip_low is None) != (self.clip_high is None):
+            raise ValueError("clip_low and clip_high are both numbers, or both null for no clip")
+        if self.clip_low is None and self.dual_clip is not None:
+            raise ValueError("dual_clip needs clip_low and clip_high")
+        return self
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Clip each response's summed log-ratio; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
+        if self.clip_low is None or self.clip_high is None:
+            return ops.clipped_surrogate(log_ratio, inputs.advantages, band=None)
+        band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [RLOO]

@@ -1,0 +1,54 @@
+"""rlzoo: a configurable zoo of reinforcement-learning rules for language models.
+
+The public names are loaded when first used, so that the command line can answer ``--help`` without waiting for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlzoo import ops as ops
+    from rlzoo.config import RunConfig as RunConfig
+    from rlzoo.engine.loop import train as train
+    from rlzoo.errors import UserError as UserError
+    from rlzoo.hookspecs import hookimpl as hookimpl
+    from rlzoo.policy import ClipPolicy as ClipPolicy
+    from rlzoo.policy import ClipStats as ClipStats
+    from rlzoo.policy import Width as Width
+    from rlzoo.types import ClipBand as ClipBand
+    from rlzoo.types import ClipInputs as ClipInputs
+    from rlzoo.types import ClipResult as ClipResult
+    from rlzoo.zoo import load_zoo as load_zoo
+
+_HOMES = {
+    "ClipBand": "rlzoo.types",
+    "ClipInputs": "rlzoo.types",
+    "ClipPolicy": "rlzoo.policy",
+    "ClipResult": "rlzoo.types",
+    "ClipStats": "rlzoo.policy",
+    "RunConfig": "rlzoo.config",
+    "UserError": "rlzoo.errors",
+    "Width": "rlzoo.policy",
+    "hookimpl": "rlzoo.hookspecs",
+    "load_zoo": "rlzoo.zoo",
+    "ops": "rlzoo.ops",
+    "train": "rlzoo.engine.loop",
+}
+
+__all__ = [
+    "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult", "ClipStats", "RunConfig", "UserError", "Width", "hookimpl",
+    "load_zoo", "ops", "train",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlzoo' has no attribute {name!r}")
+    module = importlib.import_module(_HOMES[name])
+    return module if name == "ops" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,101 @@
+"""Pure tensor functions on token log-ratios: the vocabulary clip policies are written in.
+
+Shapes: B responses, T response tokens. A value per response is a ``(B, 1)`` column. Log-ratios are natural logarithms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlzoo.types import ClipBand, ClipInputs, ClipResult
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
+"""Largest log-ratio, of either sign, that is exponentiated. exp(20) = 4.9e8 is outside any band in use."""
+
+
+def log_ratio(inputs: ClipInputs) -> Tensor:
+    """Log-ratio per token, float32 ``(B, T)``: ``log pi - log pi_old`` on response tokens, exactly 0 elsewhere.
+
+    Masked positions are replaced before the subtraction, so whatever stands there (NaN, infinity) reaches neither the
+    value nor the gradient.
+    """
+    zero = torch.zeros((), device=inputs.log_probs.device)
+    log_probs = torch.where(inputs.response_mask, inputs.log_probs.float(), zero)
+    return log_probs - torch.where(inputs.response_mask, inputs.old_log_probs.detach().float(), zero)
+
+
+def lengths(response_mask: Tensor) -> Tensor:
+    """Response tokens per row, float32 ``(B, 1)``; a row without any counts as 1, so it can be divided by."""
+    return response_mask.sum(dim=-1, keepdim=True).clamp(min=1).float()
+
+
+def sequence_sum(values: Tensor, response_mask: Tensor) -> Tensor:
+    """Sum over a response's tokens, ``(B, T) -> (B, 1)``."""
+    return torch.where(response_mask, values, torch.zeros_like(values)).sum(dim=-1, keepdim=True)
+
+
+def sequence_mean(values: Tensor, response_mask: Tensor) -> Tensor:
+    """Mean over a response's tokens, ``(B, T) -> (B, 1)``; 0 for a row without tokens."""
+    return sequence_sum(values, response_mask) / lengths(response_mask)
+
+
+def clamp_by_advantage(log_ratio: Tensor, advantages: Tensor, band: ClipBand | None) -> tuple[Tensor, Tensor]:
+    """Clamp a log-ratio on the side where the advantage would push it further out.
+
+    Ratios are positive and monotone in their logarithm, so ``min(r A, clip(r) A)`` equals ``exp(clamped) A`` with
+    ``clamped = min(log_ratio, high)`` where A > 0 and ``max(log_ratio, low)`` where A < 0, in value and in gradient; and
+    it stays finite where ``exp`` would overflow. A dual-clip ceiling (arXiv 1912.09729) caps it where A < 0 as well.
+
+    Args:
+        log_ratio: ``(B, T)`` or ``(B, 1)``.
+        advantages: broadcasts against ``log_ratio``.
+        band: its edges, or None for a rule that does not clip.
+
+    Returns:
+        The clamped log-ratio, limited to +-`LOG_RATIO_LIMIT` whatever the advantage, and a bool tensor of the same shape:
+        where the band (not that limit) cut the gradient.
+    """
+    clamped, clipped = log_ratio, torch.zeros_like(log_ratio, dtype=torch.bool)
+    if band is not None:
+        above = (advantages > 0) & (log_ratio > band.high)
+        below = (advantages < 0) & (log_ratio < band.low)
+        clamped = torch.where(above, band.high, torch.where(below, band.low, log_ratio))
+        clipped = above | below
+        if band.ceiling is not None:
+            over = (advantages < 0) & (log_ratio > band.ceiling)
+            clamped, clipped = torch.where(over, band.ceiling, clamped), clipped | over
+    return clamped.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), clipped
+
+
+def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, band: ClipBand | None) -> ClipResult:
+    """PPO's pessimistic surrogate ``exp(clamp(log_ratio)) A``, with `exp` as the last operation.
+
+    Args:
+        log_ratio: ``(B, T)`` per token, or ``(B, 1)`` per response (a sum or a mean); carries the gradient.
+        advantages: broadcasts against ``log_ratio``.
+        band: see `clamp_by_advantage`.
+
+    Returns:
+        Objective, judged log-ratio and clip decisions, each of ``log_ratio``'s shape. (Schulman et al., arXiv 1707.06347)
+    """
+    advantages = advantages.detach().float()
+    clamped, clipped = clamp_by_advantage(log_ratio, advantages, band)
+    return ClipResult(clamped.exp() * advantages, log_ratio.detach(), clipped, band)
+
+
+def ratio_band(clip_low: float, clip_high: float, dual_clip: float | None, like: Tensor) -> ClipBand:
+    """The band of a rule stated on the ratio: ``1 - clip_low <= ratio <= 1 + clip_high``, in log space.
+
+    Args:
+        clip_low: 0 <= clip_low < 1.
+        clip_high: not negative.
+        dual_clip: largest ratio where the advantage is negative, or None for no ceiling there.
+        like: a tensor of the wanted device; edges are float32 scalars.
+    """
+    edges = torch.tensor([1 - clip_low, 1 + clip_high, dual_clip or 1.0], device=like.device).log()
+    return ClipBand(low=edges[0], high=edges[1], ceiling=None if dual_clip is None else edges[2])

@@ -1,0 +1,111 @@
+"""The clip policy: configuration, help text and mathematics of one rule in one class."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rlzoo.advantages import Advantage
+from rlzoo.reductions import Reduction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlzoo.types import ClipInputs, ClipResult
+
+Scope = Literal["token", "sequence", "batch"]
+"""What a rule looks at to decide on one token: the token, its response, or every response of the step."""
+
+
+class Width:
+    """Marks a field as a width: `ClipPolicy.scaled` multiplies it. Use as ``Annotated[float, Width(), Field(...)]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipStats:
+    """What one update did, summed over micro-batches and ranks; enough to track drift, spread and quantiles.
+
+    Every tensor is ``(num_bins, 2)``: a row per length bin, the columns for advantages below and above zero.
+
+    Example:
+        ``stats.log_ratio / stats.length`` is the drift per token of a rule that judges the sum.
+    """
+
+    bin_edges: Tensor  # (num_bins + 1,) response lengths in tokens
+    num_responses: Tensor
+    num_clipped: Tensor  # a token rule's response counts with its share of clipped tokens
+    log_ratio: Tensor  # sum of the judged log-ratio (a token rule: its mean over the response)
+    log_ratio_squared: Tensor
+    length: Tensor  # sum of response lengths in tokens
+
+
+class ClipPolicy(BaseModel, ABC):
+    """One rule: a pure function from log-probabilities and advantages to an objective, with its settings.
+
+    A subclass sets `name`, `paper` and `scope`, declares its settings as fields with a description and a bound, and
+    implements `__call__`. It never reduces, never sees a model, never logs. Instances are frozen and compare by value.
+
+    Example:
+        >>> import torch
+        >>> from rlzoo import ops
+        >>> class Unclipped(ClipPolicy):
+        ...     "Importance-weighted policy gradient without a clip."
+        ...     name, paper, scope = "unclipped", "none", "token"
+        ...     def __call__(self, inputs):
+        ...         return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+        >>> Unclipped().reduction
+        'sequence_mean'
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    scope: ClassVar[Scope]
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` this rule breaks on purpose, with the reason
+
+    advantage: Advantage = Field("group_norm", description="how the rewards of a group become advantages")
+    reduction: Reduction = Field("sequence_mean", description="how the objective becomes a scalar")
+
+    @abstractmethod
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Judge every response; returns an objective to be maximised, not reduced."""
+
+    @model_validator(mode="after")
+    def _reduction_suits_scope(self) -> Self:
+        if self.scope == "sequence" and self.reduction == "token_mean":
+            raise ValueError(
+                f"reduction 'token_mean' needs an objective per token, and {self.name} has one per response; "
+                "use 'sequence_mean'"
+            )
+        return self
+
+    def scaled(self, factor: float) -> Self:
+        """The same rule with every width multiplied by ``factor`` (> 0); what matching a clip fraction bisects on.
+
+        Raises:
+            ValueError: the rule has no width.
+        """
+        widths = {name: getattr(self, name) * factor for name in self.width_fields() if getattr(self, name) is not None}
+        if not widths:
+            raise ValueError(f"clip policy {self.name!r} has no width to scale")
+        return self.replace(**widths)
+
+    def updated(self, stats: ClipStats) -> Self:
+        """The policy for the next update; adaptive policies return a new frozen model."""
+        return self
+
+    def replace(self, **settings: Any) -> Self:
+        """A validated copy with some settings changed."""
+        return type(self).model_validate({**self.model_dump(), **settings})
+
+    @classmethod
+    def width_fields(cls) -> tuple[str, ...]:
+        """Names of the fields marked with `Width`."""
+        return tuple(
+            name for name, field in cls.model_fields.items() if any(isinstance(mark, Width) for mark in field.metadata)
+        )

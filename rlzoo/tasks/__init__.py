@@ -1,0 +1,7 @@
+"""Prompts with verifiable rewards: what a task is, and how one is built from its settings."""
+
+from __future__ import annotations
+
+from rlzoo.tasks.task import Task, build_task, task_names
+
+__all__ = ["Task", "build_task", "task_names"]

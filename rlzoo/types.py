@@ -1,0 +1,105 @@
+"""The records that flow through a step: rollouts, what a clip policy reads, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # names only: tasks and the command line read this module without waiting for torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question with its reference answer.
+
+    Example:
+        >>> Problem(question="3+5+9=", answer="17").answer
+        '17'
+    """
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled response, as the sampler reported it.
+
+    Example:
+        Response "8#17" with its end token, one id and one log-probability (in nats) per token:
+        ``Rollout(prompt_ids=(5, 12, 7), response_ids=(10, 14, 3, 9, 1), rollout_log_probs=(-.1, -.2, -.1, -.9, 0.),
+        text="8#17", finished=True, policy_version=12, reward=1.0)``
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]  # with the end token, when the response reached it
+    rollout_log_probs: tuple[float, ...]  # one per response token, under the sampler's weights
+    text: str
+    finished: bool  # False: cut off at the length limit
+    policy_version: int  # optimizer steps taken by the weights that sampled it
+    reward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """All responses sampled for one problem; advantages compare the members of a group.
+
+    Example:
+        ``RolloutGroup(problem=Problem("3+5=", "8"), rollouts=(right, wrong))`` with rewards 1 and 0.
+    """
+
+    problem: Problem
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClipInputs:
+    """What a clip policy reads. B responses, T response tokens; log-probabilities are in nats.
+
+    Example:
+        Two responses of 3 and 2 tokens, the first with advantage +1, the second with -1:
+
+        >>> import torch
+        >>> inputs = ClipInputs(
+        ...     log_probs=torch.tensor([[-0.9, -0.5, -0.1], [-1.2, -0.4, 0.0]]),
+        ...     old_log_probs=torch.tensor([[-1.0, -0.5, -0.2], [-1.0, -0.4, 0.0]]),
+        ...     advantages=torch.tensor([[1.0], [-1.0]]),
+        ...     response_mask=torch.tensor([[True, True, True], [True, True, False]]),
+        ... )
+        >>> tuple(inputs.log_probs.shape)
+        (2, 3)
+    """
+
+    log_probs: Tensor  # (B, T) current policy; the only tensor that carries gradient
+    old_log_probs: Tensor  # (B, T) the policy at the start of the update: the ratio's denominator
+    advantages: Tensor  # (B, 1), or (B, T) where credit differs by token; sequence policies take (B, 1) only
+    response_mask: Tensor  # (B, T) bool, True on tokens the policy chose
+    rollout_log_probs: Tensor | None = None  # (B, T) what the sampler reported; only rules that ask for it read it
+
+
+@dataclass(frozen=True, slots=True)
+class ClipBand:
+    """The log-ratios within which the gradient flows; each edge broadcasts against the log-ratio.
+
+    Example:
+        FSPO with widths 0.03 on responses of 100 and 400 tokens has ``high = [[0.3], [0.6]]``.
+    """
+
+    low: Tensor  # log-ratio floor, where the advantage is negative
+    high: Tensor  # log-ratio ceiling, where the advantage is positive
+    ceiling: Tensor | None = None  # dual clip: log-ratio ceiling where the advantage is negative
+
+
+@dataclass(frozen=True, slots=True)
+class ClipResult:
+    """What a clip policy answers: its objective, not reduced, and where it cut.
+
+    Example:
+        GRPO (clip_high 0.2) on ratio 1.5 and advantage 2 gives ``objective = 2.4``, ``log_ratio = 0.405``, ``clipped = True``.
+    """
+
+    objective: Tensor  # (B, T) or (B, 1): to be maximised, not reduced, float32
+    log_ratio: Tensor  # same shape, detached: the quantity the policy judged
+    clipped: Tensor  # same shape, bool: where the band cut the gradient
+    band: ClipBand | None = None  # the band itself, for rules that have one: tells a dual-clip cut from a low one

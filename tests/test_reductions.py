@@ -1,0 +1,51 @@
+"""Reductions use the step's counts, whatever the micro-batch; KL estimators on hand-worked numbers."""
+
+import math
+
+import pytest
+import torch
+
+from rlzoo.errors import UserError
+from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
+
+# rows (1, 2), (6, masked), (masked, masked): 3 tokens, 2 responses with tokens
+OBJECTIVE = torch.tensor([[1.0, 2.0], [6.0, float("nan")], [float("nan"), float("nan")]])
+MASK = OBJECTIVE.isfinite()
+COUNTS = StepCounts(num_responses=2, num_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    # 9 / 3; (1.5 + 6) / 2; (3 + 6) / 2; 9 / (2 * 10)
+    [("token_mean", 3.0), ("sequence_mean", 3.75), ("sequence_mean_token_sum", 4.5), ("constant_length", 0.45)],
+)
+def test_token_objectives(reduction, expected):
+    assert reduce_objective(OBJECTIVE, MASK, reduction, COUNTS, 10).item() == pytest.approx(expected)
+    shares = [reduce_objective(OBJECTIVE[i : i + 1], MASK[i : i + 1], reduction, COUNTS, 10) for i in range(3)]
+    assert sum(shares).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"), [("sequence_mean", 3.5), ("sequence_mean_token_sum", 3.5), ("constant_length", 0.35)]
+)
+def test_response_objectives(reduction, expected):
+    column = torch.tensor([[1.0], [6.0], [float("nan")]])
+    assert reduce_objective(column, MASK, reduction, COUNTS, 10).item() == pytest.approx(expected)
+
+
+def test_token_mean_refuses_a_response_objective():
+    with pytest.raises(UserError, match="needs an objective per token"):
+        reduce_objective(torch.ones(3, 1), MASK, "token_mean", COUNTS)
+
+
+def test_constant_length_needs_its_constant():
+    with pytest.raises(UserError, match="needs max_length"):
+        reduce_objective(OBJECTIVE, MASK, "constant_length", COUNTS)
+
+
+def test_kl_estimators():
+    # pi/pi_ref = e^0.5: k1 = 0.5, k2 = 0.125, k3 = e^-0.5 - 1 + 0.5 = 0.10653
+    log_probs, ref = torch.tensor([-1.0]), torch.tensor([-1.5])
+    assert kl_estimate(log_probs, ref, "k1").item() == pytest.approx(0.5)
+    assert kl_estimate(log_probs, ref, "k2").item() == pytest.approx(0.125)
+    assert kl_estimate(log_probs, ref, "k3").item() == pytest.approx(math.exp(-0.5) - 0.5, abs=1e-6)
