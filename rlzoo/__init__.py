@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlzoo import ops as ops
+    from rlzoo.advantages import Advantage as Advantage
     from rlzoo.config import RunConfig as RunConfig
     from rlzoo.engine.loop import train as train
     from rlzoo.errors import UserError as UserError
@@ -17,17 +18,20 @@ if TYPE_CHECKING:
     from rlzoo.policy import ClipPolicy as ClipPolicy
     from rlzoo.policy import ClipStats as ClipStats
     from rlzoo.policy import Width as Width
+    from rlzoo.reductions import Reduction as Reduction
     from rlzoo.types import ClipBand as ClipBand
     from rlzoo.types import ClipInputs as ClipInputs
     from rlzoo.types import ClipResult as ClipResult
     from rlzoo.zoo import load_zoo as load_zoo
 
 _HOMES = {
+    "Advantage": "rlzoo.advantages",
     "ClipBand": "rlzoo.types",
     "ClipInputs": "rlzoo.types",
     "ClipPolicy": "rlzoo.policy",
     "ClipResult": "rlzoo.types",
     "ClipStats": "rlzoo.policy",
+    "Reduction": "rlzoo.reductions",
     "RunConfig": "rlzoo.config",
     "UserError": "rlzoo.errors",
     "Width": "rlzoo.policy",
@@ -38,8 +42,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult", "ClipStats", "RunConfig", "UserError", "Width", "hookimpl",
-    "load_zoo", "ops", "train",
+    "Advantage", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult", "ClipStats", "Reduction", "RunConfig", "UserError",
+    "Width", "hookimpl", "load_zoo", "ops", "train",
 ]  # fmt: skip
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from inspect import isabstract
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pluggy
 
 from rlzoo import hookspecs
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, did_you_mean
 from rlzoo.policy import ClipPolicy
 
 
@@ -28,7 +24,7 @@ class Entry:
     """
 
     policy: type[ClipPolicy]
-    source: str  # distribution and version, or the file
+    source: str  # distribution and version
 
 
 class Zoo(Mapping[str, type[ClipPolicy]]):
@@ -46,9 +42,8 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
     def __getitem__(self, name: str) -> type[ClipPolicy]:
         """The policy class called ``name``; raises UserError, a KeyError's kinder cousin, when there is none."""
         if name not in self.entries:
-            close = difflib.get_close_matches(name, self.entries, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UserError(f"unknown clip policy {name!r} (installed: {', '.join(self.entries)}){hint}")
+            installed = ", ".join(self.entries)
+            raise UserError(f"unknown clip policy {name!r} (installed: {installed}){did_you_mean(name, self.entries)}")
         return self.entries[name].policy
 
     def __iter__(self) -> Iterator[str]:
@@ -61,11 +56,8 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
         return name in self.entries
 
 
-def load_zoo(plugin_files: Sequence[Path | str] = ()) -> Zoo:
-    """Discover every installed clip policy, once, at start-up.
-
-    Args:
-        plugin_files: Python files to load as plugins beside the installed ones.
+def load_zoo() -> Zoo:
+    """Discover every installed clip policy, through the entry-point group ``rlzoo``.
 
     Raises:
         UserError: a plugin that cannot be loaded, brings something that is no policy, or takes a name that is taken.
@@ -76,8 +68,6 @@ def load_zoo(plugin_files: Sequence[Path | str] = ()) -> Zoo:
     for entry_point in sorted(metadata.entry_points(group=hookspecs.PROJECT), key=lambda point: point.name):
         source = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "unknown distribution"
         _register(manager, sources, entry_point.name, _import_entry_point(entry_point, source), source)
-    for file in plugin_files:
-        _register(manager, sources, str(file), _import_file(Path(file)), str(file))
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
@@ -90,18 +80,6 @@ def _import_entry_point(entry_point: metadata.EntryPoint, source: str) -> Any:
         return entry_point.load()
     except Exception as error:
         raise UserError(f"plugin {entry_point.name!r} of {source} cannot be imported: {error}") from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"plugin file {str(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"plugin file {str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _register(manager: pluggy.PluginManager, sources: dict[str, str], name: str, plugin: Any, source: str) -> None:

@@ -6,10 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlzoo import ops
-from rlzoo.hookspecs import hookimpl
-from rlzoo.policy import ClipPolicy, Width
-from rlzoo.types import ClipInputs, ClipResult
+from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class GRPO(ClipPolicy):

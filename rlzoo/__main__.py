@@ -1,0 +1,5 @@
+"""``python -m rlzoo``."""
+
+from rlzoo.cli import main
+
+main()

@@ -1,0 +1,33 @@
+"""The command line: composes a run from options and shows what happens."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from rlzoo.errors import UserError
+
+DONE, USERS_MISTAKE, INTERRUPTED, TERMINATED = 0, 2, 130, 143
+
+
+class Terminated(SystemExit):
+    """SIGTERM arrived; unwinds like Ctrl-C, so that what a run has is saved."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 0 done, 2 the user's mistake, 1 ours, 130 or 143 stopped by a signal."""
+    from rlzoo.cli.app import app
+
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app()
+    except UserError as error:
+        print(f"rlzoo: {error}", file=sys.stderr)
+        sys.exit(USERS_MISTAKE)
+    sys.exit(DONE)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated(TERMINATED)

@@ -1,0 +1,90 @@
+"""The commands and their options; whatever is slow to import is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="rlzoo",
+    help="Train language models with any clipping rule of the zoo, and compare the rules.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+clips = typer.Typer(help="The clip policies that are installed.", no_args_is_help=True)
+app.add_typer(clips, name="clips")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command()
+def train(
+    clip: Annotated[str | None, typer.Option(help="Clip policy, see `rlzoo clips list`.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="Shipped config or YAML file; later ones win.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as clip.width_high=0.02.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Print the complete configuration and stop.")] = False,
+) -> None:
+    """Train a model; without --config, the shipped model on arithmetic."""
+    from rlzoo.cli import INTERRUPTED
+    from rlzoo.cli.train import run
+
+    try:
+        run(clip=clip, configs=config or [], overrides=set_ or [], seed=seed, steps=steps, output=output, dry_run=dry_run)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@clips.command("list")
+def clips_list(as_json: AsJson = False) -> None:
+    """List the installed clip policies."""
+    from rlzoo.cli.clips import list_policies
+
+    list_policies(as_json)
+
+
+@clips.command("show")
+def clips_show(name: Annotated[str, typer.Argument(help="A policy's name.")], as_json: AsJson = False) -> None:
+    """Show a policy: its formula, settings with bounds and defaults, reference."""
+    from rlzoo.cli.clips import show_policy
+
+    show_policy(name, as_json)
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback interface.")] = 5000,
+) -> None:
+    """Open MLflow's UI on the store that `rlzoo train` writes to."""
+    from rlzoo.cli.ui import serve
+
+    serve(port)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Show what is installed and what this machine can run."""
+    from rlzoo.cli.doctor import report
+
+    report(as_json)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from importlib.metadata import version
+
+        typer.echo(f"rlzoo {version('rlzoo')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass

@@ -1,0 +1,85 @@
+"""`rlzoo clips`: what is in the zoo."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from rlzoo.policy import ClipPolicy
+from rlzoo.zoo import Entry, load_zoo
+
+
+def list_policies(as_json: bool) -> None:
+    """Print every policy: name, scope, defaults, paper, where from, and one line on what it does."""
+    rows = [_summary(entry) for entry in load_zoo().entries.values()]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    console = Console(highlight=False)
+    for row in rows:
+        defaults = f"{row['scope']}, {row['advantage']}, {row['reduction']}"
+        console.print(f"[bold]{row['name']}[/]  {defaults}  [dim]{row['paper']}  {row['from']}[/]")
+        console.print(Padding(row["what it does"], (0, 0, 0, 6)))
+
+
+def show_policy(name: str, as_json: bool) -> None:
+    """Print one policy's docstring and its settings."""
+    zoo = load_zoo()
+    policy = zoo[name]
+    fields = settings(policy)
+    if as_json:
+        print(json.dumps({**_summary(zoo.entries[name]), "doc": inspect.getdoc(policy), "settings": fields}, indent=2))
+        return
+    console = Console(highlight=False)
+    console.print(f"[bold]{name}[/]  {zoo.entries[name].source}  {policy.paper}\n")
+    console.print(inspect.getdoc(policy) or "", markup=False)
+    table = Table(title="\nSettings (--set clip.NAME=VALUE)", title_justify="left", box=None, pad_edge=False)
+    for column in ("name", "default", "allowed", "meaning"):
+        table.add_column(column, overflow="fold")
+    for field in fields:
+        table.add_row(field["name"], json.dumps(field["default"]), field["allowed"], field["description"])
+    console.print(table)
+
+
+def settings(policy: type[ClipPolicy]) -> list[dict[str, Any]]:
+    """A policy's fields with defaults, bounds and descriptions, from its JSON schema."""
+    defaults = policy().model_dump()
+    properties = policy.model_json_schema()["properties"]
+    return [
+        {
+            "name": name,
+            "default": defaults[name],
+            "allowed": _allowed(schema),
+            "description": schema.get("description", ""),
+        }
+        for name, schema in properties.items()
+    ]
+
+
+def _allowed(schema: dict[str, Any]) -> str:
+    options = schema.get("anyOf", [schema])
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    words = []
+    for option in options:
+        bounds = [f"{sign} {option[key]:g}" for key, sign in signs.items() if key in option]
+        words.append(", ".join(option.get("enum", bounds)) or option.get("type", ""))
+    return " or ".join(words)
+
+
+def _summary(entry: Entry) -> dict[str, str]:
+    policy = entry.policy
+    defaults = policy()
+    return {
+        "name": policy.name,
+        "what it does": (inspect.getdoc(policy) or "").partition("\n")[0],
+        "scope": policy.scope,
+        "advantage": defaults.advantage,
+        "reduction": defaults.reduction,
+        "paper": policy.paper,
+        "from": entry.source,
+    }

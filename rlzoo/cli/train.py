@@ -1,0 +1,100 @@
+"""`rlzoo train`: composes the run, shows its progress, and says where everything is."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from rlzoo.config import RunConfig
+
+
+def run(
+    *,
+    clip: str | None,
+    configs: Sequence[str],
+    overrides: Sequence[str],
+    seed: int | None,
+    steps: int | None,
+    output: Path | None,
+    dry_run: bool,
+) -> None:
+    """Train as the options say."""
+    config = RunConfig.compose(configs, clip=clip, overrides=overrides, seed=seed, steps=steps, output=output)
+    if dry_run:
+        print(config.to_yaml(), end="")
+        return
+    _quiet_libraries()
+    from rlzoo.engine.loop import train
+
+    console = Console(highlight=False)
+    title = f"[bold]{config.clip.name}[/] on {config.task.name}, model {config.model.path}, seed {config.seed}"
+    with ProgressDisplay(console, title, config.steps) as display:
+        result = train(config, display.show)
+    accuracies = [metrics["eval/accuracy"] for metrics in result.metrics if "eval/accuracy" in metrics]
+    if accuracies:
+        console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
+    console.print(f"run directory {result.path}", soft_wrap=True)
+    if result.mlflow_run_id:
+        console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui", soft_wrap=True)
+
+
+class ProgressDisplay:
+    """A progress bar on a terminal, a plain line per step elsewhere."""
+
+    def __init__(self, console: Console, title: str, steps: int) -> None:
+        self._console = console
+        self._title = title
+        self._steps = steps
+        self._progress = Progress(
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._bar = self._progress.add_task("starting", total=steps)
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show one step's metrics."""
+        if step == 0:
+            self._progress.console.print(self._title)
+        words = {
+            "reward": metrics.get("reward/mean"),
+            "clip": metrics.get("clip/fraction"),
+            "accuracy": metrics.get("eval/accuracy"),
+        }
+        text = "  ".join(f"{word} {value:.3f}" for word, value in words.items() if value is not None)
+        if "throughput/tokens_per_second" in metrics:
+            text += f"  {metrics['throughput/tokens_per_second']:,.0f} tok/s"
+        self._progress.update(self._bar, completed=step, description=text)
+        if not self._console.is_terminal:
+            self._console.print(f"step {step}/{self._steps}  {text}", soft_wrap=True)
+        elif "eval/accuracy" in metrics:
+            self._progress.console.print(f"step {step}: held-out accuracy {metrics['eval/accuracy']:.3f}")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def _quiet_libraries() -> None:
+    """Our warnings reach the terminal, the migration notes of a new MLflow store do not."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("rlzoo").setLevel(logging.INFO)
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,267 @@
+"""The complete description of a run, and how it is composed from files, a policy and overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from rlzoo.errors import UserError, did_you_mean, explain
+from rlzoo.policy import ClipPolicy
+from rlzoo.reductions import KLEstimator
+from rlzoo.tasks import Task, build_task
+from rlzoo.zoo import load_zoo
+
+DEFAULT_RUN = "arithmetic"
+"""The config that is laid under every composition in which no file names a model."""
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and it refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """Which language model is trained."""
+
+    path: str = Field("embedded", description="'embedded', 'smollm2', a folder, or a name on the Hugging Face hub")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the trained weights")
+    chat_template: bool = Field(False, description="wrap prompts in the tokenizer's chat template")
+
+
+class RolloutConfig(Section):
+    """How responses are sampled."""
+
+    num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
+    group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")
+    max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="length limit of a response, in tokens")
+    temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the policy's log-probs use it too")
+    batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
+
+
+class LearnerConfig(Section):
+    """How the model is updated."""
+
+    lr: float = Field(1e-6, gt=0, le=1, description="AdamW's learning rate")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
+    warmup_updates: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="gradient-norm clipping; null for none")
+    num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
+    num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
+    max_tokens_per_micro_batch: int = Field(16384, ge=1, description="rows x longest row of one forward pass, at most")
+    autocast: Literal["none", "bfloat16"] = Field("none", description="type of the matrix products")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model; 0 keeps no copy of it")
+    kl_estimator: KLEstimator = Field("k3", description="estimator of that KL per token")
+
+
+class EvalConfig(Section):
+    """Held-out evaluation: one sampled response a problem."""
+
+    num_problems: int = Field(0, ge=0, le=1_000_000, description="held-out problems; 0 for none")
+    every: int = Field(0, ge=0, description="steps between evaluations, beside the first and the last; 0 for only those")
+    temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature")
+
+
+class CheckpointConfig(Section):
+    """When the model is saved."""
+
+    every: int = Field(0, ge=0, description="steps between checkpoints; 0 for only the last")
+    keep: int = Field(2, ge=1, description="checkpoints kept")
+
+
+class TrackingConfig(Section):
+    """What MLflow is told."""
+
+    mlflow: bool = Field(True, description="track the run in MLflow; metrics.jsonl is written either way")
+    experiment: str = Field("rlzoo", min_length=1, description="MLflow experiment (MLFLOW_EXPERIMENT_NAME overrides)")
+    completions: int = Field(4, ge=0, description="sampled completions logged per step")
+
+
+def _build_clip(value: object) -> ClipPolicy:
+    if isinstance(value, ClipPolicy):
+        return value
+    settings = {"name": value} if isinstance(value, str) else value
+    if not isinstance(settings, Mapping) or not isinstance(settings.get("name"), str):
+        raise UserError(f"clip={value!r}: a policy's name, or settings with a name")
+    policy = load_zoo()[settings["name"]]
+    try:
+        return policy.model_validate({key: item for key, item in settings.items() if key != "name"})
+    except ValidationError as error:
+        raise UserError(explain(error, policy, "clip.")) from error
+
+
+def _build_task(value: object) -> Task:
+    if isinstance(value, Task):
+        return value
+    settings = {"name": value} if isinstance(value, str) else value
+    if not isinstance(settings, Mapping):
+        raise UserError(f"task={value!r}: a task's name, or settings with a name")
+    return build_task(settings)
+
+
+def _dump_named(model: ClipPolicy | Task) -> dict[str, Any]:
+    return {"name": model.name, **model.model_dump()}
+
+
+class RunConfig(Section):
+    """Everything that decides what a run does; ``config.yaml`` of a run directory is its dump.
+
+    Example:
+        ``RunConfig(clip="fspo", task={"name": "arithmetic"}, steps=5)``, or, as the command line does it,
+        ``RunConfig.compose(clip="fspo", overrides=["learner.lr=1e-5"])``.
+    """
+
+    clip: Annotated[ClipPolicy, BeforeValidator(_build_clip), PlainSerializer(_dump_named)] = Field(
+        description="the clip policy: its name, or name and settings"
+    )
+    model: ModelConfig = Field(default_factory=ModelConfig, description="which language model is trained")
+    task: Annotated[Task, BeforeValidator(_build_task), PlainSerializer(_dump_named)] = Field(
+        default_factory=lambda: build_task({"name": "arithmetic"}), description="the task: its name, or name and settings"
+    )
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
+    learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the model is saved")
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="what MLflow is told")
+    seed: int = Field(0, ge=0, lt=2**32, description="seeds sampling and the order of the data")
+    steps: int = Field(40, ge=1, le=10_000_000, description="rollout batches to learn from")
+    output: Path | None = Field(None, description="run directory; null for runs/<clip>-<task>-<seed>-<time>")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        compares = self.clip.advantage in ("group_norm", "group_mean", "leave_one_out")
+        if compares and self.rollout.group_size < 2:
+            raise UserError(
+                f"rollout.group_size={self.rollout.group_size}: advantage {self.clip.advantage!r} compares the responses "
+                "to one prompt and needs at least 2"
+            )
+        if self.rollout.num_prompts * self.rollout.group_size < self.learner.num_minibatches:
+            raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the responses of a step")
+        return self
+
+    @classmethod
+    def compose(
+        cls,
+        configs: Sequence[str | Path] = (),
+        *,
+        clip: str | None = None,
+        overrides: Sequence[str] = (),
+        **settings: Any,
+    ) -> Self:
+        """Compose a run as the command line does; later sources win.
+
+        The order: `DEFAULT_RUN` if no config names a model, each config, ``overrides``, ``settings``. A config's
+        ``per_clip`` section holds what it changes for one policy, applied when that policy is chosen.
+
+        Args:
+            configs: names of shipped configs, or files.
+            clip: a policy's name, over whatever the configs name.
+            overrides: ``"section.key=value"``, the value in YAML.
+            settings: top-level fields such as ``seed=1``; None is ignored.
+
+        Raises:
+            UserError: one line that says what was given, what is allowed, what to do.
+        """
+        layers = [read_config(config) for config in configs]
+        if not any("model" in layer for layer in layers):
+            layers.insert(0, read_config(DEFAULT_RUN))
+        layers.append(_parse_overrides(overrides))
+        layers.append({key: value for key, value in settings.items() if value is not None})
+        name = clip or next((n for n in map(_clip_name, reversed(layers)) if n), None)
+        merged: dict[str, Any] = {}
+        for layer in layers:
+            merged = _merge(merged, _for_clip(layer, name))
+        if name:
+            merged["clip"] = {**merged.get("clip", {}), "name": name}
+        try:
+            return cls.model_validate(merged)
+        except ValidationError as error:
+            raise UserError(explain(error, cls)) from error
+
+    def to_yaml(self) -> str:
+        """The complete configuration; `compose` on a file of it gives this run again."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def config_folders() -> list[Path]:
+    """Where configs are found by name: in an installed wheel, and in a checkout."""
+    package = Path(str(resources.files("rlzoo")))
+    return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
+
+
+def config_names() -> list[str]:
+    """Names of the shipped configs."""
+    return sorted({file.stem for folder in config_folders() for file in folder.glob("*.yaml")})
+
+
+def read_config(config: str | Path) -> dict[str, Any]:
+    """A config file as a dict: a shipped one by name, or any file by path."""
+    shipped = [folder / f"{config}.yaml" for folder in config_folders()]
+    path = next((file for file in shipped if file.is_file()), Path(config))
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        names = config_names()
+        hint = did_you_mean(str(config), names)
+        raise UserError(f"no config {str(config)!r} (a file, or one of: {', '.join(names)}){hint}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        raise UserError(f"config {str(path)!r} is not valid YAML:{where} {getattr(error, 'problem', error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"config {str(path)!r} must hold keys and values such as 'steps: 40', not {type(content).__name__}")
+    return content
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    parsed: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.split(".")):
+            raise UserError(f"--set {override!r}: write KEY=VALUE, such as learner.lr=1e-5")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"--set {override!r}: {text!r} is not a YAML value") from error
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        parsed = _merge(parsed, value)
+    return parsed
+
+
+def _clip_name(layer: Mapping[str, Any]) -> str | None:
+    clip = layer.get("clip")
+    return clip if isinstance(clip, str) else clip.get("name") if isinstance(clip, dict) else None
+
+
+def _for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    """A layer without what it says of other policies, and with what it says of this one."""
+    own = {key: value for key, value in layer.items() if key != "per_clip"}
+    if isinstance(own.get("clip"), str):
+        own["clip"] = {"name": own["clip"]}
+    if (_clip_name(own) or name) != name:
+        del own["clip"]
+    per_clip = layer.get("per_clip") or {}
+    if not isinstance(per_clip, dict):
+        raise UserError("per_clip must hold policy names, each with the settings it changes")
+    return _merge(own, per_clip.get(name) or {})
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            # another task's settings mean nothing to this one
+            replaces = key == "task" and value.get("name", old.get("name")) != old.get("name")
+            merged[key] = dict(value) if replaces else _merge(old, value)
+        else:
+            merged[key] = value
+    return merged

@@ -1,0 +1,1 @@
+"""The engine: rollouts, experience, learner, and the loop that joins them."""

@@ -1,0 +1,121 @@
+"""A graded rollout batch as tensors, and how its rows are cut into batches for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlzoo.advantages import Advantage, compute_advantages
+from rlzoo.types import ClipInputs, RolloutGroup
+
+PaddingSide = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBatch:
+    """What one forward pass reads: R rows padded to S tokens.
+
+    Example:
+        Prompt (5, 6) with response (7, 1), padded on the right to 5: ``input_ids = [[5, 6, 7, 1, 0]]``,
+        ``predicts = [[False, True, True, False, False]]``: positions 1 and 2 predict the response.
+    """
+
+    input_ids: Tensor  # (R, S)
+    attention_mask: Tensor  # (R, S) 1 on tokens, 0 on padding
+    position_ids: Tensor  # (R, S) from 0 at each row's first token, whatever the padding side
+    predicts: Tensor  # (R, S) bool: positions whose next token belongs to the response
+
+    def to(self, device: torch.device) -> ModelBatch:
+        """The same batch on a device."""
+        return ModelBatch(*(getattr(self, name).to(device) for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """A rollout batch ready to learn from: B responses, at most T tokens long, on the CPU.
+
+    Example:
+        ``experience.clip_inputs(rows, log_probs)`` is what a clip policy reads for those rows.
+    """
+
+    sequences: tuple[Tensor, ...]  # B rows of prompt and response ids, ragged
+    response_mask: Tensor  # (B, T) bool, right-padded
+    rollout_log_probs: Tensor  # (B, T) float32, from the sampler
+    rewards: Tensor  # (B,)
+    group_ids: Tensor  # (B,)
+    advantages: Tensor  # (B, 1)
+    old_log_probs: Tensor | None = None  # (B, T) from the trainer; the learner fills it in
+    ref_log_probs: Tensor | None = None  # (B, T) under the reference model, when there is a KL term
+
+    @property
+    def lengths(self) -> Tensor:
+        """Response lengths in tokens, ``(B,)``."""
+        return self.response_mask.sum(dim=-1)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @classmethod
+    def from_groups(cls, groups: Sequence[RolloutGroup], advantage: Advantage) -> Experience:
+        """Lay graded rollouts out as tensors and turn their rewards into advantages."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        group_ids = torch.tensor([index for index, group in enumerate(groups) for _ in group.rollouts])
+        rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float32)
+        lengths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        reported = torch.zeros(mask.shape)
+        reported[mask] = torch.tensor([value for rollout in rollouts for value in rollout.rollout_log_probs])
+        return cls(
+            sequences=tuple(torch.tensor(rollout.prompt_ids + rollout.response_ids) for rollout in rollouts),
+            response_mask=mask,
+            rollout_log_probs=reported,
+            rewards=rewards,
+            group_ids=group_ids,
+            advantages=compute_advantages(rewards, group_ids, advantage),
+        )
+
+    def model_batch(self, rows: Tensor, pad_id: int, padding_side: PaddingSide = "left") -> ModelBatch:
+        """Pad some rows to the longest of them."""
+        sequences = [self.sequences[row] for row in rows.tolist()]
+        size = max(len(sequence) for sequence in sequences)
+        input_ids = torch.full((len(sequences), size), pad_id)
+        attention_mask = torch.zeros_like(input_ids)
+        predicts = torch.zeros_like(input_ids, dtype=torch.bool)
+        for index, (sequence, response) in enumerate(zip(sequences, self.lengths[rows].tolist(), strict=True)):
+            start = size - len(sequence) if padding_side == "left" else 0
+            end = start + len(sequence)
+            input_ids[index, start:end] = sequence
+            attention_mask[index, start:end] = 1
+            predicts[index, end - response - 1 : end - 1] = True
+        position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+        return ModelBatch(input_ids, attention_mask, position_ids, predicts)
+
+    def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
+        """Values of response tokens, ``(N,)`` row by row, laid out as ``(R, T)`` with 0 on the padding; keeps the gradient."""
+        mask = self.response_mask[rows].to(values.device)
+        mask = mask[:, : int(mask.sum(dim=-1).max())]
+        return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+
+    def clip_inputs(self, rows: Tensor, log_probs: Tensor) -> ClipInputs:
+        """What a policy reads for these rows; ``log_probs`` is ``(R, T')``, cut to the longest of the rows."""
+        assert self.old_log_probs is not None, "old_log_probs are recorded before the first update"
+        width, device = log_probs.shape[1], log_probs.device
+        return ClipInputs(
+            log_probs=log_probs,
+            old_log_probs=self.old_log_probs[rows, :width].to(device),
+            advantages=self.advantages[rows].to(device),
+            response_mask=self.response_mask[rows, :width].to(device),
+            rollout_log_probs=self.rollout_log_probs[rows, :width].to(device),
+        )
+
+    def micro_batches(self, rows: Tensor, max_tokens: int) -> Iterator[Tensor]:
+        """Cut rows into batches of similar length with ``rows x longest row <= max_tokens``; one row may exceed it."""
+        by_length = sorted(rows.tolist(), key=lambda row: len(self.sequences[row]), reverse=True)
+        while by_length:
+            size = max(1, max_tokens // len(self.sequences[by_length[0]]))
+            yield torch.tensor(by_length[:size])
+            by_length = by_length[size:]

@@ -1,0 +1,238 @@
+"""The training loop: sample, grade, learn, measure, repeat."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlzoo.config import RunConfig
+from rlzoo.engine.experience import Experience
+from rlzoo.engine.learner import Learner, Update
+from rlzoo.engine.metrics import ResponseTable, clip_metrics, rollout_metrics
+from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
+from rlzoo.engine.rollout import Sampler
+from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.tasks import Task
+from rlzoo.tracking import Tracker, git_commit
+from rlzoo.types import Problem, RolloutGroup
+
+logger = logging.getLogger("rlzoo")
+
+Observer = Callable[[int, Mapping[str, float]], None]
+"""Called with the step and its metrics after each step, and with step 0 after the first evaluation."""
+
+EVAL_SEED = 2**31  # every policy and seed is evaluated with the same draws
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run came to.
+
+    Example:
+        ``result.metrics[-1]["reward/mean"]``
+    """
+
+    path: Path  # the run directory
+    metrics: list[dict[str, float]]  # one dict per step, first that of step 0
+    mlflow_run_id: str | None
+
+
+def train(config: RunConfig, observer: Observer | None = None) -> RunResult:
+    """Train a model as the configuration says; what ``rlzoo train`` does.
+
+    Args:
+        config: the complete run.
+        observer: told every step's metrics, for progress displays.
+
+    Raises:
+        UserError: the run cannot start as configured; nothing has been written then.
+    """
+    with config.task as task:
+        run = Run(config, task)
+        with run.open() as tracker:
+            return run.execute(tracker, observer)
+
+
+class Run:
+    """The pieces of one run, made from its configuration."""
+
+    def __init__(self, config: RunConfig, task: Task) -> None:
+        self.config = config
+        self.task = task
+        self.model, self.tokenizer = load_pretrained(config.model.path, config.model.dtype)
+        self.learner = Learner(
+            self.model,
+            config.clip,
+            config.learner,
+            pad_id=int(self.tokenizer.pad_token_id),
+            max_length=config.rollout.max_new_tokens,
+            num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
+            temperature=config.rollout.temperature,
+        )
+        if self.learner.accelerator.num_processes > 1:
+            raise RuntimeError("training runs in one process; start it without a launcher")
+        self.sampler = Sampler(
+            self.model,
+            self.tokenizer,
+            end_ids=eos_token_ids(self.model, self.tokenizer),
+            max_new_tokens=config.rollout.max_new_tokens,
+            batch_size=config.rollout.batch_size,
+            chat_template=config.model.chat_template,
+        )
+        self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        task_name = task.name.replace(":", "-")
+        path = config.output or Path("runs") / f"{config.clip.name}-{task_name}-{config.seed}-{stamp}"
+        self.config = config.model_copy(update={"output": path})
+        self.directory = RunDirectory.create(path, self.config.to_yaml())
+        self.metrics: list[dict[str, float]] = []
+        self.completions: list[dict[str, Any]] = []
+
+    def open(self) -> Tracker:
+        """Start tracking."""
+        config = self.config
+        tags = {
+            "clip": config.clip.name,
+            "seed": str(config.seed),
+            "task": self.task.name,
+            "model": config.model.path,
+            "git_commit": git_commit(),
+            "rlzoo_version": _version(),
+        }
+        return Tracker(
+            config.tracking.experiment if config.tracking.mlflow else None,
+            self.directory.path.name,
+            tags=tags,
+            params=config.model_dump(mode="json"),
+        )
+
+    def execute(self, tracker: Tracker, observer: Observer | None) -> RunResult:
+        """Run every step; a run that is stopped or fails leaves its last checkpoint and its completions."""
+        tracker.log_file(self.directory.path / "config.yaml")
+        step = 0
+        try:
+            self._report(0, self.evaluate(), tracker, observer)
+            for step in range(1, self.config.steps + 1):
+                self._report(step, self.step(step), tracker, observer)
+        finally:
+            if step:
+                keep = self.config.checkpoint.keep
+                self.directory.save_checkpoint(f"step-{step:06d}", self.model, self.tokenizer, keep)
+            tracker.log_completions(self.completions)
+            if self.metrics:
+                tracker.log_file(self.directory.path / "metrics.jsonl")
+        return RunResult(self.directory.path, self.metrics, tracker.run_id)
+
+    def step(self, step: int) -> dict[str, float]:
+        """One rollout batch and everything learned from it."""
+        started = time.perf_counter()
+        groups = self.rollout(step)
+        sampled = time.perf_counter()
+        experience = Experience.from_groups(groups, self.learner.policy.advantage)
+        updates: list[Update] = []
+        if bool((experience.advantages != 0).any()) or self.learner.reference is not None:
+            experience, updates = self.learner.update(experience, seed=self._seed(step, stream=1))
+        learned = time.perf_counter()
+        self.directory.record_rollouts(step, groups, experience, updates)
+        self._keep_completions(step, groups)
+        num_tokens = int(experience.lengths.sum())
+        metrics = rollout_metrics(groups) | update_metrics(updates, with_kl=self.learner.reference is not None)
+        metrics |= {
+            "time/rollout": sampled - started,
+            "time/learner": learned - sampled,
+            "throughput/tokens_per_second": num_tokens / (learned - started),
+        }
+        if self._is_due(step, self.config.eval.every) or (step == self.config.steps):
+            metrics |= self.evaluate()
+        if self._is_due(step, self.config.checkpoint.every) and step != self.config.steps:
+            keep = self.config.checkpoint.keep
+            self.directory.save_checkpoint(f"step-{step:06d}", self.model, self.tokenizer, keep)
+        return metrics
+
+    def rollout(self, step: int) -> list[RolloutGroup]:
+        """Sample and grade one batch: ``num_prompts`` groups of ``group_size``."""
+        settings = self.config.rollout
+        problems = self.task.train_problems((step - 1) * settings.num_prompts, settings.num_prompts)
+        return self._sample_and_grade(problems, settings.group_size, settings.temperature, self._seed(step, stream=0))
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy on held-out problems, one sampled response each; nothing without ``eval.num_problems``."""
+        if not self.held_out:
+            return {}
+        with self.learner.accelerator.autocast():
+            groups = self._sample_and_grade(self.held_out, 1, self.config.eval.temperature, EVAL_SEED)
+        rewards = [rollout.reward for group in groups for rollout in group.rollouts]
+        return {"eval/accuracy": sum(rewards) / len(rewards)}
+
+    def _sample_and_grade(
+        self, problems: list[Problem], samples: int, temperature: float, seed: int
+    ) -> list[RolloutGroup]:
+        prompts = [self.task.prompt(problem) for problem in problems]
+        version = self.learner.num_optimizer_steps
+        with self.learner.accelerator.autocast():
+            rollouts = self.sampler.sample(
+                prompts, samples, seed=seed, temperature=temperature, policy_version=version
+            )
+        asked = [problem for problem in problems for _ in range(samples)]
+        rewards = self.task.grade(asked, [rollout.text for rollout in rollouts])
+        graded = [replace(rollout, reward=float(reward)) for rollout, reward in zip(rollouts, rewards, strict=True)]
+        return [
+            RolloutGroup(problem, tuple(graded[index * samples : (index + 1) * samples]))
+            for index, problem in enumerate(problems)
+        ]
+
+    def _report(self, step: int, metrics: dict[str, float], tracker: Tracker, observer: Observer | None) -> None:
+        self.metrics.append(metrics)
+        self.directory.log(step, metrics)
+        tracker.log(step, metrics)
+        if observer is not None:
+            observer(step, metrics)
+
+    def _keep_completions(self, step: int, groups: list[RolloutGroup]) -> None:
+        shown = [(group.problem, group.rollouts[0]) for group in groups][: self.config.tracking.completions]
+        self.completions += [
+            {
+                "step": step,
+                "question": problem.question,
+                "answer": problem.answer,
+                "response": rollout.text,
+                "reward": rollout.reward,
+                "length": len(rollout.response_ids),
+            }
+            for problem, rollout in shown
+        ]
+
+    def _seed(self, step: int, stream: int) -> int:
+        """A seed of its own for every step and use, so that no draw depends on what was drawn before."""
+        return int(np.random.SeedSequence([self.config.seed, stream, step]).generate_state(1)[0])
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return every > 0 and step % every == 0
+
+
+def update_metrics(updates: list[Update], *, with_kl: bool) -> dict[str, float]:
+    """Learner and clip metrics of one step's updates; a step without any counts as skipped."""
+    if not updates:
+        return {"learner/skipped": 1.0}
+    table = ResponseTable.concat([update.table for update in updates])
+    count = len(updates)
+    return clip_metrics(table, with_kl) | {
+        "learner/objective": sum(update.objective for update in updates) / count,
+        "learner/loss": -sum(update.objective for update in updates) / count,
+        "learner/grad_norm": sum(update.grad_norm for update in updates) / count,
+        "learner/grad_clipped": sum(update.grad_clipped for update in updates) / count,
+        "learner/lr": updates[-1].lr,
+        "learner/skipped": sum(update.skipped for update in updates) / count,
+    }
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("rlzoo")

@@ -1,0 +1,115 @@
+"""The run directory: complete configuration, metrics, recorded rollouts and checkpoints of one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+
+from rlzoo.errors import UserError
+from rlzoo.types import RolloutGroup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rlzoo.engine.experience import Experience
+    from rlzoo.engine.learner import Update
+
+
+class RunDirectory:
+    """Where a run leaves everything; created empty, never over another run.
+
+    Example:
+        ``RunDirectory.create(Path("runs/mine"), config.to_yaml()).log(1, {"reward/mean": 0.5})``
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config_yaml: str) -> RunDirectory:
+        """Make the directory and write ``config.yaml``.
+
+        Raises:
+            UserError: the directory holds something already, or cannot be written.
+        """
+        try:
+            if path.is_dir() and any(path.iterdir()):
+                raise UserError(f"output directory {str(path)!r} is not empty; name another with --output, or remove it")
+            (path / "rollouts").mkdir(parents=True)
+            (path / "checkpoints").mkdir()
+            (path / "config.yaml").write_text(config_yaml, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
+        return cls(path)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line to ``metrics.jsonl``, on the disk before this returns."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def record_rollouts(
+        self, step: int, groups: Sequence[RolloutGroup], experience: Experience, updates: Sequence[Update]
+    ) -> None:
+        """Keep a step's responses as text, and its token ids and log-probs at every optimizer step, for replay.
+
+        Per-token arrays are flat, response after response; ``lengths`` cuts them. ``log_probs/<u>`` belongs to the rows in
+        ``rows/<u>``, in that order.
+        """
+        lines = [
+            {
+                "group": index,
+                "question": group.problem.question,
+                "answer": group.problem.answer,
+                "response": rollout.text,
+                "reward": rollout.reward,
+                "finished": rollout.finished,
+                "policy_version": rollout.policy_version,
+            }
+            for index, group in enumerate(groups)
+            for rollout in group.rollouts
+        ]
+        stem = self.path / "rollouts" / f"{step:06d}"
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        stem.with_suffix(".jsonl").write_text(text, encoding="utf-8")
+        mask = experience.response_mask
+        old = experience.old_log_probs
+        tensors = {
+            "sequences": torch.cat(experience.sequences),
+            "sequence_lengths": torch.tensor([len(sequence) for sequence in experience.sequences]),
+            "lengths": experience.lengths,
+            "group_ids": experience.group_ids,
+            "rewards": experience.rewards,
+            "advantages": experience.advantages,
+            "rollout_log_probs": experience.rollout_log_probs[mask],
+        }
+        if old is not None:
+            tensors["old_log_probs"] = old[mask]
+        for index, update in enumerate(updates):
+            tensors[f"rows/{index}"] = update.rows.contiguous()
+            tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
+        save_file(tensors, stem.with_suffix(".safetensors"))
+
+    def save_checkpoint(
+        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: int
+    ) -> Path:
+        """Save weights and tokenizer for ``from_pretrained``, whole or not at all, and drop all but the last ``keep``."""
+        folder = self.path / "checkpoints" / name
+        temporary = folder.with_name(f".{name}.part")
+        shutil.rmtree(temporary, ignore_errors=True)
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.replace(folder)
+        saved = sorted((path for path in folder.parent.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)
+        for old in saved[:-keep]:
+            shutil.rmtree(old)
+        return folder

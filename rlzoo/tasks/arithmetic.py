@@ -1,0 +1,113 @@
+"""Sums of small numbers: a task that a tiny model learns in minutes, with answers that cannot be argued about."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from rlzoo.errors import UserError
+from rlzoo.tasks.task import Task, is_held_out
+from rlzoo.types import Problem
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also takes digits of other scripts
+_MAX_TRIES = 2000  # draws in a row without a new question before the held-out questions count as used up
+
+
+class ArithmeticTask(Task):
+    """Sums such as ``3+5+9+6=``, answered by their last number after a marker: ``8,17#23``."""
+
+    name: ClassVar[str] = "arithmetic"
+
+    operand_max: int = Field(default=9, ge=1, le=10**6, description="largest number in a sum; the smallest is 1")
+    num_operands_min: int = Field(default=2, ge=2, le=1000, description="fewest numbers in a sum")
+    num_operands_max: int = Field(default=16, ge=2, le=1000, description="most numbers in a sum")
+    answer_marker: str = Field(
+        default="#", description="the answer is the integer after the last marker; empty: the last integer of the response"
+    )
+
+    @model_validator(mode="after")
+    def _check_ranges(self) -> Self:
+        if self.num_operands_max < self.num_operands_min:
+            raise UserError(
+                f"task.num_operands_max={self.num_operands_max} is below task.num_operands_min={self.num_operands_min}"
+            )
+        return self
+
+    def model_post_init(self, context: Any) -> None:
+        """Also refuse settings under which all questions fall on one side of the split."""
+        super().model_post_init(context)
+        if self.num_operands_max < self.num_operands_min:
+            return  # reported by the validator, which runs next
+        sides = {is_held_out(self._draw(f"check:{index}")) for index in range(_MAX_TRIES)}
+        if len(sides) < 2:
+            raise UserError(
+                f"task.operand_max={self.operand_max} with up to task.num_operands_max={self.num_operands_max} numbers "
+                "makes too few questions to train on some and evaluate on others: raise one of them"
+            )
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """Training sums ``start`` to ``start + count``."""
+        return [self._train_problem(index) for index in range(start, start + count)]
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """The first ``count`` distinct held-out sums, fewer if the settings allow no more."""
+        questions: dict[str, None] = {}
+        draw = tries = 0
+        while len(questions) < count and tries < _MAX_TRIES:
+            question = self._draw(f"held-out:{draw}")
+            draw += 1
+            tries += 1
+            if is_held_out(question) and question not in questions:
+                questions[question] = None
+                tries = 0
+        return [_problem(question) for question in questions]
+
+    def _train_problem(self, index: int) -> Problem:
+        attempt = 0
+        while is_held_out(question := self._draw(f"train:{self.seed}:{index}:{attempt}")):
+            attempt += 1
+        return _problem(question)
+
+    def _draw(self, key: str) -> str:
+        generator = random.Random(key)
+        length = generator.randint(self.num_operands_min, self.num_operands_max)
+        return "+".join(str(generator.randint(1, self.operand_max)) for _ in range(length)) + "="
+
+    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
+        answers = (self._answer(response) for response in responses)
+        return [float(answer == int(problem.answer)) for problem, answer in zip(problems, answers, strict=True)]
+
+    def _answer(self, response: str) -> int | None:
+        if not self.answer_marker:
+            integers = _INTEGER.findall(response)
+            text = integers[-1] if integers else ""
+        else:
+            _, marker, after = response.rpartition(self.answer_marker)
+            text = after.strip() if marker else ""
+        if not _INTEGER.fullmatch(text) or len(text) > 100:  # int() refuses more than 4300 digits
+            return None
+        return int(text)
+
+
+def worked_solution(question: str) -> str:
+    """The running totals before the last, comma separated, then ``#`` and the answer.
+
+    Example:
+        >>> worked_solution("3+5+9+6="), worked_solution("3+5=")
+        ('8,17#23', '#8')
+    """
+    totals = list(accumulate(_operands(question)))
+    return ",".join(map(str, totals[1:-1])) + f"#{totals[-1]}"
+
+
+def _operands(question: str) -> list[int]:
+    return [int(number) for number in question.removesuffix("=").split("+")]
+
+
+def _problem(question: str) -> Problem:
+    return Problem(question=question, answer=str(sum(_operands(question))))

@@ -1,0 +1,190 @@
+"""A task: prompts without end for training, other ones for evaluation, and a grade for every response."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import sys
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from rlzoo.errors import UserError, did_you_mean, explain
+from rlzoo.types import Problem
+
+RewardFunction = Callable[[Problem, str], float]
+
+_TASKS = {
+    "arithmetic": ("rlzoo.tasks.arithmetic", "ArithmeticTask"),
+    "math_file": ("rlzoo.tasks.math_file", "MathFileTask"),
+    "reasoning_gym": ("rlzoo.tasks.reasoning_gym", "ReasoningGymTask"),
+}
+_HELD_OUT_SHARE = 8  # one question in eight is kept for evaluation
+
+
+class Task(BaseModel, ABC):
+    """Prompts with verifiable rewards: the settings are the fields, the behaviour is the methods.
+
+    ``build_task({"name": task.name, **task.model_dump()})`` gives an equal task.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    template: str = Field(default="{question}", description="the prompt, with {question} where the question goes")
+    reward: str | None = Field(
+        default=None,
+        min_length=1,
+        description="your own reward as module:function, called with (problem, response); none: the task's own",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**32, description="order of the training problems; evaluation ignores it")
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What ``build_task`` knows the task by."""
+
+    @field_validator("template")
+    @classmethod
+    def _template_has_the_question(cls, template: str) -> str:
+        if "{question}" not in template:
+            raise ValueError("must contain {question}")
+        return template
+
+    def model_post_init(self, context: Any) -> None:
+        """Import the user's reward, so that a mistake shows before a run starts."""
+        _ = self._user_reward
+
+    @cached_property
+    def _user_reward(self) -> RewardFunction | None:
+        return _import_reward(self.reward) if self.reward else None
+
+    @abstractmethod
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """Training problems ``start`` to ``start + count``; they never end and depend on (seed, index) only."""
+
+    @abstractmethod
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """Distinct problems never trained on, the same for every seed; fewer than ``count`` when there are no more."""
+
+    @abstractmethod
+    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
+        """The task's own rewards."""
+
+    def prompt(self, problem: Problem) -> str:
+        """The template with the problem's question in it."""
+        return self.template.replace("{question}", problem.question)
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
+        """One reward per response: the user's own function if one is set, else the task's.
+
+        Args:
+            problems: the problem of each response.
+            responses: response texts, as long as ``problems``.
+
+        Raises:
+            UserError: the user's reward did not return a finite number.
+        """
+        assert len(problems) == len(responses), "one problem per response"
+        reward = self._user_reward
+        if reward is None:
+            return self._grade(problems, responses)
+        return [_as_number(reward(*pair), self.reward) for pair in zip(problems, responses, strict=True)]
+
+    def close(self) -> None:  # noqa: B027 (most tasks hold nothing open)
+        """End what the task started, such as worker processes; it may be used again afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def build_task(settings: Mapping[str, Any]) -> Task:
+    """The task that ``settings["name"]`` asks for, with the other settings as its fields.
+
+    Raises:
+        UserError: unknown name, unknown or wrong setting, unreadable data, or a missing extra; in one line.
+    """
+    fields = dict(settings)
+    name = fields.pop("name", None)
+    if name is None:
+        raise UserError(f"task.name is missing (allowed: {', '.join(task_names())})")
+    kind, colon, dataset = str(name).partition(":")
+    if kind not in _TASKS or bool(colon) != (kind == "reasoning_gym") or (colon and not dataset):
+        raise UserError(f"unknown task {name!r} (allowed: {', '.join(task_names())}){did_you_mean(kind, _TASKS)}")
+    if colon and fields.setdefault("dataset", dataset) != dataset:
+        raise UserError(f"task.dataset={fields['dataset']!r} contradicts task.name={name!r}: leave task.dataset out")
+    module, class_name = _TASKS[kind]
+    cls: type[Task] = getattr(importlib.import_module(module), class_name)
+    try:
+        return cls(**fields)
+    except ValidationError as error:
+        raise UserError(explain(error, cls, "task.")) from error
+
+
+def task_names() -> list[str]:
+    """The names ``build_task`` takes."""
+    return [f"{name}:<dataset>" if name == "reasoning_gym" else name for name in sorted(_TASKS)]
+
+
+def is_held_out(question: str) -> bool:
+    """Whether a question is kept for evaluation: decided by its text, so training can never meet it.
+
+    Example:
+        >>> is_held_out("1+3="), is_held_out("3+5=")
+        (False, False)
+    """
+    return zlib.crc32(question.encode()) % _HELD_OUT_SHARE == 0
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Turn an ImportError of an optional library into the command that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"{error.name or error} is not installed: pip install 'rlzoo[{extra}]'") from error
+
+
+def _import_reward(reference: str) -> RewardFunction:
+    key = f"task.reward={reference!r}"
+    module_name, _, function_name = reference.partition(":")
+    if not all(module_name.split(".")) or not function_name.isidentifier():
+        raise UserError(f"{key}: must look like module:function, for example my_rewards:exact_match")
+    here = str(Path.cwd())
+    if here not in sys.path:  # an installed command, unlike python -m, does not look in the current directory
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UserError(f"{key}: cannot import {module_name!r} from {here} or the installed packages: {error}") from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UserError(f"{key}: {module_name} has no {function_name!r}{did_you_mean(function_name, names)}")
+    if not callable(function):
+        raise UserError(f"{key}: is a {type(function).__name__}, not a function (problem, response) -> float")
+    try:
+        inspect.signature(function).bind(Problem("", ""), "")
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{key}: must take (problem, response): {error}") from error
+    accepted: RewardFunction = function
+    return accepted
+
+
+def _as_number(value: object, reward: str | None) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"task.reward={reward!r}: returned {value!r}, not a finite number")
+    return number

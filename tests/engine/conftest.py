@@ -1,0 +1,102 @@
+"""A small model and an off-policy experience for the engine's tests."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rlzoo import ClipInputs, load_zoo, ops
+from rlzoo.engine.experience import Experience
+
+VOCABULARY, PAD = 97, 0
+
+
+def make_model(seed=0, vocabulary=VOCABULARY):
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        pad_token_id=PAD,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def plain_log_probs(model, sequence, num_response):
+    """Log-probs of one row's response with nothing of ours: no padding, full logits."""
+    logits = model(input_ids=sequence[None]).logits[0].float()
+    picked = logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0]
+    return picked[-num_response:]
+
+
+def clip_fraction(policy, inputs):
+    clipped = policy(inputs).clipped.float()
+    share = clipped if clipped.shape[-1] == 1 else ops.sequence_mean(clipped, inputs.response_mask)
+    return float(share[inputs.advantages != 0].mean())
+
+
+def off_policy_experience(model, policy, num_responses=18, seed=1):
+    """Ragged rows whose old log-probs lie so far from the model's that 10 to 40 % is clipped; every sixth A is 0."""
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 30, (num_responses,), generator=rng)
+    lengths[0] = 30
+    prompts = torch.randint(2, 9, (num_responses,), generator=rng)
+    sequences = tuple(
+        torch.randint(2, VOCABULARY, (int(prompt + length),), generator=rng)
+        for prompt, length in zip(prompts, lengths, strict=True)
+    )
+    mask = torch.arange(30) < lengths[:, None]
+    current = torch.zeros(mask.shape)
+    with torch.no_grad():
+        for row, sequence in enumerate(sequences):
+            current[row, : lengths[row]] = plain_log_probs(model, sequence, int(lengths[row]))
+    advantages = torch.randn(num_responses, 1, generator=rng)
+    advantages[::6] = 0
+    noise = torch.randn(mask.shape, generator=rng)
+    low, high = 1e-6, 3.0
+    for _ in range(60):
+        spread = (low * high) ** 0.5
+        old = torch.where(mask, current - spread * noise, 0.0)
+        fraction = clip_fraction(policy, ClipInputs(current, old, advantages, mask))
+        if 0.2 <= fraction <= 0.3:
+            break
+        low, high = (spread, high) if fraction < 0.2 else (low, spread)
+    assert 0.1 <= fraction <= 0.4, "the data does not clip"
+    return Experience(
+        sequences=sequences,
+        response_mask=mask,
+        rollout_log_probs=old,
+        rewards=advantages[:, 0],
+        group_ids=torch.arange(num_responses) // 6,
+        advantages=advantages,
+        old_log_probs=old,
+    )
+
+
+POLICIES = {name: load_zoo()[name]() for name in ("fspo", "gspo", "grpo", "rloo")}
+
+
+@pytest.fixture(params=list(POLICIES))
+def policy(request):
+    return POLICIES[request.param]
+
+
+def reordered(experience, order):
+    """The same rows in another order."""
+    values = {
+        field.name: getattr(experience, field.name)[order]
+        for field in dataclasses.fields(experience)
+        if isinstance(getattr(experience, field.name), torch.Tensor)
+    }
+    sequences = tuple(experience.sequences[row] for row in order.tolist())
+    return dataclasses.replace(experience, sequences=sequences, **values)

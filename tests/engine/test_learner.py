@@ -1,0 +1,201 @@
+"""The step's gradient: equal to a plain computation, and the same however the step is cut into micro-batches."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from rlzoo import ClipPolicy, ops
+from rlzoo.config import LearnerConfig
+from rlzoo.engine.learner import Learner
+from tests import oracle
+from tests.engine.conftest import PAD, make_model, off_policy_experience, plain_log_probs, reordered
+
+
+def make_learner(model, policy, *, padding_side="left", num_updates=10, **settings):
+    settings = {"max_grad_norm": None, "lr": 1e-3, **settings}
+    return Learner(
+        copy.deepcopy(model),
+        policy,
+        LearnerConfig(**settings),
+        pad_id=PAD,
+        max_length=30,
+        num_updates=num_updates,
+        padding_side=padding_side,
+    )
+
+
+def step_gradient(model, policy, experience, **settings):
+    learner = make_learner(model, policy, **settings)
+    _, _, objective = learner.accumulate(experience, torch.arange(len(experience)))
+    gradient = torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()])
+    return -gradient, objective
+
+
+def relative_error(got, expected):
+    return float((got - expected).norm() / expected.norm())
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def plain_gradient(model, experience, derivative):
+    """Model gradient of sum(derivative * log_probs) row by row: no padding, no chunks, no micro-batches."""
+    model = copy.deepcopy(model).double()
+    for row, sequence in enumerate(experience.sequences):
+        length = int(experience.lengths[row])
+        weights = torch.from_numpy(derivative[row, :length])
+        logits = model(input_ids=sequence[None]).logits[0]
+        picked = logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0]
+        (picked[-length:] * weights).sum().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("max_tokens", [1, 100, 100_000])
+def test_gradient_equals_the_float64_oracle(model, policy, max_tokens):
+    experience = off_policy_experience(model, policy)
+    mask = experience.response_mask.numpy()
+    current = torch.zeros(mask.shape, dtype=torch.float64)
+    with torch.no_grad():
+        for row, sequence in enumerate(experience.sequences):
+            length = int(experience.lengths[row])
+            current[row, :length] = plain_log_probs(model, sequence, length)
+    old, advantages = experience.old_log_probs.double().numpy(), experience.advantages.double().numpy()
+    expected = getattr(oracle, policy.name)(current.numpy(), old, advantages, mask)
+    value, _ = oracle.reduce(expected.objective, mask, "sequence_mean")
+    derivative = oracle.gradient(expected, mask, "sequence_mean")
+    gradient, objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=max_tokens)
+    assert objective == pytest.approx(value, rel=1e-5)
+    assert relative_error(gradient.double(), plain_gradient(model, experience, derivative)) < 1e-5
+
+
+@pytest.mark.parametrize("max_tokens", [1, 60, 200])
+def test_gradient_does_not_depend_on_the_micro_batch_size(model, policy, max_tokens):
+    experience = off_policy_experience(model, policy)
+    whole, objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=100_000)
+    cut, cut_objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=max_tokens)
+    assert relative_error(cut, whole) < 1e-5
+    assert cut_objective == pytest.approx(objective, rel=1e-5)
+
+
+def test_gradient_does_not_depend_on_the_order_of_rows(model, policy):
+    experience = off_policy_experience(model, policy)
+    expected, _ = step_gradient(model, policy, experience, max_tokens_per_micro_batch=100)
+    order = torch.randperm(len(experience), generator=torch.Generator().manual_seed(5))
+    shuffled, _ = step_gradient(model, policy, reordered(experience, order), max_tokens_per_micro_batch=100)
+    assert relative_error(shuffled, expected) < 1e-5
+
+
+def test_gradient_does_not_depend_on_the_padding_side(model, policy):
+    experience = off_policy_experience(model, policy)
+    left, _ = step_gradient(model, policy, experience, padding_side="left")
+    right, _ = step_gradient(model, policy, experience, padding_side="right")
+    assert relative_error(right, left) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["token_mean", "sequence_mean_token_sum", "constant_length"])
+def test_every_reduction_uses_the_counts_of_the_step(model, name):
+    from rlzoo_grpo import GRPO
+
+    policy = GRPO(reduction=name)
+    experience = off_policy_experience(model, policy)
+    whole, _ = step_gradient(model, policy, experience, max_tokens_per_micro_batch=100_000)
+    cut, _ = step_gradient(model, policy, experience, max_tokens_per_micro_batch=60)
+    assert relative_error(cut, whole) < 1e-5
+
+
+def test_the_whole_step_path_gives_the_same_gradient(model, policy):
+    # scope "batch" computes g for all rows at once and back-propagates in a second pass: exact for every rule
+    whole_step = type("WholeStep", (type(policy),), {"scope": "batch", "__doc__": policy.__doc__})()
+    experience = off_policy_experience(model, policy)
+    expected, objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=100)
+    got, got_objective = step_gradient(model, whole_step, experience, max_tokens_per_micro_batch=100)
+    assert relative_error(got, expected) < 1e-5
+    assert got_objective == pytest.approx(objective, rel=1e-5)
+
+
+def test_a_response_that_is_nothing_but_masked_counts_for_nothing(model, policy):
+    # the last row's response is emptied; N is then 17 responses, and the other rows' gradient grows by 18/17
+    experience = off_policy_experience(model, policy)
+    mask = experience.response_mask.clone()
+    mask[-1] = False
+    emptied = dataclasses.replace(experience, response_mask=mask)
+    gradient, _ = step_gradient(model, policy, emptied, max_tokens_per_micro_batch=60)
+    rows = torch.arange(len(experience) - 1)
+    kept, _ = step_gradient(model, policy, reordered(experience, rows), max_tokens_per_micro_batch=60)
+    assert relative_error(gradient, kept) < 1e-5
+
+
+def test_first_update_is_at_ratio_one_and_later_ones_are_not(model, policy):
+    experience = off_policy_experience(model, policy)
+    learner = make_learner(model, policy, num_minibatches=3, max_tokens_per_micro_batch=200)
+    experience, updates = learner.update(experience, seed=0)
+    first, last = updates[0], updates[-1]
+    assert len(updates) == 3
+    assert sorted(torch.cat([update.rows for update in updates]).tolist()) == list(range(18))
+    assert first.table.token_log_ratio_max.max() < 1e-5
+    assert last.table.token_log_ratio_max.max() > 1e-3
+    visible = experience.response_mask[first.rows]
+    torch.testing.assert_close(first.log_probs[visible], experience.old_log_probs[first.rows][visible], atol=1e-5, rtol=0)
+
+
+def test_kl_to_the_starting_model_is_zero_at_first_and_pulls_back_later(model):
+    from rlzoo_grpo import GRPO
+
+    experience = off_policy_experience(model, GRPO())
+    learner = make_learner(model, GRPO(), kl_coef=0.5, num_minibatches=1, num_epochs=2)
+    _, updates = learner.update(experience, seed=0)
+    assert updates[0].table.kl_sum.abs().max() < 1e-5
+    assert updates[1].table.kl_sum.sum() > 0
+
+
+def test_an_update_with_nothing_to_learn_leaves_the_weights(model, policy):
+    experience = off_policy_experience(model, policy)
+    idle = dataclasses.replace(experience, advantages=torch.zeros_like(experience.advantages))
+    learner = make_learner(model, policy, num_minibatches=2)
+    learner.update(experience, seed=0)  # fills AdamW's moments, which would move the weights by themselves
+    before = [parameter.clone() for parameter in learner.model.parameters()]
+    _, updates = learner.update(idle, seed=1)
+    assert [update.skipped for update in updates] == [True, True]
+    assert all(torch.equal(old, new) for old, new in zip(before, learner.model.parameters(), strict=True))
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied(model):
+    class Poisoned(ClipPolicy):
+        """Divides by zero."""
+
+        name, paper, scope = "poisoned", "none", "token"
+
+        def __call__(self, inputs):
+            result = ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+            return type(result)(result.objective / 0.0, result.log_ratio, result.clipped)
+
+    learner = make_learner(model, Poisoned(), num_minibatches=1)
+    before = [parameter.clone() for parameter in learner.model.parameters()]
+    from rlzoo_grpo import GRPO
+
+    _, updates = learner.update(off_policy_experience(model, GRPO()), seed=0)
+    assert updates[0].skipped
+    assert not math.isfinite(updates[0].grad_norm)
+    assert all(torch.equal(old, new) for old, new in zip(before, learner.model.parameters(), strict=True))
+    assert learner.num_optimizer_steps == 0
+
+
+def test_gradient_clipping_is_reported_and_bounds_the_step(model, policy):
+    experience = off_policy_experience(model, policy)
+    learner = make_learner(model, policy, max_grad_norm=1e-3, num_minibatches=1)
+    _, (update,) = learner.update(experience, seed=0)
+    assert update.grad_clipped
+    assert update.grad_norm > 1e-3
+
+
+def test_learning_rate_warms_up_and_decays(model, policy):
+    experience = off_policy_experience(model, policy)
+    learner = make_learner(model, policy, schedule="linear", warmup_updates=2, num_updates=4, num_minibatches=4)
+    _, updates = learner.update(experience, seed=0)
+    # 0, 1/2 of 1e-3 in warm-up, then 1e-3 falling to 0 over the two steps left
+    assert [update.lr for update in updates] == pytest.approx([0.0, 5e-4, 1e-3, 5e-4])

@@ -1,0 +1,78 @@
+"""How a run is composed: what wins over what, and that config.yaml gives the run again."""
+
+import pytest
+import yaml
+
+from rlzoo import RunConfig, UserError, load_zoo
+from rlzoo.config import config_names, read_config
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_later_sources_win(tmp_path):
+    first = write(tmp_path / "first.yaml", "learner: {lr: 0.1, weight_decay: 0.1}\nsteps: 7\n")
+    second = write(tmp_path / "second.yaml", "learner: {lr: 0.2}\n")
+    config = RunConfig.compose([first, second], overrides=["learner.lr=0.3"], clip="grpo")
+    assert (config.learner.lr, config.learner.weight_decay, config.steps) == (0.3, 0.1, 7)
+    assert RunConfig.compose([first, second]).learner.lr == 0.2
+    assert RunConfig.compose([first], steps=9).steps == 9
+
+
+def test_default_run_lies_under_everything_that_names_no_model(tmp_path):
+    assert RunConfig.compose().model.path == "embedded"
+    overlay = RunConfig.compose(["dapo"])
+    assert (overlay.clip.name, overlay.clip.clip_high, overlay.eval.num_problems) == ("grpo", 0.28, 1000)
+    whole = write(tmp_path / "whole.yaml", "model: {path: elsewhere}\nclip: grpo\n")
+    assert RunConfig.compose([whole]).eval.num_problems == 0
+
+
+def test_settings_for_one_policy_are_applied_when_it_is_chosen(tmp_path):
+    file = write(
+        tmp_path / "mine.yaml",
+        "clip: {name: fspo}\nlearner: {lr: 0.1}\n"
+        "per_clip:\n  gspo: {clip: {clip_low: 0.005}, learner: {lr: 0.2}}\n  fspo: {clip: {drift: -0.001}}\n",
+    )
+    gspo = RunConfig.compose([file], clip="gspo")
+    assert (gspo.clip.clip_low, gspo.clip.clip_high, gspo.learner.lr) == (0.005, 4e-4, 0.2)
+    fspo = RunConfig.compose([file])
+    assert (fspo.clip.drift, fspo.learner.lr) == (-0.001, 0.1)
+    assert RunConfig.compose([file], clip="gspo", overrides=["clip.clip_low=0.01"]).clip.clip_low == 0.01
+
+
+def test_choosing_a_policy_drops_the_settings_of_another():
+    config = RunConfig.compose(["dapo"], clip="fspo")
+    assert config.clip.name == "fspo"
+    assert config.clip.reduction == "sequence_mean"
+
+
+def test_config_yaml_gives_the_run_again(tmp_path):
+    for name in ("fspo", "gspo", "grpo", "rloo"):
+        config = RunConfig.compose(clip=name, seed=3, overrides=["learner.lr=1e-5", "task.num_operands_max=5"])
+        file = write(tmp_path / f"{name}.yaml", config.to_yaml())
+        assert RunConfig.compose([file]) == config
+
+
+def test_policy_overlays_state_the_class_defaults():
+    for name, policy in load_zoo().items():
+        assert read_config(name)["clip"] == {"name": name, **policy().model_dump()}
+
+
+@pytest.mark.parametrize("name", [name for name in config_names() if not name.startswith("smollm2")])
+def test_every_shipped_config_is_valid(name):
+    RunConfig.compose([name])
+
+
+def test_python_and_yaml_say_the_same():
+    config = RunConfig(clip="fspo", task={"name": "arithmetic", "num_operands_max": 5}, steps=3)
+    assert config.clip == load_zoo()["fspo"]()
+    assert yaml.safe_load(config.to_yaml())["task"]["num_operands_max"] == 5
+
+
+def test_python_mistakes_are_value_errors():
+    with pytest.raises(ValueError, match="unknown clip policy 'fsop'"):
+        RunConfig(clip="fsop")
+    with pytest.raises(UserError, match=r"per_clip must hold policy names"):
+        RunConfig.compose(per_clip=[1])
