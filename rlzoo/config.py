@@ -62,9 +62,10 @@ class LearnerConfig(Section):
 
 
 class EvalConfig(Section):
-    """Held-out evaluation: one sampled response a problem."""
+    """Held-out evaluation: the mean reward of sampled responses."""
 
     num_problems: int = Field(0, ge=0, le=1_000_000, description="held-out problems; 0 for none")
+    num_samples: int = Field(1, ge=1, le=65536, description="sampled responses per problem")
     every: int = Field(0, ge=0, description="steps between evaluations, beside the first and the last; 0 for only those")
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature")
 

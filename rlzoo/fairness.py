@@ -62,7 +62,7 @@ def clip_by_length(lengths: Tensor, clipped: Tensor, num_bins: int = NUM_BINS) -
     total = torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, clipped.double())
     fraction = total / count
     share, accepted = count / count.sum(), 1 - fraction.nan_to_num(1.0)
-    mean = float((share * accepted).sum())
+    mean = 1 - float(clipped.double().mean())
     if mean <= 0:
         return ClipByLength(edges, count, fraction, None, None)
     error = (accepted / mean - 1).abs()[count > 0]

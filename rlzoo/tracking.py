@@ -40,6 +40,7 @@ class Tracker:
         self.run_id: str | None = None
         if experiment is None:
             return
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # a new store tells of every table it makes
         import mlflow
 
         self._mlflow = mlflow

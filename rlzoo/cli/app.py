@@ -29,7 +29,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
     steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print the complete configuration and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the complete configuration and stop.")] = False,
 ) -> None:
     """Train a model; without --config, the shipped model on arithmetic."""
     from rlzoo.cli import INTERRUPTED

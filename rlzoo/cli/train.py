@@ -30,7 +30,7 @@ def run(
     if dry_run:
         print(config.to_yaml(), end="")
         return
-    _quiet_libraries()
+    _show_our_log()
     from rlzoo.engine.loop import train
 
     console = Console(highlight=False)
@@ -92,9 +92,6 @@ class ProgressDisplay:
         self._progress.stop()
 
 
-def _quiet_libraries() -> None:
-    """Our warnings reach the terminal, the migration notes of a new MLflow store do not."""
+def _show_our_log() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("rlzoo").setLevel(logging.INFO)
-    for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.ERROR)

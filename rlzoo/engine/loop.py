@@ -162,11 +162,11 @@ class Run:
         return self._sample_and_grade(problems, settings.group_size, settings.temperature, self._seed(step, stream=0))
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy on held-out problems, one sampled response each; nothing without ``eval.num_problems``."""
+        """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
         if not self.held_out:
             return {}
-        with self.learner.accelerator.autocast():
-            groups = self._sample_and_grade(self.held_out, 1, self.config.eval.temperature, EVAL_SEED)
+        settings = self.config.eval
+        groups = self._sample_and_grade(self.held_out, settings.num_samples, settings.temperature, EVAL_SEED)
         rewards = [rollout.reward for group in groups for rollout in group.rollouts]
         return {"eval/accuracy": sum(rewards) / len(rewards)}
 

@@ -40,12 +40,12 @@ def load_pretrained(
     """
     if path == "embedded":
         embedded = Path(str(importlib.resources.files("rlzoo"))) / "assets" / "embedded"
-        return _load(str(_model_folder(embedded, path)), path, dtype)
+        return _load(_model_folder(embedded, path), path, dtype)
     if path == "smollm2":
         return _load(str(_smollm2()), path, dtype)
     folder = Path(path).expanduser() if path.startswith("~/") else Path(path)
     if path and folder.exists():
-        return _load(str(_model_folder(folder, path)), path, dtype)
+        return _load(_model_folder(folder, path), path, dtype)
     if path.startswith((".", "/", "~", os.sep)) or path.count(os.sep) > 1 or path.endswith(("/", os.sep)):
         raise UserError(f"model.path={path!r}: no such folder")
     if "/" not in path:
@@ -56,35 +56,33 @@ def load_pretrained(
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token id that ends a response: those of the generation config, and the tokenizer's."""
-    generation_config = getattr(model, "generation_config", None)
-    ids = getattr(generation_config, "eos_token_id", None)
-    listed = list(ids) if isinstance(ids, list | tuple) else [ids]
-    return frozenset(int(token) for token in [*listed, tokenizer.eos_token_id] if token is not None)
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    both = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
+    return frozenset(int(token) for token in both if token is not None)
 
 
-def _model_folder(folder: Path, path: str) -> Path:
+def _model_folder(folder: Path, path: str) -> str:
     if not folder.is_dir():
         raise UserError(f"model.path={path!r}: {folder} is {'a file, not' if folder.exists() else 'not'} a folder")
     if not (folder / "config.json").is_file():
         raise UserError(f"model.path={path!r}: {folder} is a folder without config.json: not a model")
-    return folder
+    return str(folder)
 
 
 def _load(source: str, path: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load from a folder or the hub; whatever goes wrong inside is about what is stored there, so it becomes one line."""
     try:
-        with _quiet():
+        with quiet():
             model, tokenizer, missing = _from_pretrained(source, dtype)
     except Exception as error:
-        stored = f"{source} does not hold a model that can be loaded" if Path(source).is_dir() else "cannot be loaded"
-        allowed = "" if Path(source).is_dir() else f" (allowed: {ALLOWED})"
-        raise UserError(f"model.path={path!r}: {stored}{allowed}: {_one_line(error)}") from error
+        here = f"{source} does not hold a model that can be loaded"
+        what = here if Path(source).is_dir() else f"cannot be loaded (allowed: {ALLOWED})"
+        raise UserError(f"model.path={path!r}: {what}: {_one_line(error)}") from error
     if missing:
         raise UserError(f"model.path={path!r}: the weights lack {len(missing)} tensors, such as {min(missing)}")
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError(f"model.path={path!r}: the tokenizer has neither an end nor a padding token")
-        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        raise UserError(f"model.path={path!r}: the tokenizer has neither an end nor a padding token")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return model, tokenizer
 
 
@@ -149,7 +147,7 @@ def _convert(weights: Path, folder: Path) -> Path:
         raise UserError(f"cannot write the cache {folder.parent} (RLZOO_CACHE names another): {error.strerror}") from error
     logger.info("converting %s into %s: about a minute, once", weights.name, folder)
     try:
-        with _quiet(), redirect_stderr(io.StringIO()):  # its progress bar knows no switch
+        with quiet(), redirect_stderr(io.StringIO()):  # its progress bar knows no switch
             _write_converted(weights, temporary)
         temporary.replace(folder)
     except Exception as error:
@@ -165,20 +163,20 @@ def _write_converted(weights: Path, folder: Path) -> None:
     from tokenizers.pre_tokenizers import Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    source: dict[str, Any] = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
+    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
     # transformers leaves out the first step of SmolLM2's own tokenizer (tokenizer.ggml.pre = "smollm")
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
     tokenizer.save_pretrained(folder)
+    dense = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(
-        **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+        weights.parent, gguf_file=weights.name, quantization_config=dense, dtype=torch.bfloat16
     )
     model.save_pretrained(folder)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No warnings and no progress bars of transformers and the hub; afterwards everything is as before."""
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
+from rlzoo.engine.pretrained import quiet
 from rlzoo.errors import UserError
 from rlzoo.types import RolloutGroup
 
@@ -105,8 +106,9 @@ class RunDirectory:
         folder = self.path / "checkpoints" / name
         temporary = folder.with_name(f".{name}.part")
         shutil.rmtree(temporary, ignore_errors=True)
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+        with quiet():
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
         saved = sorted((path for path in folder.parent.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)

@@ -15,17 +15,19 @@ from rlzoo.tasks.task import Task, is_held_out
 from rlzoo.types import Problem
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also takes digits of other scripts
+_NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # in 5-23 the minus is no sign; in 7.23 there is no 23
 _MAX_TRIES = 2000  # draws in a row without a new question before the held-out questions count as used up
 
 
 class ArithmeticTask(Task):
-    """Sums such as ``3+5+9+6=``, answered by their last number after a marker: ``8,17#23``."""
+    """Sums such as ``3+5+9+6``, answered by their last number after a marker: ``8,17#23``."""
 
     name: ClassVar[str] = "arithmetic"
 
+    template: str = Field(default="{question}=", description="the prompt, with {question} where the sum goes")
     operand_max: int = Field(default=9, ge=1, le=10**6, description="largest number in a sum; the smallest is 1")
     num_operands_min: int = Field(default=2, ge=2, le=1000, description="fewest numbers in a sum")
-    num_operands_max: int = Field(default=16, ge=2, le=1000, description="most numbers in a sum")
+    num_operands_max: int = Field(default=20, ge=2, le=1000, description="most numbers in a sum")
     answer_marker: str = Field(
         default="#", description="the answer is the integer after the last marker; empty: the last integer of the response"
     )
@@ -76,7 +78,7 @@ class ArithmeticTask(Task):
     def _draw(self, key: str) -> str:
         generator = random.Random(key)
         length = generator.randint(self.num_operands_min, self.num_operands_max)
-        return "+".join(str(generator.randint(1, self.operand_max)) for _ in range(length)) + "="
+        return "+".join(str(generator.randint(1, self.operand_max)) for _ in range(length))
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         answers = (self._answer(response) for response in responses)
@@ -84,8 +86,8 @@ class ArithmeticTask(Task):
 
     def _answer(self, response: str) -> int | None:
         if not self.answer_marker:
-            integers = _INTEGER.findall(response)
-            text = integers[-1] if integers else ""
+            numbers = _NUMBER.findall(response)
+            text = numbers[-1] if numbers else ""
         else:
             _, marker, after = response.rpartition(self.answer_marker)
             text = after.strip() if marker else ""
@@ -98,7 +100,7 @@ def worked_solution(question: str) -> str:
     """The running totals before the last, comma separated, then ``#`` and the answer.
 
     Example:
-        >>> worked_solution("3+5+9+6="), worked_solution("3+5=")
+        >>> worked_solution("3+5+9+6"), worked_solution("3+5")
         ('8,17#23', '#8')
     """
     totals = list(accumulate(_operands(question)))
@@ -106,7 +108,7 @@ def worked_solution(question: str) -> str:
 
 
 def _operands(question: str) -> list[int]:
-    return [int(number) for number in question.removesuffix("=").split("+")]
+    return [int(number) for number in question.split("+")]
 
 
 def _problem(question: str) -> Problem:

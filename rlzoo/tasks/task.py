@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import math
-import sys
+import importlib.util
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rlzoo.errors import UserError, did_you_mean, explain
+from rlzoo.tasks.user_reward import RewardFunction, checked_reward, import_reward
 from rlzoo.types import Problem
-
-RewardFunction = Callable[[Problem, str], float]
 
 _TASKS = {
     "arithmetic": ("rlzoo.tasks.arithmetic", "ArithmeticTask"),
@@ -63,7 +58,7 @@ class Task(BaseModel, ABC):
 
     @cached_property
     def _user_reward(self) -> RewardFunction | None:
-        return _import_reward(self.reward) if self.reward else None
+        return import_reward(self.reward) if self.reward else None
 
     @abstractmethod
     def train_problems(self, start: int, count: int) -> list[Problem]:
@@ -95,9 +90,9 @@ class Task(BaseModel, ABC):
         reward = self._user_reward
         if reward is None:
             return self._grade(problems, responses)
-        return [_as_number(reward(*pair), self.reward) for pair in zip(problems, responses, strict=True)]
+        return [checked_reward(reward(*pair), self.reward) for pair in zip(problems, responses, strict=True)]
 
-    def close(self) -> None:  # noqa: B027 (most tasks hold nothing open)
+    def close(self) -> None:
         """End what the task started, such as worker processes; it may be used again afterwards."""
 
     def __enter__(self) -> Self:
@@ -139,52 +134,18 @@ def is_held_out(question: str) -> bool:
     """Whether a question is kept for evaluation: decided by its text, so training can never meet it.
 
     Example:
-        >>> is_held_out("1+3="), is_held_out("3+5=")
-        (False, False)
+        >>> is_held_out("1+1"), is_held_out("2+4")
+        (False, True)
     """
     return zlib.crc32(question.encode()) % _HELD_OUT_SHARE == 0
 
 
-@contextmanager
-def needs_extra(extra: str) -> Iterator[None]:
-    """Turn an ImportError of an optional library into the command that installs it."""
-    try:
-        yield
-    except ImportError as error:
-        raise UserError(f"{error.name or error} is not installed: pip install 'rlzoo[{extra}]'") from error
+def require_extra(extra: str, *libraries: str) -> None:
+    """Check that optional libraries are installed, without waiting for their import.
 
-
-def _import_reward(reference: str) -> RewardFunction:
-    key = f"task.reward={reference!r}"
-    module_name, _, function_name = reference.partition(":")
-    if not all(module_name.split(".")) or not function_name.isidentifier():
-        raise UserError(f"{key}: must look like module:function, for example my_rewards:exact_match")
-    here = str(Path.cwd())
-    if here not in sys.path:  # an installed command, unlike python -m, does not look in the current directory
-        sys.path.append(here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise UserError(f"{key}: cannot import {module_name!r} from {here} or the installed packages: {error}") from error
-    function = getattr(module, function_name, None)
-    if function is None:
-        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise UserError(f"{key}: {module_name} has no {function_name!r}{did_you_mean(function_name, names)}")
-    if not callable(function):
-        raise UserError(f"{key}: is a {type(function).__name__}, not a function (problem, response) -> float")
-    try:
-        inspect.signature(function).bind(Problem("", ""), "")
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{key}: must take (problem, response): {error}") from error
-    accepted: RewardFunction = function
-    return accepted
-
-
-def _as_number(value: object, reward: str | None) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"task.reward={reward!r}: returned {value!r}, not a finite number")
-    return number
+    Raises:
+        UserError: one is not; with the command that installs it.
+    """
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            raise UserError(f"{library} is not installed: pip install 'rlzoo[{extra}]'")

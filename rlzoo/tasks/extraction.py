@@ -1,0 +1,62 @@
+"""Where in a response the final answer stands."""
+
+from __future__ import annotations
+
+import re
+
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)  # \\. steps over \{ and \}
+_ANSWER_IS = "answer is"
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last ``\boxed{}`` whose braces balance, or None.
+
+    Example:
+        >>> last_boxed(r"\boxed{3} no, \boxed{\frac{1}{2}}")
+        '\\frac{1}{2}'
+    """
+    open_braces: list[int] = []  # where the content of each box begins, -1 for a plain brace: one pass, however long the text
+    begin, content = -1, None
+    for match in _BOX_OR_BRACE.finditer(text):
+        token = match.group()
+        if token == "{":
+            open_braces.append(-1)
+        elif token.endswith("{") and token != r"\{":
+            open_braces.append(match.end())
+        elif token == "}" and open_braces:
+            opened = open_braces.pop()
+            if opened > begin:
+                begin, content = opened, text[opened : match.start()].strip()
+    return content
+
+
+def after_hashes(text: str) -> str | None:
+    """The rest of the line after the last ``####``, as GSM8K marks its answers, or None."""
+    return _line_after(text, "####")
+
+
+def final_answer(response: str) -> str:
+    r"""The answer of a response to a puzzle.
+
+    The last ``<answer>`` tag, else the last ``\boxed{}``, else the line after the last ``####`` or "answer is", else the
+    last line that is not empty.
+    """
+    tags = _TAG.findall(response)
+    if tags:
+        return str(tags[-1]).rpartition("<answer>")[2].strip()
+    boxed = last_boxed(response)
+    if boxed is not None:
+        return boxed
+    if response.rfind("####") > response.rfind(_ANSWER_IS):
+        return after_hashes(response) or ""
+    sentence = _line_after(response, _ANSWER_IS)
+    if sentence is not None:
+        return sentence.lstrip(": ").removesuffix(".")
+    lines = response.strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def _line_after(text: str, marker: str) -> str | None:
+    _, found, rest = text.rpartition(marker)
+    return rest.partition("\n")[0].strip() if found else None

@@ -1,0 +1,120 @@
+"""Mathematics questions from a JSON-lines file or a hub data set, graded by math-verify."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from rlzoo.errors import UserError
+from rlzoo.tasks import math_worker
+from rlzoo.tasks.extraction import after_hashes, last_boxed
+from rlzoo.tasks.grading import Grader, WorkerGradedTask
+from rlzoo.tasks.math_rows import is_file_name, read_problems
+from rlzoo.tasks.task import is_held_out, require_extra
+from rlzoo.types import Problem
+
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
+
+
+class MathFileTask(WorkerGradedTask):
+    """Questions with a reference answer; a response earns 1 when its answer is the same mathematics, else 0."""
+
+    name: ClassVar[str] = "math_file"
+
+    path: str = Field(default="openai/gsm8k", min_length=1, description="a local .jsonl file, or a data set on the hub")
+    eval_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="questions to evaluate on; none: an eighth of a local file, or the hub data set's split 'test'",
+    )
+    subset: str | None = Field(
+        default=None, min_length=1, description="the hub data set's subset; none: 'main' if there is one, else its default"
+    )
+    template: str = Field(
+        default="{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        description="the prompt, with {question} where the question goes",
+    )
+
+    def model_post_init(self, context: Any) -> None:
+        """Also read the data, so that a mistake in it shows before a run starts."""
+        super().model_post_init(context)
+        if self.reward is None:
+            require_extra("math-verify", "math_verify", "pebble")
+        _ = self._problems
+
+    @cached_property
+    def _problems(self) -> tuple[list[Problem], list[Problem]]:
+        """Those to train on and those held out, none in both."""
+        rows = read_problems(self.path, "train", self.subset)
+        if self.eval_path is not None:
+            held_out = read_problems(self.eval_path, "test", self.subset)
+        elif is_file_name(self.path):
+            held_out = [problem for problem in rows if is_held_out(problem.question)]
+        else:
+            held_out = read_problems(self.path, "test", self.subset)
+        questions = {problem.question for problem in held_out}
+        train = [problem for problem in rows if problem.question not in questions]
+        if not train:
+            where = f"in task.eval_path={self.eval_path!r} too" if self.eval_path else "held out: give it more rows"
+            raise UserError(f"nothing is left to train on: every question of task.path={self.path!r} is {where}")
+        order = _shuffled(len(held_out), "held-out")  # files are often sorted by difficulty, and an evaluation may take a few
+        return train, [held_out[index] for index in order]
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """Training problems ``start`` to ``start + count``: the rows in a new order every epoch."""
+        rows = self._problems[0]
+        size = len(rows)
+        return [rows[self._order(index // size)[index % size]] for index in range(start, start + count)]
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """The first ``count`` held-out problems in an order of their own, fewer if there are no more."""
+        return self._problems[1][:count]
+
+    def _order(self, epoch: int) -> tuple[int, ...]:
+        return _shuffled(len(self._problems[0]), f"{self.seed}:{epoch}")
+
+    def _make_grader(self) -> Grader:
+        return Grader(math_worker.score, math_worker.start, self.timeout)
+
+    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
+        rewards = [0.0] * len(responses)
+        calls: dict[int, tuple[str, str, bool]] = {}
+        for index, (problem, response) in enumerate(zip(problems, responses, strict=True)):
+            answer = response_answer(response)
+            if answer is not None and _plain(answer) == _plain(problem.answer):
+                rewards[index] = 1.0
+            elif response.strip() and answer != "":
+                calls[index] = (problem.answer, response if answer is None else answer, answer is not None)
+        for index, reward in zip(calls, self._grader.grade(list(calls.values())), strict=True):
+            rewards[index] = reward
+        return rewards
+
+
+def response_answer(response: str) -> str | None:
+    r"""The last ``\boxed{}``, else the line after the last ``####``, else None: math-verify is to look for one.
+
+    Example:
+        >>> response_answer("so it is \\boxed{18}"), response_answer("#### 18"), response_answer("it is 18")
+        ('18', '18', None)
+    """
+    boxed = last_boxed(response)
+    return after_hashes(response) if boxed is None else boxed
+
+
+def _plain(answer: str) -> str:
+    """The answer without what never changes its value: equal texts need no worker."""
+    text = answer.strip().strip("$").strip().removesuffix(".")
+    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\!", "")
+    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+
+
+@lru_cache(maxsize=8)
+def _shuffled(size: int, key: str) -> tuple[int, ...]:
+    order = list(range(size))
+    random.Random(key).shuffle(order)
+    return tuple(order)

@@ -1,0 +1,114 @@
+"""Sampling: what the sampler reports is what the trainer computes; end tokens, padding and seeds."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rlzoo.engine.experience import Experience
+from rlzoo.engine.model import ResponseLogProbs
+from rlzoo.engine.rollout import Sampler
+from rlzoo.types import Problem, RolloutGroup
+from tests.engine.conftest import VOCABULARY, make_model, plain_log_probs
+
+END = 1
+
+
+def tokenizer(pad="<end>"):
+    words = {"<pad>": 0, "<end>": END} | {f"w{index}": index for index in range(2, VOCABULARY)}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token=pad)
+
+
+def sampler(pad="<end>", **settings):
+    model = make_model()
+    settings = {"end_ids": frozenset({END}), "max_new_tokens": 12, **settings}
+    return Sampler(model, tokenizer(pad), **settings)
+
+
+PROMPTS = ["w5 w6", "w7 w8 w9 w10 w11", "w12"]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+@pytest.mark.parametrize("pad", ["<pad>", "<end>"])
+def test_reported_log_probs_are_the_models(pad, temperature):
+    draw = sampler(pad)
+    for rollout in draw.sample(PROMPTS, 4, seed=3, temperature=temperature):
+        sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
+        with torch.no_grad():
+            logits = draw.model(input_ids=sequence[None]).logits[0] / temperature
+        expected = logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0][-len(rollout.response_ids) :]
+        torch.testing.assert_close(torch.tensor(rollout.rollout_log_probs), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("pad", ["<pad>", "<end>"])
+def test_the_first_end_token_is_kept_also_where_it_is_the_padding(pad):
+    rollouts = sampler(pad, max_new_tokens=60).sample(PROMPTS, 30, seed=0)
+    finished = [rollout for rollout in rollouts if rollout.finished]
+    assert 0 < len(finished) < len(rollouts)
+    for rollout in rollouts:
+        assert rollout.response_ids.count(END) == int(rollout.finished)
+        assert (rollout.response_ids[-1] == END) == rollout.finished
+        assert len(rollout.rollout_log_probs) == len(rollout.response_ids)
+        assert rollout.finished or len(rollout.response_ids) == 60
+        assert "<end>" not in rollout.text
+
+
+def test_a_seed_gives_the_same_responses_and_leaves_the_global_state_alone():
+    draw = sampler()
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    first = draw.sample(PROMPTS, 4, seed=3)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert first == draw.sample(PROMPTS, 4, seed=3)
+    assert first != draw.sample(PROMPTS, 4, seed=4)
+
+
+def test_sampling_is_from_the_whole_distribution():
+    # transformers' own default of top_k = 50 would leave out 47 of the 97 tokens
+    rollouts = sampler(max_new_tokens=40).sample(PROMPTS, 100, seed=0, temperature=5.0)
+    assert len({token for rollout in rollouts for token in rollout.response_ids}) > 90
+
+
+def test_responses_of_one_prompt_stand_together_and_carry_the_policy_version():
+    rollouts = sampler().sample(PROMPTS, 2, seed=0, policy_version=5)
+    assert [rollout.prompt_ids for rollout in rollouts] == [
+        ids for ids in ((5, 6), (7, 8, 9, 10, 11), (12,)) for _ in range(2)
+    ]
+    assert {rollout.policy_version for rollout in rollouts} == {5}
+
+
+def test_experience_lays_rollouts_out_and_the_trainer_agrees_with_the_sampler():
+    draw = sampler("<pad>")
+    rollouts = draw.sample(PROMPTS, 2, seed=1)
+    groups = [RolloutGroup(Problem("q", "a"), tuple(rollouts[index : index + 2])) for index in (0, 2, 4)]
+    experience = Experience.from_groups(groups, "group_mean")
+    assert experience.group_ids.tolist() == [0, 0, 1, 1, 2, 2]
+    assert experience.lengths.tolist() == [len(rollout.response_ids) for rollout in rollouts]
+    rows = torch.arange(6)
+    for side in ("left", "right"):
+        with torch.no_grad():
+            flat, _ = ResponseLogProbs(draw.model)(experience.model_batch(rows, pad_id=0, padding_side=side))
+        scattered = experience.scatter(rows, flat)
+        torch.testing.assert_close(scattered, experience.rollout_log_probs, atol=1e-4, rtol=0)
+        for row in range(6):
+            expected = plain_log_probs(draw.model, experience.sequences[row], int(experience.lengths[row]))
+            torch.testing.assert_close(scattered[row, : len(expected)], expected.detach(), atol=1e-4, rtol=0)
+
+
+def test_micro_batches_hold_every_row_once_within_the_token_budget():
+    rollouts = sampler().sample(PROMPTS, 6, seed=1)
+    experience = Experience.from_groups([RolloutGroup(Problem("q", "a"), tuple(rollouts))], "raw")
+    pieces = list(experience.micro_batches(torch.arange(18), max_tokens=40))
+    assert sorted(torch.cat(pieces).tolist()) == list(range(18))
+    for piece in pieces:
+        longest = max(len(experience.sequences[row]) for row in piece.tolist())
+        assert len(piece) == 1 or len(piece) * longest <= 40
+
+
+def test_chat_template_wraps_the_prompt():
+    plain, chat = sampler(), sampler(chat_template=True)
+    chat.tokenizer.chat_template = "w90 {{ messages[0]['content'] }} w91"
+    assert plain.encode("w5 w6") == (5, 6)
+    assert chat.encode("w5 w6") == (90, 5, 6, 91)

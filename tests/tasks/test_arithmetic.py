@@ -1,0 +1,131 @@
+"""Laws of the arithmetic task."""
+
+import zlib
+
+import pytest
+
+from rlzoo.errors import UserError
+from rlzoo.tasks import build_task
+from rlzoo.tasks.arithmetic import worked_solution
+from rlzoo.types import Problem
+
+TWENTY_THREE = Problem("3+5+9+6", "23")
+
+
+def arithmetic(**settings):
+    return build_task({"name": "arithmetic", **settings})
+
+
+def grade(response, problem=TWENTY_THREE, **settings):
+    (reward,) = arithmetic(**settings).grade([problem], [response])
+    return reward
+
+
+def test_train_problems_depend_on_seed_and_index_only():
+    task = arithmetic(seed=3)
+    assert task.train_problems(0, 4) + task.train_problems(4, 4) == task.train_problems(0, 8)
+    assert arithmetic(seed=3).train_problems(0, 8) == task.train_problems(0, 8)
+    assert arithmetic(seed=4).train_problems(0, 8) != task.train_problems(0, 8)
+    assert len(task.train_problems(10**9, 3)) == 3
+
+
+def test_seeds_do_not_share_a_shifted_order():
+    one, two = arithmetic(seed=0).train_problems(0, 50), arithmetic(seed=1).train_problems(0, 50)
+    assert len(set(one) & set(two)) < 10  # short sums recur, long ones do not
+
+
+def test_every_seed_is_evaluated_on_the_same_distinct_problems():
+    problems = arithmetic(seed=1).held_out_problems(200)
+    assert problems == arithmetic(seed=2).held_out_problems(200)
+    assert problems[:50] == arithmetic().held_out_problems(50)
+    assert len({problem.question for problem in problems}) == 200
+
+
+def test_training_never_meets_a_held_out_question():
+    # two numbers up to 9 make 81 questions, so 3000 draws would meet every held-out one if they could
+    task = arithmetic(num_operands_max=2)
+    held_out = set(task.held_out_problems(1000))
+    train = set(task.train_problems(0, 3000))
+    assert held_out
+    assert not held_out & train
+    assert len(held_out) + len(train) == 81
+
+
+def test_the_split_is_by_the_sum_without_its_equals_sign():
+    # what the shipped model was trained by: zlib.crc32(b"...") % 8, on the question and not on the prompt
+    task = arithmetic(num_operands_max=2)
+    assert {zlib.crc32(problem.question.encode()) % 8 for problem in task.held_out_problems(1000)} == {0}
+    assert 0 not in {zlib.crc32(problem.question.encode()) % 8 for problem in task.train_problems(0, 500)}
+    assert task.prompt(Problem("3+5", "8")) == "3+5="
+
+
+def test_answers_are_the_sums_and_lengths_are_in_range():
+    task = arithmetic(operand_max=3, num_operands_min=4, num_operands_max=6)
+    lengths = set()
+    for problem in task.train_problems(0, 300):
+        numbers = [int(number) for number in problem.question.split("+")]
+        assert int(problem.answer) == sum(numbers)
+        assert set(numbers) <= {1, 2, 3}
+        lengths.add(len(numbers))
+    assert lengths == {4, 5, 6}
+
+
+def test_worked_solution_gives_the_running_totals_before_the_last():
+    # 3+5 = 8, 8+9 = 17, 17+6 = 23
+    assert worked_solution("3+5+9+6") == "8,17#23"
+    assert worked_solution("3+5") == "#8"
+
+
+def test_worked_solutions_are_graded_right():
+    task = arithmetic()
+    problems = task.train_problems(0, 50)
+    assert task.grade(problems, [worked_solution(problem.question) for problem in problems]) == [1.0] * 50
+
+
+@pytest.mark.parametrize("response", ["8,17#23", "#23", "# 23 ", "#9#23", "#23\n", "no idea#+23", "#023"])
+def test_the_integer_after_the_last_marker_is_the_answer(response):
+    assert grade(response) == 1.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "", "23", "#", "#230", "#123", "#-23", "#23,", "#2 3", "#23#", "#23#24", "#23.0", "#2_3", "#24", "#23 or 24",
+        "#٢٣", "#²³", "#２３", "#8,17,23", "#--23", "#0x17", "#" + "9" * 5000,
+    ],
+)  # fmt: skip
+def test_anything_else_earns_nothing(response):
+    assert grade(response) == 0.0
+
+
+def test_the_marker_can_be_any_text():
+    assert grade("#24 Answer: 23", answer_marker="Answer:") == 1.0
+    assert grade("#23", answer_marker="Answer:") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("8, 17, 23", 1.0), ("it is 23.", 1.0), ("3+5+9+6=23", 1.0), ("17+23", 1.0), ("5-23", 1.0), ("23 then 24", 0.0),
+        ("-23", 0.0), ("230", 0.0), ("7.23", 0.0), ("٢٣", 0.0), ("none", 0.0), ("", 0.0),
+    ],
+)  # fmt: skip
+def test_without_a_marker_the_last_integer_is_the_answer(response, reward):
+    assert grade(response, answer_marker="") == reward
+
+
+def test_the_dump_of_a_task_builds_an_equal_task():
+    task = arithmetic(operand_max=20, seed=5, answer_marker="=>")
+    assert build_task({"name": task.name, **task.model_dump()}) == task
+    assert build_task({"name": task.name, **task.model_dump(mode="json")}) == task
+    assert task != arithmetic()
+
+
+def test_ranges_that_contradict_each_other_are_an_error():
+    with pytest.raises(UserError, match=r"^task\.num_operands_max=3 is below task\.num_operands_min=5$"):
+        arithmetic(num_operands_min=5, num_operands_max=3)
+
+
+def test_too_few_questions_to_split_are_an_error():
+    with pytest.raises(UserError, match=r"^task\.operand_max=1 with up to task\.num_operands_max=2 numbers makes too few"):
+        arithmetic(operand_max=1, num_operands_max=2)

@@ -1,0 +1,156 @@
+"""Laws of every task: how it is built, dumped, and graded by a reward of the user's own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rlzoo.errors import UserError
+from rlzoo.tasks import build_task, task_names
+from rlzoo.tasks.task import is_held_out
+from rlzoo.types import Problem
+
+
+def error_of(**settings):
+    with pytest.raises(UserError) as caught:
+        build_task(settings)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def reward_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+
+    return write
+
+
+def test_task_names_are_what_build_task_allows():
+    assert task_names() == ["arithmetic", "math_file", "reasoning_gym:<dataset>"]
+
+
+def test_an_unknown_task_is_told_what_is_allowed():
+    assert error_of(name="arithmetik") == (
+        "unknown task 'arithmetik' (allowed: arithmetic, math_file, reasoning_gym:<dataset>); did you mean 'arithmetic'?"
+    )
+
+
+@pytest.mark.parametrize("name", ["reasoning_gym", "reasoning_gym:", "arithmetic:x", "math_file:gsm8k", 7])
+def test_only_reasoning_gym_takes_a_dataset_after_a_colon(name):
+    assert error_of(name=name).startswith(f"unknown task {name!r} (allowed: ")
+
+
+def test_a_task_without_a_name_is_an_error():
+    assert error_of(seed=1) == "task.name is missing (allowed: arithmetic, math_file, reasoning_gym:<dataset>)"
+
+
+def test_an_unknown_setting_is_told_the_closest():
+    message = error_of(name="arithmetic", operand_maxx=5)
+    assert message.startswith("unknown key 'task.operand_maxx' (allowed: template, reward, seed, operand_max,")
+    assert message.endswith("did you mean 'operand_max'?")
+
+
+def test_a_setting_of_the_wrong_type_names_the_key():
+    assert error_of(name="arithmetic", seed="x").startswith("task.seed='x': ")
+    assert error_of(name="arithmetic", seed=-1).startswith("task.seed=-1: ")
+
+
+def test_a_template_needs_the_question():
+    assert error_of(name="arithmetic", template="Q:") == "task.template='Q:': must contain {question}"
+
+
+def test_a_prompt_keeps_other_braces_of_the_template():
+    task = build_task({"name": "arithmetic", "template": "{question} Use \\boxed{} or {answer}."})
+    assert task.prompt(Problem("3+5", "8")) == "3+5 Use \\boxed{} or {answer}."
+
+
+def test_a_task_is_frozen():
+    task = build_task({"name": "arithmetic"})
+    with pytest.raises(ValueError, match="frozen"):
+        task.seed = 3
+
+
+def test_a_reward_of_the_users_own_is_found_in_the_current_directory(reward_module):
+    reward_module("own_reward_a", "def length(problem, response):\n    return len(response) - int(problem.answer)\n")
+    with build_task({"name": "arithmetic", "reward": "own_reward_a:length"}) as task:
+        # 4 characters - 8 = -4; no character - 17 = -17
+        assert task.grade([Problem("3+5", "8"), Problem("3+5+9", "17")], ["four", ""]) == [-4.0, -17.0]
+        assert build_task({"name": task.name, **task.model_dump(mode="json")}) == task
+
+
+@pytest.mark.parametrize("reference", ["own", "own:", ":f", "own.py:f", "a b:f", "own:f()", "..own:f"])
+def test_a_reward_must_look_like_module_and_function(reference):
+    assert error_of(name="arithmetic", reward=reference) == (
+        f"task.reward={reference!r}: must look like module:function, for example my_rewards:exact_match"
+    )
+
+
+def test_each_mistake_in_a_reward_shows_when_the_task_is_built(reward_module, tmp_path):
+    reward_module("own_reward_b", "exact = 3\ndef matches(problem):\n    return 1\n")
+    reward_module("own_reward_c", "def broken(:\n")
+    start = "task.reward='own_reward_{}: "
+    missing = error_of(name="arithmetic", reward="own_reward_0:f")
+    assert missing.startswith(start.format("0:f'") + f"cannot import 'own_reward_0' from {tmp_path} or ")
+    broken = error_of(name="arithmetic", reward="own_reward_c:broken")
+    assert broken.startswith(start.format("c:broken'") + "cannot import 'own_reward_c'")
+    assert "invalid syntax" in broken
+    assert error_of(name="arithmetic", reward="own_reward_b:match") == (
+        start.format("b:match'") + "own_reward_b has no 'match'; did you mean 'matches'?"
+    )
+    assert error_of(name="arithmetic", reward="own_reward_b:exact") == (
+        start.format("b:exact'") + "is a int, not a function (problem, response) -> float"
+    )
+    assert error_of(name="arithmetic", reward="own_reward_b:matches") == (
+        start.format("b:matches'") + "must take (problem, response): too many positional arguments"
+    )
+
+
+@pytest.mark.parametrize("returned", ["None", "'1.0'", "float('nan')", "float('inf')", "[1.0, 2.0]"])
+def test_a_reward_must_return_a_finite_number(reward_module, returned):
+    name = f"own_reward_{sum(returned.encode())}"
+    reward_module(name, f"def f(problem, response):\n    return {returned}\n")
+    task = build_task({"name": "arithmetic", "reward": f"{name}:f"})
+    with pytest.raises(UserError, match="not a finite number"):
+        task.grade([Problem("3+5", "8")], ["8"])
+
+
+def test_true_and_numpy_numbers_are_rewards(reward_module):
+    reward_module("own_reward_d", "import numpy\ndef f(p, r):\n    return numpy.float32(0.5) if r else True\n")
+    task = build_task({"name": "arithmetic", "reward": "own_reward_d:f"})
+    assert task.grade([Problem("3+5", "8")] * 2, ["x", ""]) == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "extra"),
+    [
+        ("reasoning_gym:chain_sum", "reasoning_gym", "reasoning-gym"),
+        ("math_file", "math_verify", "math-verify"),
+        ("math_file", "pebble", "math-verify"),
+    ],
+)
+def test_a_missing_extra_is_told_how_to_install(monkeypatch, name, library, extra):
+    monkeypatch.setitem(sys.modules, library, None)  # what Python itself records for a module that cannot be imported
+    assert error_of(name=name) == f"{library} is not installed: pip install 'rlzoo[{extra}]'"
+
+
+def test_a_hub_data_set_needs_the_datasets_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert error_of(name="math_file") == "datasets is not installed: pip install 'rlzoo[datasets]'"
+
+
+def test_importing_tasks_does_not_import_heavy_libraries():
+    code = (
+        "import sys, rlzoo.tasks, rlzoo.tasks.math_file, rlzoo.tasks.reasoning_gym\n"
+        "print(sorted({'torch', 'transformers', 'reasoning_gym', 'math_verify', 'pebble', 'datasets'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_one_question_in_eight_is_held_out():
+    share = sum(is_held_out(f"{a}+{b}") for a in range(100) for b in range(100)) / 10_000
+    assert abs(share - 1 / 8) < 0.02
