@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Advantage = Literal["group_norm", "group_mean", "leave_one_out", "batch_norm", "raw"]
-"""How rewards become advantages. ``group_norm`` (GRPO, arXiv 2402.03300): ``(R - mean) / (std + 1e-6)`` in the group, std with
-n - 1; ``group_mean`` (Dr. GRPO, 2503.20783): ``R - mean``; ``leave_one_out`` (RLOO, 2402.14740): ``R - mean of the others``;
-``batch_norm`` (REINFORCE++, 2501.03262): normalised over the whole batch; ``raw``: the reward itself."""
+"""How rewards become advantages. ``group_norm`` (arXiv 2402.03300): ``(R - mean) / (std + 1e-6)`` in the group, std with n - 1;
+``group_mean`` (2503.20783): ``R - mean``; ``leave_one_out`` (2402.14740): ``R - mean of the others``; ``batch_norm``
+(2501.03262): normalised over the whole batch; ``raw``: the reward itself."""
 
 STD_FLOOR = 1e-6
 
@@ -46,7 +46,7 @@ def compute_advantages(rewards: Tensor, group_ids: Tensor, advantage: Advantage)
         return rewards[:, None].float()
     if advantage == "batch_norm":
         group_ids = torch.zeros_like(group_ids)
-    _, group = group_ids.unique(return_inverse=True)
+    group = torch.unique(group_ids, return_inverse=True)[1]
     count = torch.bincount(group).double()[group]
     if advantage == "leave_one_out" and bool((count < 2).any()):
         raise UserError("leave_one_out needs at least 2 responses per prompt; raise rollout.group_size")

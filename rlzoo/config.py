@@ -115,8 +115,8 @@ class RunConfig(Section):
     """Everything that decides what a run does; ``config.yaml`` of a run directory is its dump.
 
     Example:
-        ``RunConfig(clip="fspo", task={"name": "arithmetic"}, steps=5)``, or, as the command line does it,
-        ``RunConfig.compose(clip="fspo", overrides=["learner.lr=1e-5"])``.
+        ``RunConfig(clip=name, task={"name": "arithmetic"}, steps=5)``, or, as the command line does it,
+        ``RunConfig.compose(clip=name, overrides=["learner.lr=1e-5"])``.
     """
 
     clip: Annotated[ClipPolicy, BeforeValidator(_build_clip), PlainSerializer(_dump_named)] = Field(

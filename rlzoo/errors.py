@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -18,7 +18,7 @@ class UserError(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'fspo'?"`` for the closest of the known words, or nothing."""
+    """``"; did you mean 'lr'?"`` for the closest of the known words, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -39,7 +39,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     key = prefix + ".".join(location)
     if first["type"] == "extra_forbidden":
         section = _section(model, location[:-1])
-        allowed = [name for name in section.model_fields] if section else []
+        allowed = list(section.model_fields) if section else []
         return f"unknown key {key!r} (allowed: {', '.join(allowed)}){did_you_mean(location[-1], allowed)}"
     message = str(cause or first["msg"])
     if not location:
@@ -53,5 +53,6 @@ def _section(model: type[BaseModel], location: list[str]) -> type[BaseModel] | N
     section: type[BaseModel] | None = model
     for part in location:
         field = section.model_fields.get(part) if section else None
-        section = field.annotation if field and hasattr(field.annotation, "model_fields") else None
+        inner: Any = field.annotation if field else None
+        section = inner if hasattr(inner, "model_fields") else None
     return section

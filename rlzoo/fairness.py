@@ -24,7 +24,7 @@ def bin_edges(lengths: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 
 
 def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
-    """The bin of each length, ``(n,)`` integers from 0; bin k holds ``edges[k] < length <= edges[k + 1]``, bin 0 also its floor."""
+    """The bin of each length, ``(n,)`` integers: bin k holds ``edges[k] < length <= edges[k + 1]``, bin 0 its floor too."""
     return torch.bucketize(lengths.float().contiguous(), edges[1:-1].contiguous(), right=False)
 
 

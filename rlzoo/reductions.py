@@ -50,7 +50,7 @@ def reduce_objective(
         response_mask: ``(B, T)`` bool.
         reduction: which of the four.
         counts: denominators of the whole step, never of the micro-batch.
-        max_length: the constant of ``constant_length`` (Dr. GRPO, arXiv 2503.20783), in tokens.
+        max_length: the constant of ``constant_length`` (arXiv 2503.20783), in tokens.
 
     Raises:
         UserError: token_mean of a per-response objective, or constant_length without its constant.

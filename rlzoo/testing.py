@@ -229,7 +229,7 @@ def is_pure(policy: ClipPolicy) -> None:
     names = ("log_probs", "old_log_probs", "advantages", "rollout_log_probs")
     leaves = {name: getattr(inputs, name).clone().requires_grad_() for name in names}
     first = policy(dataclasses.replace(inputs, **leaves))
-    _visible(first.objective, inputs).sum().backward()
+    torch.autograd.backward(_visible(first.objective, inputs).sum())
     assert leaves["log_probs"].grad is not None, "log_probs has no gradient"
     for name in names[1:]:
         assert leaves[name].grad is None, f"{name} gets a gradient"
@@ -240,7 +240,7 @@ def is_pure(policy: ClipPolicy) -> None:
 
 
 def clipped_means_no_gradient(policy: ClipPolicy) -> None:
-    """9. Where A != 0 and the log-ratio is below 20: ``clipped`` exactly where the gradient is zero; and something is clipped."""
+    """9. Where A != 0 and the log-ratio is below 20: ``clipped`` exactly where the gradient is zero; and some is."""
     inputs = off_policy_inputs(policy)
     result, gradient = evaluate(policy, inputs)
     fraction = _clip_fraction(policy, inputs)

@@ -30,12 +30,10 @@ class Tracker:
     """One MLflow run, ended as FINISHED, KILLED or FAILED by the way its block is left; without an experiment, nothing.
 
     Example:
-        ``with Tracker("rlzoo", "fspo-arithmetic", tags={"clip": "fspo"}, params=config) as tracker: tracker.log(1, metrics)``
+        ``with Tracker("rlzoo", "my-run", tags={"seed": "0"}, params=config) as tracker: tracker.log(1, metrics)``
     """
 
-    def __init__(
-        self, experiment: str | None, run_name: str, *, tags: Mapping[str, str], params: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, experiment: str | None, run_name: str, *, tags: Mapping[str, str], params: Mapping[str, Any]) -> None:
         self._mlflow: Any = None
         self.run_id: str | None = None
         if experiment is None:
@@ -69,9 +67,7 @@ class Tracker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._mlflow is None:
             return
         stopped = isinstance(error, (KeyboardInterrupt, SystemExit))

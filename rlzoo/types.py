@@ -83,7 +83,7 @@ class ClipBand:
     """The log-ratios within which the gradient flows; each edge broadcasts against the log-ratio.
 
     Example:
-        FSPO with widths 0.03 on responses of 100 and 400 tokens has ``high = [[0.3], [0.6]]``.
+        A band of 0.03 per sqrt(token) on responses of 100 and 400 tokens has ``high = [[0.3], [0.6]]``.
     """
 
     low: Tensor  # log-ratio floor, where the advantage is negative
@@ -96,7 +96,7 @@ class ClipResult:
     """What a clip policy answers: its objective, not reduced, and where it cut.
 
     Example:
-        GRPO (clip_high 0.2) on ratio 1.5 and advantage 2 gives ``objective = 2.4``, ``log_ratio = 0.405``, ``clipped = True``.
+        A ratio of 1.5 under a ceiling of 1.2 with advantage 2: ``objective = 2.4``, ``log_ratio = 0.405``, ``clipped = True``.
     """
 
     objective: Tensor  # (B, T) or (B, 1): to be maximised, not reduced, float32

@@ -97,7 +97,8 @@ def _collect(manager: pluggy.PluginManager, sources: Mapping[str, str]) -> dict[
     entries: dict[str, Entry] = {}
     for implementation in manager.hook.rlzoo_clip_policies.get_hookimpls():
         source = sources[implementation.plugin_name]
-        for policy in implementation.function():
+        policies: Any = implementation.function()
+        for policy in policies:
             if not (isinstance(policy, type) and issubclass(policy, ClipPolicy)) or isabstract(policy):
                 raise UserError(
                     f"plugin {implementation.plugin_name!r} of {source} returned {policy!r}: not a ClipPolicy class"

@@ -32,7 +32,7 @@ def test_default_run_lies_under_everything_that_names_no_model(tmp_path):
 def test_settings_for_one_policy_are_applied_when_it_is_chosen(tmp_path):
     file = write(
         tmp_path / "mine.yaml",
-        "clip: {name: fspo}\nlearner: {lr: 0.1}\n"
+        "model: {path: embedded}\nclip: {name: fspo}\nlearner: {lr: 0.1}\n"
         "per_clip:\n  gspo: {clip: {clip_low: 0.005}, learner: {lr: 0.2}}\n  fspo: {clip: {drift: -0.001}}\n",
     )
     gspo = RunConfig.compose([file], clip="gspo")

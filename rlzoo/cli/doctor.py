@@ -53,7 +53,9 @@ def examine() -> dict[str, str]:
     findings["clip policies"] = ", ".join(f"{name} ({entry.source})" for name, entry in load_zoo().entries.items())
     findings["configs"] = ", ".join(config_names())
     findings["MLflow store"] = tracking_uri()
-    findings["current directory"] = "writable" if os.access(".", os.W_OK) else "not writable: use --output and MLFLOW_TRACKING_URI"
+    findings["current directory"] = (
+        "writable" if os.access(".", os.W_OK) else "not writable: use --output and MLFLOW_TRACKING_URI"
+    )
     return findings
 
 

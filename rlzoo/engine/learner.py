@@ -116,9 +116,7 @@ class Learner:
         if self.reference is None:
             return replace(experience, old_log_probs=old)
         with self.accelerator.autocast():
-            return replace(
-                experience, old_log_probs=old, ref_log_probs=self._log_probs_of(self.reference, experience, rows)
-            )
+            return replace(experience, old_log_probs=old, ref_log_probs=self._log_probs_of(self.reference, experience, rows))
 
     def step(self, experience: Experience, rows: Tensor) -> Update:
         """One optimizer step on some rows of the experience."""
@@ -184,7 +182,7 @@ class Learner:
         return gradient, ResponseTable.measure(inputs, result, entropy, kl), objective.item()
 
     def _whole_step_gradient(self, experience: Experience, rows: Tensor, counts: StepCounts) -> WholeStep:
-        """g for a rule that looks at the whole step: log-probs first, without gradient, then the policy once."""
+        """The g of a rule that looks at the whole step: log-probs first, without gradient, then the policy once."""
         if self.accelerator.num_processes > 1:
             raise UserError(f"clip policy {self.policy.name!r} has scope 'batch', which runs in one process")
         entropy = torch.zeros(experience.response_mask.shape)

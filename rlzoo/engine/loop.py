@@ -53,7 +53,8 @@ def train(config: RunConfig, observer: Observer | None = None) -> RunResult:
     Raises:
         UserError: the run cannot start as configured; nothing has been written then.
     """
-    with config.task as task:
+    task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
+    with task:
         run = Run(config, task)
         with run.open() as tracker:
             return run.execute(tracker, observer)
@@ -115,6 +116,11 @@ class Run:
     def execute(self, tracker: Tracker, observer: Observer | None) -> RunResult:
         """Run every step; a run that is stopped or fails leaves its last checkpoint and its completions."""
         tracker.log_file(self.directory.path / "config.yaml")
+        if self.config.learner.num_minibatches * self.config.learner.num_epochs == 1:
+            logger.warning(
+                "clip is inert: one update per rollout, so every ratio is 1; "
+                "raise learner.num_minibatches or learner.num_epochs for a clip to act"
+            )
         step = 0
         try:
             self._report(0, self.evaluate(), tracker, observer)
@@ -170,15 +176,11 @@ class Run:
         rewards = [rollout.reward for group in groups for rollout in group.rollouts]
         return {"eval/accuracy": sum(rewards) / len(rewards)}
 
-    def _sample_and_grade(
-        self, problems: list[Problem], samples: int, temperature: float, seed: int
-    ) -> list[RolloutGroup]:
+    def _sample_and_grade(self, problems: list[Problem], samples: int, temperature: float, seed: int) -> list[RolloutGroup]:
         prompts = [self.task.prompt(problem) for problem in problems]
         version = self.learner.num_optimizer_steps
         with self.learner.accelerator.autocast():
-            rollouts = self.sampler.sample(
-                prompts, samples, seed=seed, temperature=temperature, policy_version=version
-            )
+            rollouts = self.sampler.sample(prompts, samples, seed=seed, temperature=temperature, policy_version=version)
         asked = [problem for problem in problems for _ in range(samples)]
         rewards = self.task.grade(asked, [rollout.text for rollout in rollouts])
         graded = [replace(rollout, reward=float(reward)) for rollout, reward in zip(rollouts, rewards, strict=True)]

@@ -59,7 +59,7 @@ class ResponseLogProbs(nn.Module):
         return _log_probs_of_logits(self.language_model(**inputs).logits[batch.predicts], targets, self.temperature)
 
 
-def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Module, temperature: float) -> tuple[Tensor, Tensor]:
+def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Linear, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of ``targets``, with at most `LOGITS_PER_CHUNK` logits alive.
 
     Args:
@@ -71,13 +71,12 @@ def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Module, temperat
     Returns:
         float32 ``(N,)`` each.
     """
-    vocabulary = head.weight.shape[0]
-    chunk = max(1, LOGITS_PER_CHUNK // int(vocabulary))
+    chunk = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
 
     def of_chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return _log_probs_of_logits(head(states), ids, temperature)
 
-    pairs = zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    pairs = zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
     if torch.is_grad_enabled() and len(targets) > chunk:
         parts = [checkpoint(of_chunk, states, ids, use_reentrant=False) for states, ids in pairs]
     else:

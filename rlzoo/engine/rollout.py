@@ -128,9 +128,7 @@ class Sampler:
             for ids, response, reported in zip(rows, responses, log_probs, strict=True)
         ]
 
-    def _rollout(
-        self, prompt_ids: tuple[int, ...], drawn: list[int], log_probs: list[float], policy_version: int
-    ) -> Rollout:
+    def _rollout(self, prompt_ids: tuple[int, ...], drawn: list[int], log_probs: list[float], policy_version: int) -> Rollout:
         # the first end token belongs to the response, also where it is the padding token; what follows is padding
         end = next((place + 1 for place, token in enumerate(drawn) if token in self.end_ids), None)
         response_ids = tuple(drawn[:end])

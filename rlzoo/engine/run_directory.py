@@ -99,9 +99,7 @@ class RunDirectory:
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
         save_file(tensors, stem.with_suffix(".safetensors"))
 
-    def save_checkpoint(
-        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: int
-    ) -> Path:
+    def save_checkpoint(self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: int) -> Path:
         """Save weights and tokenizer for ``from_pretrained``, whole or not at all, and drop all but the last ``keep``."""
         folder = self.path / "checkpoints" / name
         temporary = folder.with_name(f".{name}.part")

@@ -38,7 +38,7 @@ class Task(BaseModel, ABC):
         min_length=1,
         description="your own reward as module:function, called with (problem, response); none: the task's own",
     )
-    seed: int = Field(default=0, ge=0, lt=2**32, description="order of the training problems; evaluation ignores it")
+    seed: int | None = Field(default=None, ge=0, lt=2**32, description="order of the training problems; null: the run's seed")
 
     @property
     @abstractmethod

@@ -73,9 +73,7 @@ def test_sampling_is_from_the_whole_distribution():
 
 def test_responses_of_one_prompt_stand_together_and_carry_the_policy_version():
     rollouts = sampler().sample(PROMPTS, 2, seed=0, policy_version=5)
-    assert [rollout.prompt_ids for rollout in rollouts] == [
-        ids for ids in ((5, 6), (7, 8, 9, 10, 11), (12,)) for _ in range(2)
-    ]
+    assert [rollout.prompt_ids for rollout in rollouts] == [ids for ids in ((5, 6), (7, 8, 9, 10, 11), (12,)) for _ in range(2)]
     assert {rollout.policy_version for rollout in rollouts} == {5}
 
 
