@@ -68,11 +68,9 @@ class ProgressDisplay:
         """Show one step's metrics."""
         if step == 0:
             self._progress.console.print(self._title)
-        words = {
-            "reward": metrics.get("reward/mean"),
-            "clip": metrics.get("clip/fraction"),
-            "accuracy": metrics.get("eval/accuracy"),
-        }
+        words = {"reward": metrics.get("reward/mean"), "clip": metrics.get("clip/fraction")}
+        if not self._console.is_terminal:  # there, accuracy has a line of its own
+            words["accuracy"] = metrics.get("eval/accuracy")
         text = "  ".join(f"{word} {value:.3f}" for word, value in words.items() if value is not None)
         if "throughput/tokens_per_second" in metrics:
             text += f"  {metrics['throughput/tokens_per_second']:,.0f} tok/s"

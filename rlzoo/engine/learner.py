@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,6 +40,19 @@ class Update:
     grad_clipped: bool
     skipped: bool  # nothing to learn (every advantage 0), or a gradient that is not finite
     lr: float
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """What a rule of scope "batch" answers for a whole step.
+
+    Example:
+        ``whole.gradient[rows]`` is g for those rows.
+    """
+
+    gradient: Tensor  # (B, T) dJ/dlog_probs, 0 outside the step's rows
+    table: ResponseTable
+    objective: float
 
 
 class Learner:
@@ -141,7 +153,7 @@ class Learner:
             The rows' log-probs ``(R, T)``, their measurements in the micro-batches' order, and the objective J.
         """
         counts = self._counts(experience, rows)
-        pieces = self._micro_batches(experience, rows)
+        pieces = list(experience.micro_batches(rows, self.config.max_tokens_per_micro_batch))
         g = self._whole_step_gradient(experience, rows, counts) if self.policy.scope == "batch" else None
         log_probs = torch.zeros(experience.response_mask.shape)
         tables, objective = [], 0.0
@@ -151,8 +163,8 @@ class Learner:
                 flat, entropy = self._forward(self.model, experience, piece)
                 current = experience.scatter(piece, flat)
                 if g is None:
-                    judged = self._judge(experience, piece, current, counts, experience.scatter(piece, entropy))
-                    upstream, table, share = judged
+                    spread = experience.scatter(piece, entropy)
+                    upstream, table, share = self._judge(experience, piece, current, counts, spread)
                     tables.append(table)
                     objective += share
                 else:
@@ -212,25 +224,9 @@ class Learner:
         log_probs, entropy = model(batch)
         return log_probs, entropy
 
-    def _micro_batches(self, experience: Experience, rows: Tensor) -> Sequence[Tensor]:
-        return list(experience.micro_batches(rows, self.config.max_tokens_per_micro_batch))
-
     def _counts(self, experience: Experience, rows: Tensor) -> StepCounts:
         """The step's denominators, fixed before its first backward pass, over all micro-batches and ranks."""
         lengths = experience.lengths[rows]
         counts = torch.tensor([int((lengths > 0).sum()), int(lengths.sum())], device=self.accelerator.device)
         responses, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
         return StepCounts(num_responses=int(responses), num_tokens=int(tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class WholeStep:
-    """What a rule of scope "batch" answers for a whole step.
-
-    Example:
-        ``whole.gradient[rows]`` is g for those rows.
-    """
-
-    gradient: Tensor  # (B, T) dJ/dlog_probs, 0 outside the step's rows
-    table: ResponseTable
-    objective: float

@@ -18,6 +18,7 @@ from rlzoo.engine.metrics import ResponseTable, clip_metrics, rollout_metrics
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.errors import UserError
 from rlzoo.tasks import Task
 from rlzoo.tracking import Tracker, git_commit
 from rlzoo.types import Problem, RolloutGroup
@@ -64,7 +65,11 @@ class Run:
     """The pieces of one run, made from its configuration."""
 
     def __init__(self, config: RunConfig, task: Task) -> None:
-        self.config = config
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{config.clip.name}-{task.name.replace(':', '-')}-{config.seed}-{stamp}"
+        path = config.output or Path("runs") / name
+        RunDirectory.check_free(path)
+        self.config = config.model_copy(update={"output": path})
         self.task = task
         self.model, self.tokenizer = load_pretrained(config.model.path, config.model.dtype)
         self.learner = Learner(
@@ -77,7 +82,7 @@ class Run:
             temperature=config.rollout.temperature,
         )
         if self.learner.accelerator.num_processes > 1:
-            raise RuntimeError("training runs in one process; start it without a launcher")
+            raise UserError("training runs in one process; start it without a launcher")
         self.sampler = Sampler(
             self.model,
             self.tokenizer,
@@ -87,10 +92,6 @@ class Run:
             chat_template=config.model.chat_template,
         )
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        task_name = task.name.replace(":", "-")
-        path = config.output or Path("runs") / f"{config.clip.name}-{task_name}-{config.seed}-{stamp}"
-        self.config = config.model_copy(update={"output": path})
         self.directory = RunDirectory.create(path, self.config.to_yaml())
         self.metrics: list[dict[str, float]] = []
         self.completions: list[dict[str, Any]] = []

@@ -40,15 +40,20 @@ class RunDirectory:
         Raises:
             UserError: the directory holds something already, or cannot be written.
         """
+        cls.check_free(path)
         try:
-            if path.is_dir() and any(path.iterdir()):
-                raise UserError(f"output directory {str(path)!r} is not empty; name another with --output, or remove it")
             (path / "rollouts").mkdir(parents=True)
             (path / "checkpoints").mkdir()
             (path / "config.yaml").write_text(config_yaml, encoding="utf-8")
         except OSError as error:
             raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
         return cls(path)
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a directory that holds something already, before any time is spent on the run."""
+        if path.is_dir() and any(path.iterdir()):
+            raise UserError(f"output directory {str(path)!r} is not empty; name another with --output, or remove it")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to ``metrics.jsonl``, on the disk before this returns."""

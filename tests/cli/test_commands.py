@@ -61,8 +61,11 @@ def test_clips_show_has_formula_settings_and_bounds(rlzoo):
     shown = json.loads(rlzoo("clips", "show", "gspo", "--json")[1])
     fields = {field["name"]: field for field in shown["settings"]}
     assert fields["clip_low"] == {
-        "name": "clip_low", "default": 3e-4, "allowed": "> 0, < 1", "description": "the ratio stays above 1 - clip_low where A < 0",
-    }  # fmt: skip
+        "name": "clip_low",
+        "default": 3e-4,
+        "allowed": "> 0, < 1",
+        "description": "the ratio stays above 1 - clip_low where A < 0",
+    }
 
 
 def test_doctor_reports_what_is_installed(rlzoo):
@@ -102,7 +105,9 @@ def test_a_run_prints_plain_lines_when_piped(tmp_path):
 def test_a_stopped_run_saves_and_says_so_by_its_exit_code(tmp_path, sent, code):
     arguments = ["train", "--steps", "500", "--output", "out", *QUICK]
     metrics = tmp_path / "out" / "metrics.jsonl"
-    process = subprocess.Popen([*COMMAND, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     while process.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 3):
         time.sleep(0.1)
     process.send_signal(sent)

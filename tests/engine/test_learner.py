@@ -193,6 +193,26 @@ def test_gradient_clipping_is_reported_and_bounds_the_step(model, policy):
     assert update.grad_norm > 1e-3
 
 
+def test_an_adaptive_policy_is_replaced_after_every_update(model):
+    from rlzoo_fspo import FSPO
+
+    class Tracking(FSPO):
+        """Follows the drift it sees."""
+
+        def updated(self, stats):
+            assert stats.num_responses.sum() == 5  # six rows a minibatch, one of them with A = 0
+            return self.replace(drift=float(stats.log_ratio.sum() / stats.length.sum()))
+
+    experience = off_policy_experience(model, FSPO())
+    advantages = torch.ones_like(experience.advantages)
+    learner = make_learner(model, Tracking(), num_minibatches=3, lr=1e-2)
+    order = torch.randperm(18, generator=torch.Generator().manual_seed(0)).chunk(3)
+    advantages[torch.stack([rows[0] for rows in order])] = 0
+    learner.update(dataclasses.replace(experience, advantages=advantages), seed=0)
+    assert learner.policy.drift != 0
+    assert learner.policy.width_high == FSPO().width_high
+
+
 def test_learning_rate_warms_up_and_decays(model, policy):
     experience = off_policy_experience(model, policy)
     learner = make_learner(model, policy, schedule="linear", warmup_updates=2, num_updates=4, num_minibatches=4)

@@ -69,7 +69,9 @@ def test_config_yaml_reproduces_the_run(run, tmp_path):
     again = RunConfig.compose([result.path / "config.yaml"], output=tmp_path / "again")
     repeated = rlzoo.train(again)
     assert without_times(repeated.metrics) == without_times(result.metrics)
-    first, second = (load_file(path / "checkpoints" / "step-000002" / "model.safetensors") for path in (result.path, repeated.path))
+    first, second = (
+        load_file(path / "checkpoints" / "step-000002" / "model.safetensors") for path in (result.path, repeated.path)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -111,9 +113,7 @@ def test_mlflow_has_parameters_metrics_tags_completions_and_config(run):
         "clip": "fspo", "seed": "0", "task": "arithmetic", "model": "embedded",
     }  # fmt: skip
     history = client.get_metric_history(result.mlflow_run_id, "reward/mean")
-    assert [(point.step, point.value) for point in history] == [
-        (step, result.metrics[step]["reward/mean"]) for step in (1, 2)
-    ]
+    assert [(point.step, point.value) for point in history] == [(step, result.metrics[step]["reward/mean"]) for step in (1, 2)]
     artifacts = {item.path for item in client.list_artifacts(result.mlflow_run_id)}
     assert {"config.yaml", "completions.json", "metrics.jsonl"} <= artifacts
 
@@ -127,7 +127,9 @@ def test_every_bundled_policy_trains(clip, tmp_path):
 
 
 def test_seeds_differ_in_data_and_draws(tmp_path):
-    runs = [rlzoo.train(quick(tmp_path / str(seed), steps=1, seed=seed, overrides=["tracking.mlflow=false"])) for seed in (0, 1)]
+    runs = [
+        rlzoo.train(quick(tmp_path / str(seed), steps=1, seed=seed, overrides=["tracking.mlflow=false"])) for seed in (0, 1)
+    ]
     questions = [[row["question"] for row in lines(run.path / "rollouts" / "000001.jsonl")] for run in runs]
     assert questions[0] != questions[1]
     assert runs[0].metrics[0] == runs[1].metrics[0]  # the same evaluation of the same model
