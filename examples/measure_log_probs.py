@@ -12,10 +12,14 @@ import resource
 import time
 from typing import Any
 
-PARTS = ("log-probs of given hidden states, forward and backward", "the whole model, forward and backward")
+PARTS = (
+    "log-probs of given hidden states, forward and backward",
+    "the whole model, forward only, as for the old policy",
+    "the whole model, forward and backward",
+)
 
 
-def measure(model_path: str, rows: int, tokens: int, chunked: bool, whole: bool) -> dict[str, Any]:
+def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -> dict[str, Any]:
     """Peak memory above what the process held before, in MB, and seconds, for one way of computing."""
     import torch
 
@@ -39,13 +43,17 @@ def measure(model_path: str, rows: int, tokens: int, chunked: bool, whole: bool)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    if whole:
+    if part == PARTS[1]:
+        with torch.no_grad():
+            log_probs, _ = module(batch)
+    elif part == PARTS[2]:
         log_probs, _ = module(batch)
     elif chunked:
         log_probs, _ = chunked_log_probs(hidden, targets, head, 1.0)
     else:
         log_probs = head(hidden).float().log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
-    log_probs.sum().backward()
+    if log_probs.requires_grad:
+        log_probs.sum().backward()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "megabytes": (peak - before) / 1024,
@@ -55,17 +63,17 @@ def measure(model_path: str, rows: int, tokens: int, chunked: bool, whole: bool)
 
 
 def main() -> None:
-    """Measure both ways of both parts and print the ratios."""
+    """Measure both ways of every part and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=512)
     options = parser.parse_args()
-    for whole, part in enumerate(PARTS):
+    for part in PARTS:
         results = []
         for chunked in (False, True):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                arguments = (options.model, options.rows, options.tokens, chunked, bool(whole))
+                arguments = (options.model, options.rows, options.tokens, chunked, part)
                 results.append(pool.apply(measure, arguments))
         plain, ours = results
         pairs = zip(plain["log_probs"], ours["log_probs"], strict=True)

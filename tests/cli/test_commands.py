@@ -106,7 +106,12 @@ def test_a_stopped_run_saves_and_says_so_by_its_exit_code(tmp_path, sent, code):
     arguments = ["train", "--steps", "500", "--output", "out", *QUICK]
     metrics = tmp_path / "out" / "metrics.jsonl"
     process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite run in the background ignores it
     )
     while process.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 3):
         time.sleep(0.1)
