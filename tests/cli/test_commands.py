@@ -15,6 +15,9 @@ from rlzoo import load_zoo
 from rlzoo.cli import main
 
 COMMAND = [sys.executable, "-m", "rlzoo"]
+# what is started in the background of a shell ignores Ctrl-C, and so do its children, tests included
+LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from rlzoo.cli import main; main()"
+LISTENING = [sys.executable, "-c", LISTEN]
 QUICK = [
     "--set", "rollout.num_prompts=8", "--set", "rollout.group_size=4", "--set", "task.num_operands_max=4",
     "--set", "rollout.max_new_tokens=20", "--set", "eval.num_problems=20",
@@ -106,12 +109,7 @@ def test_a_stopped_run_saves_and_says_so_by_its_exit_code(tmp_path, sent, code):
     arguments = ["train", "--steps", "500", "--output", "out", *QUICK]
     metrics = tmp_path / "out" / "metrics.jsonl"
     process = subprocess.Popen(
-        [*COMMAND, *arguments],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite run in the background ignores it
+        [*LISTENING, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     while process.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < 3):
         time.sleep(0.1)
