@@ -103,7 +103,8 @@ def outside_plugin(session: nox.Session) -> None:
     folder = Path(session.create_tmp())
     shutil.rmtree(folder / "run", ignore_errors=True)
     with session.chdir(folder):
-        session.run(str(bin_folder / "pytest"), "-q", "-W", "error", str(plugin / "tests"), external=True, env=OFFLINE)
+        settings = ["-c", str(plugin / "pyproject.toml"), "-W", "error"]  # the plugin's, not those of this checkout
+        session.run(str(bin_folder / "pytest"), *settings, str(plugin / "tests"), external=True, env=OFFLINE)
         session.run(str(bin_folder / "rlzoo"), "clips", "show", "sapo", external=True, env=OFFLINE)
         command = [str(bin_folder / "rlzoo"), "train", "--clip", "sapo", "--steps", "2", "--output", "run"]
         session.run(*command, external=True, env=OFFLINE)
