@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from rlzoo.policy import ClipPolicy
 from rlzoo.zoo import Entry, load_zoo
@@ -24,7 +25,7 @@ def list_policies(as_json: bool) -> None:
     for row in rows:
         defaults = f"{row['scope']}, {row['advantage']}, {row['reduction']}"
         console.print(f"[bold]{row['name']}[/]  {defaults}  [dim]{row['paper']}  {row['from']}[/]")
-        console.print(Padding(row["what it does"], (0, 0, 0, 6)))
+        console.print(Padding(Text(row["what it does"]), (0, 0, 0, 6)))
 
 
 def show_policy(name: str, as_json: bool) -> None:
@@ -42,7 +43,8 @@ def show_policy(name: str, as_json: bool) -> None:
     for column in ("name", "default", "allowed", "meaning"):
         table.add_column(column, overflow="fold")
     for field in fields:
-        table.add_row(field["name"], json.dumps(field["default"]), field["allowed"], field["description"])
+        cells = (field["name"], json.dumps(field["default"]), field["allowed"], field["description"])
+        table.add_row(*map(Text, cells))  # plain text: brackets in a description are no markup
     console.print(table)
 
 

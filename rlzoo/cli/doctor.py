@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlzoo.config import config_names
 from rlzoo.tracking import tracking_uri
@@ -29,10 +31,15 @@ def report(as_json: bool) -> None:
     findings = examine()
     if as_json:
         print(json.dumps(findings, indent=2))
-        return
+    else:
+        show(findings)
+
+
+def show(findings: Mapping[str, str]) -> None:
+    """Print findings as two columns."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, found in findings.items():
-        table.add_row(name, found)
+        table.add_row(name, Text(found))  # plain text: rlzoo[extra] is no markup
     Console(highlight=False).print(table)
 
 

@@ -33,8 +33,8 @@ def run(
     _show_our_log()
     from rlzoo.engine.loop import train
 
-    console = Console(highlight=False)
-    title = f"[bold]{config.clip.name}[/] on {config.task.name}, model {config.model.path}, seed {config.seed}"
+    console = Console(highlight=False, markup=False)  # paths and names may hold brackets
+    title = f"{config.clip.name} on {config.task.name}, model {config.model.path}, seed {config.seed}"
     with ProgressDisplay(console, title, config.steps) as display:
         result = train(config, display.show)
     accuracies = [metrics["eval/accuracy"] for metrics in result.metrics if "eval/accuracy" in metrics]
@@ -67,7 +67,7 @@ class ProgressDisplay:
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show one step's metrics."""
         if step == 0:
-            self._progress.console.print(self._title)
+            self._progress.console.print(self._title, style="bold")
         words = {"reward": metrics.get("reward/mean"), "clip": metrics.get("clip/fraction")}
         if not self._console.is_terminal:  # there, accuracy has a line of its own
             words["accuracy"] = metrics.get("eval/accuracy")

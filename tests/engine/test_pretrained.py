@@ -224,8 +224,6 @@ def test_a_hub_model_out_of_reach_is_one_line(monkeypatch):
 
 
 def test_the_embedded_model_is_part_of_the_package():
-    if not (Path(str(importlib.resources.files("rlzoo"))) / "assets" / "embedded").is_dir():
-        pytest.skip("not made yet")
     model, tokenizer = load_pretrained("embedded")
     assert eos_token_ids(model, tokenizer)
 
