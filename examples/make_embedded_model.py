@@ -301,7 +301,7 @@ def main() -> None:
     torch.set_num_threads(1)  # the same sums on any number of cores
     torch.manual_seed(options.seed)
     assert solution_with_slips("3+5+9+6", 0.0, random.Random(0)) == worked_solution("3+5+9+6")
-    task = build_task({"name": "arithmetic", "num_operands_min": 2, "num_operands_max": OPERANDS_MAX})
+    task = build_task({"name": "arithmetic", "num_operands_min": 2, "num_operands_max": OPERANDS_MAX, "seed": options.seed})
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     warm_up(model, tokenizer, task, options)
