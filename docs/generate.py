@@ -1,6 +1,6 @@
 """Writes the parts of the documentation that come from the code; with --check, only says which are out of date.
 
-A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`` in README.md or a page under docs/.
+A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, in README.md, a plugin's README.md or a page of docs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ def zoo_table() -> str:
     rows = ["| policy | what it does | scope | advantage | paper |", "|---|---|---|---|---|"]
     for name, policy in load_zoo().items():
         line = (inspect.getdoc(policy) or "").partition("\n")[0]
-        rows.append(
-            f"| [`{name}`](docs/policies/{name}.md) | {line} | {policy.scope} | {policy().advantage} | {policy.paper} |"
-        )
+        link = f"[`{name}`](plugins/{policy.__module__}/README.md)"
+        rows.append(f"| {link} | {line} | {policy.scope} | {policy().advantage} | {policy.paper} |")
     return "\n".join(rows)
 
 
@@ -40,6 +39,11 @@ def parameters(name: str) -> str:
         default = "null" if field["default"] is None else field["default"]
         rows.append(f"| `clip.{field['name']}` | {default} | {field['allowed']} | {field['description']} |")
     return "\n".join(rows)
+
+
+def watch(name: str) -> str:
+    """The metrics to watch with a policy."""
+    return "\n".join(f"- `{metric}`: {text}." for metric, text in load_zoo()[name].watch.items())
 
 
 def docstring(name: str) -> str:
@@ -73,7 +77,7 @@ def _shown(default: object) -> str:
 def part(name: str) -> str:
     """The text of one generated part."""
     kind, _, argument = name.partition(" ")
-    makers = {"parameters": parameters, "docstring": docstring}
+    makers = {"parameters": parameters, "docstring": docstring, "watch": watch}
     if kind in makers:
         return makers[kind](argument)
     plain = {"zoo": zoo_table, "command-line": command_line, "configuration": configuration}
@@ -83,7 +87,8 @@ def part(name: str) -> str:
 def main() -> int:
     """Bring every page up to date, or with --check say which are not."""
     stale = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    plugins = sorted((ROOT / "plugins").glob("*/README.md"))
+    for page in [ROOT / "README.md", *plugins, *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         fresh = PART.sub(lambda match: f"{match[1]}{part(match['name'])}\n{match[3]}", text)
         if fresh != text:

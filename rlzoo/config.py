@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from rlzoo.errors import UserError, did_you_mean, explain
 from rlzoo.policy import ClipPolicy
@@ -85,13 +94,16 @@ class TrackingConfig(Section):
     completions: int = Field(4, ge=0, description="sampled completions logged per step")
 
 
-def _build_clip(value: object) -> ClipPolicy:
+def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
     if isinstance(value, ClipPolicy):
         return value
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping) or not isinstance(settings.get("name"), str):
         raise UserError(f"clip={value!r}: a policy's name, or settings with a name")
-    policy = load_zoo()[settings["name"]]
+    zoo, name = load_zoo(info.data.get("plugins", ())), settings["name"]
+    if name not in zoo and name in config_names():
+        raise UserError(f"clip={name!r} is not a policy but a config: give it with --config {name}")
+    policy = zoo[name]
     try:
         return policy.model_validate({key: item for key, item in settings.items() if key != "name"})
     except ValidationError as error:
@@ -119,6 +131,7 @@ class RunConfig(Section):
         ``RunConfig.compose(clip=name, overrides=["learner.lr=1e-5"])``.
     """
 
+    plugins: tuple[str, ...] = Field((), description="plugin files and folders to load beside the installed ones")
     clip: Annotated[ClipPolicy, BeforeValidator(_build_clip), PlainSerializer(_dump_named)] = Field(
         description="the clip policy: its name, or name and settings"
     )
@@ -154,6 +167,7 @@ class RunConfig(Section):
         *,
         clip: str | None = None,
         overrides: Sequence[str] = (),
+        plugins: Sequence[str | Path] = (),
         **settings: Any,
     ) -> Self:
         """Compose a run as the command line does; later sources win.
@@ -165,6 +179,7 @@ class RunConfig(Section):
             configs: names of shipped configs, or files.
             clip: a policy's name, over whatever the configs name.
             overrides: ``"section.key=value"``, the value in YAML.
+            plugins: plugin files and folders, beside those the configs name.
             settings: top-level fields such as ``seed=1``; None is ignored.
 
         Raises:
@@ -181,6 +196,8 @@ class RunConfig(Section):
             merged = _merge(merged, _for_clip(layer, name))
         if name:
             merged["clip"] = {**merged.get("clip", {}), "name": name}
+        if plugins:
+            merged["plugins"] = [*merged.get("plugins", ()), *(str(Path(path).expanduser().resolve()) for path in plugins)]
         try:
             return cls.model_validate(merged)
         except ValidationError as error:

@@ -17,6 +17,16 @@ class UserError(ValueError):
     """
 
 
+class PolicyError(RuntimeError):
+    """A clip policy broke its contract in a run: names the policy and what was wrong.
+
+    The command line prints it as one line and exits with code 1.
+    """
+
+    def __init__(self, policy: str, problem: str) -> None:
+        super().__init__(f"clip policy {policy!r} {problem}")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'lr'?"`` for the closest of the known words, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)

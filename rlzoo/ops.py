@@ -5,7 +5,7 @@ Shapes: B responses, T response tokens. A value per response is a ``(B, 1)`` col
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -18,15 +18,33 @@ LOG_RATIO_LIMIT = 20.0
 """Largest log-ratio, of either sign, that is exponentiated. exp(20) = 4.9e8 is outside any band in use."""
 
 
-def log_ratio(inputs: ClipInputs) -> Tensor:
+def log_probs(inputs: ClipInputs) -> Tensor:
+    """Log-probabilities of the current policy, float32 ``(B, T)``, exactly 0 where masked; carries the gradient."""
+    return _visible(inputs.log_probs, inputs.response_mask)
+
+
+def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout"] = "old") -> Tensor:
     """Log-ratio per token, float32 ``(B, T)``: ``log pi - log pi_old`` on response tokens, exactly 0 elsewhere.
 
     Masked positions are replaced before the subtraction, so whatever stands there (NaN, infinity) reaches neither the
     value nor the gradient.
+
+    Args:
+        inputs: what the policy was given.
+        against: the denominator; ``"rollout"`` is the sampler's own log-probabilities, or the old ones where it gave none.
     """
-    zero = torch.zeros((), device=inputs.log_probs.device)
-    log_probs = torch.where(inputs.response_mask, inputs.log_probs.float(), zero)
-    return log_probs - torch.where(inputs.response_mask, inputs.old_log_probs.detach().float(), zero)
+    reported = inputs.rollout_log_probs if against == "rollout" else None
+    denominator = inputs.old_log_probs if reported is None else reported
+    return log_probs(inputs) - _visible(denominator.detach(), inputs.response_mask)
+
+
+def _visible(values: Tensor, response_mask: Tensor) -> Tensor:
+    return torch.where(response_mask, values.float(), torch.zeros((), device=values.device))
+
+
+def limited_exp(log_ratio: Tensor) -> Tensor:
+    """``exp`` of a log-ratio limited to +-`LOG_RATIO_LIMIT`: finite for every input, without gradient beyond the limit."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def lengths(response_mask: Tensor) -> Tensor:
@@ -42,6 +60,11 @@ def sequence_sum(values: Tensor, response_mask: Tensor) -> Tensor:
 def sequence_mean(values: Tensor, response_mask: Tensor) -> Tensor:
     """Mean over a response's tokens, ``(B, T) -> (B, 1)``; 0 for a row without tokens."""
     return sequence_sum(values, response_mask) / lengths(response_mask)
+
+
+def step_mean(values: Tensor, response_mask: Tensor) -> Tensor:
+    """Mean over every response token of the step, a scalar; only rules of scope "batch" may look at it."""
+    return torch.where(response_mask, values, torch.zeros_like(values)).sum() / response_mask.sum().clamp(min=1)
 
 
 def clamp_by_advantage(log_ratio: Tensor, advantages: Tensor, band: ClipBand | None) -> tuple[Tensor, Tensor]:

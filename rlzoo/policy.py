@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+import annotated_types
+import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlzoo.advantages import Advantage
+from rlzoo.fairness import bin_index
 from rlzoo.reductions import Reduction
 
 if TYPE_CHECKING:
@@ -18,7 +22,8 @@ if TYPE_CHECKING:
     from rlzoo.types import ClipInputs, ClipResult
 
 Scope = Literal["token", "sequence", "batch"]
-"""What a rule looks at to decide on one token: the token, its response, or every response of the step."""
+"""``token``: an objective per token, each row judged by itself; ``sequence``: an objective per response, advantages ``(B, 1)``
+only; ``batch``: judged with every response of the step at hand, an objective of either shape."""
 
 
 class Width:
@@ -41,6 +46,28 @@ class ClipStats:
     log_ratio: Tensor  # sum of the judged log-ratio (a token rule: its mean over the response)
     log_ratio_squared: Tensor
     length: Tensor  # sum of response lengths in tokens
+
+    @classmethod
+    def of(cls, bin_edges: Tensor, length: Tensor, advantage: Tensor, clipped: Tensor, log_ratio: Tensor) -> ClipStats:
+        """Sum rows up, in float64; rows with zero advantage are left out.
+
+        Args:
+            bin_edges: ``(num_bins + 1,)`` in tokens.
+            length: ``(n,)`` in tokens.
+            advantage: ``(n,)``, of which the sign counts.
+            clipped: ``(n,)`` from 0 to 1.
+            log_ratio: ``(n,)`` what the policy judged.
+        """
+        keep = advantage != 0
+        length, advantage, clipped, log_ratio = length[keep], advantage[keep], clipped[keep], log_ratio[keep]
+        cell = bin_index(length, bin_edges) * 2 + (advantage > 0)
+
+        def total(values: Tensor) -> Tensor:
+            zero = torch.zeros(2 * (len(bin_edges) - 1), dtype=torch.float64)
+            return zero.index_add_(0, cell, values.double()).view(-1, 2)
+
+        parts = (torch.ones_like(length), clipped, log_ratio, log_ratio.square(), length)
+        return cls(bin_edges, *map(total, parts))
 
 
 class ClipPolicy(BaseModel, ABC):
@@ -67,6 +94,7 @@ class ClipPolicy(BaseModel, ABC):
     paper: ClassVar[str]
     scope: ClassVar[Scope]
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` this rule breaks on purpose, with the reason
+    watch: ClassVar[Mapping[str, str]] = {}  # metrics that tell whether this rule does well, and what they say
 
     advantage: Advantage = Field("group_norm", description="how the rewards of a group become advantages")
     reduction: Reduction = Field("sequence_mean", description="how the objective becomes a scalar")
@@ -87,13 +115,15 @@ class ClipPolicy(BaseModel, ABC):
     def scaled(self, factor: float) -> Self:
         """The same rule with every width multiplied by ``factor`` (> 0); what matching a clip fraction bisects on.
 
+        A width that would pass the bound of its field stops at it: ``1 - clip_low`` stays above 0.
+
         Raises:
             ValueError: the rule has no width.
         """
-        widths = {name: getattr(self, name) * factor for name in self.width_fields() if getattr(self, name) is not None}
+        widths = {name: getattr(self, name) for name in self.width_fields() if getattr(self, name) is not None}
         if not widths:
             raise ValueError(f"clip policy {self.name!r} has no width to scale")
-        return self.replace(**widths)
+        return self.replace(**{name: _below(type(self), name, width * factor) for name, width in widths.items()})
 
     def updated(self, stats: ClipStats) -> Self:
         """The policy for the next update; adaptive policies return a new frozen model."""
@@ -109,3 +139,12 @@ class ClipPolicy(BaseModel, ABC):
         return tuple(
             name for name, field in cls.model_fields.items() if any(isinstance(mark, Width) for mark in field.metadata)
         )
+
+
+def _below(policy: type[ClipPolicy], name: str, value: float) -> float:
+    """The value, or the field's upper bound where that is smaller."""
+    for mark in policy.model_fields[name].metadata:
+        if isinstance(mark, annotated_types.Lt | annotated_types.Le):
+            bound = float(mark.lt if isinstance(mark, annotated_types.Lt) else mark.le)  # type: ignore[arg-type]
+            value = min(value, math.nextafter(bound, -math.inf) if isinstance(mark, annotated_types.Lt) else bound)
+    return value

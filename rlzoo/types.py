@@ -76,6 +76,7 @@ class ClipInputs:
     advantages: Tensor  # (B, 1), or (B, T) where credit differs by token; sequence policies take (B, 1) only
     response_mask: Tensor  # (B, T) bool, True on tokens the policy chose
     rollout_log_probs: Tensor | None = None  # (B, T) what the sampler reported; only rules that ask for it read it
+    seed: int = 0  # the optimizer step's; rules that draw at random make their generator from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,13 @@ class ClipBand:
 class ClipResult:
     """What a clip policy answers: its objective, not reduced, and where it cut.
 
+    The decisions may be per token while the objective is per response: a rule may cut tokens before it pools them.
+
     Example:
         A ratio of 1.5 under a ceiling of 1.2 with advantage 2: ``objective = 2.4``, ``log_ratio = 0.405``, ``clipped = True``.
     """
 
     objective: Tensor  # (B, T) or (B, 1): to be maximised, not reduced, float32
-    log_ratio: Tensor  # same shape, detached: the quantity the policy judged
-    clipped: Tensor  # same shape, bool: where the band cut the gradient
+    log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity the policy judged
+    clipped: Tensor  # (B, T) or (B, 1), bool: where it cut the gradient, or capped or reversed it in rules that never cut
     band: ClipBand | None = None  # the band itself, for rules that have one: tells a dual-clip cut from a low one

@@ -1,18 +1,27 @@
-"""The zoo: finds plugins, checks what they bring, and looks policies up by name."""
+"""The zoo: loads plugins one by one, leaves out what is broken, and looks policies up by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from importlib import metadata
+import functools
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from inspect import isabstract
+from pathlib import Path
 from typing import Any
 
 import pluggy
 
 from rlzoo import hookspecs
+from rlzoo.discovery import RESTRICT, Plugin, find_plugins
 from rlzoo.errors import UserError, did_you_mean
-from rlzoo.policy import ClipPolicy
+from rlzoo.policy import ClipPolicy, Scope
+
+logger = logging.getLogger("rlzoo")
+
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+SCOPES = Scope.__args__  # type: ignore[attr-defined]  # of the Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +29,28 @@ class Entry:
     """One policy of the zoo and where it comes from.
 
     Example:
-        ``Entry(policy=MyPolicy, source="my-plugin 0.3")``
+        ``zoo.entries[name].source`` is ``"my-plugin 0.3"``.
     """
 
     policy: type[ClipPolicy]
-    source: str  # distribution and version
+    plugin: Plugin
+
+    @property
+    def source(self) -> str:
+        """Distribution and version, or the path of a file."""
+        return self.plugin.source
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A plugin, or one policy of it, that was left out.
+
+    Example:
+        ``Problem("plugin 'third' of third-party 1.2 cannot be imported: no module named 'x'", frozenset({"third"}))``
+    """
+
+    text: str
+    policies: frozenset[str] = frozenset()  # names of policies that it would have brought, as far as is known
 
 
 class Zoo(Mapping[str, type[ClipPolicy]]):
@@ -36,15 +62,21 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
         True
     """
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, Entry], problems: Sequence[Problem] = ()) -> None:
         self.entries = dict(sorted(entries.items()))
+        self.problems = tuple(problems)
 
     def __getitem__(self, name: str) -> type[ClipPolicy]:
         """The policy class called ``name``; raises UserError, a KeyError's kinder cousin, when there is none."""
-        if name not in self.entries:
-            installed = ", ".join(self.entries)
-            raise UserError(f"unknown clip policy {name!r} (installed: {installed}){did_you_mean(name, self.entries)}")
-        return self.entries[name].policy
+        if name in self.entries:
+            return self.entries[name].policy
+        for problem in self.problems:
+            if name in problem.policies:
+                raise UserError(f"clip policy {name!r} cannot be used: {problem.text}")
+        left_out = "".join(f"; left out: {problem.text}" for problem in self.problems)
+        installed = ", ".join(self.entries)
+        hint = did_you_mean(name, self.entries)
+        raise UserError(f"unknown clip policy {name!r} (installed: {installed}){hint}{left_out}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -56,59 +88,148 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
         return name in self.entries
 
 
-def load_zoo() -> Zoo:
-    """Discover every installed clip policy, through the entry-point group ``rlzoo``.
+def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
+    """Load every installed clip policy (entry-point group ``rlzoo``), and those of the files and folders in ``plugins``.
+
+    An installed plugin that cannot be used is left out with a warning that names it; asking the zoo for its policy is an
+    error. The environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded.
 
     Raises:
-        UserError: a plugin that cannot be loaded, brings something that is no policy, or takes a name that is taken.
+        UserError: one of ``plugins`` cannot be used.
     """
-    sources: dict[str, str] = {}  # plugin name in pluggy -> distribution and version
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    for entry_point in sorted(metadata.entry_points(group=hookspecs.PROJECT), key=lambda point: point.name):
-        source = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "unknown distribution"
-        _register(manager, sources, entry_point.name, _import_entry_point(entry_point, source), source)
-    try:
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise UserError(f"plugin {error.plugin!r}: {error}") from error
-    return Zoo(_collect(manager, sources))
+    found, missing = find_plugins(plugins)
+    loading = _Loading()
+    for name in missing:
+        loading.problems.append(Problem(f"{RESTRICT} names {name!r}, which is not installed"))
+    for plugin in found:
+        loading.register(plugin)
+    loading.refuse_unknown_hooks()
+    loading.collect()
+    for problem in loading.problems:
+        _warn_once(problem.text)
+    return Zoo(loading.entries, loading.problems)
 
 
-def _import_entry_point(entry_point: metadata.EntryPoint, source: str) -> Any:
+def find_policies(name: str) -> list[type[ClipPolicy]]:
+    """The policy of that name; or every policy of a plugin file or folder, when ``name`` is the path of one.
+
+    Raises:
+        UserError: no such policy, or a plugin that cannot be used.
+    """
+    if not name.endswith(".py") and not Path(name).is_dir() and NAME.fullmatch(name):
+        return [load_zoo()[name]]
+    return [entry.policy for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning(text)
+
+
+@dataclass
+class _Loading:
+    """The zoo while it is being loaded."""
+
+    manager: pluggy.PluginManager = field(default_factory=lambda: pluggy.PluginManager(hookspecs.PROJECT))
+    plugins: dict[str, Plugin] = field(default_factory=dict)  # by their name in pluggy
+    entries: dict[str, Entry] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    contested: set[str] = field(default_factory=set)  # policy names that two plugins claim, neither of them bundled
+
+    def __post_init__(self) -> None:
+        self.manager.add_hookspecs(hookspecs)
+
+    def refuse(self, plugin: Plugin, reason: str, policies: Iterable[str] = ()) -> None:
+        """Leave a plugin out; one that the user named stops the run."""
+        if plugin.asked_for:
+            raise UserError(f"{plugin} {reason}")
+        self.problems.append(Problem(f"{plugin} {reason}", frozenset(policies) | {plugin.name, plugin.name.replace("_", "-")}))
+
+    def register(self, plugin: Plugin) -> None:
+        """Import a plugin and hand it to pluggy."""
+        try:
+            module = plugin.load()
+        except (Exception, SystemExit) as error:
+            self.refuse(plugin, f"cannot be imported: {_told(error)}")
+            return
+        wrong_version = hookspecs.api_problem(getattr(module, "RLZOO_API", "{}.{}".format(*hookspecs.API_VERSION)))
+        if wrong_version:
+            self.refuse(plugin, f"cannot be used: {wrong_version}")
+            return
+        key = f"{plugin.name} of {plugin.source}"  # pluggy ignores a second plugin of the same name without a word
+        try:
+            self.manager.register(module, name=key)
+        except (ValueError, pluggy.PluginValidationError) as error:
+            self.refuse(plugin, f"is not valid: {_told(error)}")
+            return
+        self.plugins[key] = plugin
+
+    def refuse_unknown_hooks(self) -> None:
+        """Leave out the plugins that implement a hook there is none of; pluggy names one at a time."""
+        while True:
+            try:
+                self.manager.check_pending()
+            except pluggy.PluginValidationError as error:
+                name = self.manager.get_name(error.plugin) or ""
+                self.manager.unregister(name=name)
+                self.refuse(self.plugins.pop(name), f"is not valid: {error}")
+            else:
+                return
+
+    def collect(self) -> None:
+        """Ask every plugin for its policies."""
+        answers = {hook.plugin_name: hook for hook in self.manager.hook.rlzoo_clip_policies.get_hookimpls()}
+        for name, plugin in self.plugins.items():  # bundled first, and those have the first claim on a name
+            if name not in answers:
+                reason = "has no hook: add '@hookimpl def rlzoo_clip_policies(): return [YourPolicy]'"
+                self.refuse(plugin, reason)
+                continue
+            try:
+                policies: Any = answers[name].function()
+                for policy in policies if isinstance(policies, Iterable) else [policies]:
+                    self.add(plugin, policy)
+            except UserError:
+                raise
+            except Exception as error:
+                self.refuse(plugin, f"raises in its hook rlzoo_clip_policies: {_told(error)}")
+
+    def add(self, plugin: Plugin, policy: Any) -> None:
+        """Put a policy into the zoo, unless something is wrong with it or its name is taken."""
+        problem = _policy_problem(policy)
+        if problem:
+            self.refuse(plugin, f"returned {problem}", {str(getattr(policy, "name", ""))})
+            return
+        taken = self.entries.get(policy.name)
+        if taken is None and policy.name not in self.contested:
+            self.entries[policy.name] = Entry(policy, plugin)
+            return
+        other = taken.source if taken else "another plugin"
+        self.refuse(
+            plugin, f"returned clip policy {policy.name!r}, which {other} has too: rename or uninstall one", {policy.name}
+        )
+        if taken and not taken.plugin.bundled:  # nobody knows which of the two was meant
+            self.contested.add(policy.name)
+            del self.entries[policy.name]
+
+
+def _policy_problem(policy: Any) -> str | None:
+    """What is wrong with what a hook returned, or None."""
+    if not (isinstance(policy, type) and issubclass(policy, ClipPolicy)) or isabstract(policy):
+        return f"{policy!r}, which is no ClipPolicy class with a __call__"
+    for attribute in ("name", "paper", "scope"):
+        if not isinstance(getattr(policy, attribute, None), str):
+            return f"clip policy {policy.__qualname__}, which does not set {attribute!r}"
+    if not NAME.fullmatch(policy.name):
+        return f"clip policy {policy.name!r}, whose name is not made of lower-case words with hyphens"
+    if policy.scope not in SCOPES:
+        return f"clip policy {policy.name!r} with scope {policy.scope!r} (allowed: {', '.join(SCOPES)})"
     try:
-        return entry_point.load()
+        policy()
     except Exception as error:
-        raise UserError(f"plugin {entry_point.name!r} of {source} cannot be imported: {error}") from error
+        return f"clip policy {policy.name!r}, which cannot be made without settings: {_told(error)}"
+    return None
 
 
-def _register(manager: pluggy.PluginManager, sources: dict[str, str], name: str, plugin: Any, source: str) -> None:
-    # pluggy ignores a second entry point of the same name without a word, so names are kept here
-    if name in sources:
-        raise UserError(f"two plugins are called {name!r}: one of {sources[name]}, one of {source}; uninstall one")
-    try:
-        manager.register(plugin, name=name)
-    except (ValueError, pluggy.PluginValidationError) as error:
-        raise UserError(f"plugin {name!r} of {source} is not valid: {error}") from error
-    sources[name] = source
-
-
-def _collect(manager: pluggy.PluginManager, sources: Mapping[str, str]) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
-    for implementation in manager.hook.rlzoo_clip_policies.get_hookimpls():
-        source = sources[implementation.plugin_name]
-        policies: Any = implementation.function()
-        for policy in policies:
-            if not (isinstance(policy, type) and issubclass(policy, ClipPolicy)) or isabstract(policy):
-                raise UserError(
-                    f"plugin {implementation.plugin_name!r} of {source} returned {policy!r}: not a ClipPolicy class"
-                )
-            for attribute in ("name", "paper", "scope"):
-                if not isinstance(getattr(policy, attribute, None), str):
-                    raise UserError(f"clip policy {policy.__qualname__} of {source} does not set {attribute!r}")
-            if policy.name in entries:
-                raise UserError(
-                    f"clip policy {policy.name!r} is in {entries[policy.name].source} and in {source}; uninstall one"
-                )
-            entries[policy.name] = Entry(policy, source)
-    return entries
+def _told(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}".strip().partition("\n")[0]

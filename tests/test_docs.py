@@ -1,5 +1,6 @@
 """The documentation agrees with the code: generated parts, required headings, code and config blocks, test names."""
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -16,8 +17,9 @@ from rlzoo import RunConfig, load_zoo
 from rlzoo.testing import check
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HEADINGS = ["What it clips", "Why", "Parameters", "Watch these metrics", "Differences from the paper", "Reference"]
+PLUGINS_MAY_IMPORT = {"__future__", "collections", "dataclasses", "math", "pydantic", "rlzoo", "torch", "typing"}
 MODULES = [module.name for module in pkgutil.walk_packages(rlzoo.__path__, "rlzoo.") if module.name != "rlzoo.__main__"]
 
 
@@ -34,15 +36,46 @@ def test_generated_parts_are_up_to_date():
 
 @pytest.mark.parametrize("name", list(load_zoo()))
 def test_each_policy_has_its_page_overlay_and_changelog_line(name):
-    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "policies" / f"{name}.md").read_text(), re.MULTILINE)
-    assert headings == HEADINGS
+    policy = load_zoo()[name]
+    page = (ROOT / "plugins" / policy.__module__ / "README.md").read_text()
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == HEADINGS
+    for part in ("docstring", "parameters", "watch"):
+        assert f"<!-- generated: {part} {name} -->" in page
     assert (ROOT / "configs" / f"{name}.yaml").is_file()
     assert f"`{name}`" in (ROOT / "CHANGELOG.md").read_text()
     for part in ("Formula:", "Where:", "Differences from GRPO:", "Reference:"):
-        assert part in load_zoo()[name].__doc__
+        assert part in policy.__doc__
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("name", list(load_zoo()))
+def test_the_metrics_to_watch_exist(name):
+    metrics = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    watch = load_zoo()[name].watch
+    assert watch
+    for metric in watch:
+        documented = re.sub(r"clip/setting_.*", "clip/setting_<name>", metric)
+        assert f"`{documented}`" in metrics, metric
+
+
+def test_bundled_plugins_use_the_public_door_and_the_core_knows_no_plugin():
+    for source in sorted((ROOT / "plugins").rglob("*.py")):
+        for module in imports(source):
+            assert module.split(".")[0] in PLUGINS_MAY_IMPORT, f"{source.parent.name} imports {module}"
+            assert module == "rlzoo" or not module.startswith("rlzoo."), f"{source.parent.name} imports {module}"
+    for source in sorted((ROOT / "rlzoo").rglob("*.py")):
+        for module in imports(source):
+            assert not module.startswith("rlzoo_"), f"{source.name} imports {module}"
+
+
+def imports(source):
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "."
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_config_blocks_validate(page, tmp_path):
     for index, block in enumerate(blocks(page, "yaml")):
         file = tmp_path / f"{index}.yaml"
@@ -57,11 +90,11 @@ def test_the_policy_in_the_readme_keeps_the_laws():
     names = {}
     exec(block, names)
     (policy,) = names["rlzoo_clip_policies"]()
-    assert [outcome.status for outcome in check(policy())] == ["pass"] * 10, check(policy())
+    assert [outcome.status for outcome in check(policy())] == ["pass"] * 12, check(policy())
     assert len(block.strip().splitlines()) <= 20
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,12 +1,14 @@
-"""Discovery through the public door: entry points, duplicates, and what is no policy."""
+"""Discovery: installed plugins, files and folders; and a broken plugin hurts nobody who does not ask for it."""
 
 import importlib
+import logging
 import sys
 from importlib import metadata
 
 import pytest
 
-from rlzoo import ClipPolicy, UserError, load_zoo
+from rlzoo import ClipPolicy, RunConfig, UserError, load_zoo
+from rlzoo.zoo import _warn_once, find_policies
 
 PLUGIN = """
 from rlzoo import ClipPolicy, hookimpl, ops
@@ -21,12 +23,14 @@ class {kind}(ClipPolicy):
 def rlzoo_clip_policies():
     return {returned}
 """
+SOUND = PLUGIN.format(kind="Third", name="free", returned="[Third]")
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """Put a distribution with one plugin module on the path, as pip would."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    _warn_once.cache_clear()
 
     def write(distribution, entry, source):
         module = distribution.replace("-", "_")
@@ -43,45 +47,176 @@ def install(tmp_path, monkeypatch):
 
 def test_bundled_policies_are_found_by_entry_point_and_sorted():
     zoo = load_zoo()
-    assert list(zoo) == ["fspo", "grpo", "gspo", "rloo"]
+    assert len(zoo) >= 20
+    assert list(zoo) == sorted(zoo)
+    assert {"fspo", "grpo", "gspo", "rloo"} <= set(zoo)
     assert all(issubclass(policy, ClipPolicy) and policy.name == name for name, policy in zoo.items())
     assert zoo.entries["fspo"].source == f"rlzoo {metadata.version('rlzoo')}"
+    assert zoo.problems == ()
 
 
 def test_a_third_party_policy_joins_them(install):
-    install("third-party", "third", PLUGIN.format(kind="Third", name="free", returned="[Third]"))
+    install("third-party", "third", SOUND)
     zoo = load_zoo()
     assert zoo.entries["free"].source == "third-party 1.2"
     assert zoo["free"]().reduction == "sequence_mean"
 
 
-def test_a_taken_policy_name_is_refused_with_both_sources(install):
-    install("third-party", "third", PLUGIN.format(kind="Third", name="fspo", returned="[Third]"))
-    with pytest.raises(UserError, match=r"'fspo' is in .* and in .*; uninstall one"):
+NEWER = 'RLZOO_API = "1.99"\n' + SOUND
+BROKEN = {
+    "cannot be imported": ("import no_such_library\n", r"cannot be imported: ModuleNotFoundError: No module named 'no_such"),
+    "exits when imported": ("raise SystemExit(3)\n", r"cannot be imported: SystemExit: 3"),
+    "syntax error": ("def (:\n", r"cannot be imported: SyntaxError"),
+    "raises in its hook": (SOUND.replace("return [Third]", "raise KeyError('x')"), r"raises in its hook .*KeyError: 'x'"),
+    "returns nothing": (SOUND.replace("return [Third]", "return None"), r"returned None, which is no ClipPolicy class"),
+    "returns an instance": (SOUND.replace("[Third]", "[Third()]"), r"returned Third\(.*\), which is no ClipPolicy class"),
+    "returns an abstract class": (SOUND.replace("[Third]", "[ClipPolicy]"), r"which is no ClipPolicy class"),
+    "yields and raises": (SOUND.replace("return [Third]", "yield 1 / 0"), r"raises in its hook .*ZeroDivisionError"),
+    "misspells the hook": (SOUND.replace("clip_policies", "clip_polices"), r"unknown hook 'rlzoo_clip_polices'"),
+    "takes an argument": (SOUND.replace("policies():", "policies(zoo):"), r"is not valid: .*zoo"),
+    "has no hook": (SOUND.replace("@hookimpl\n", ""), r"has no hook: add '@hookimpl"),
+    "wants a newer interface": (NEWER, r"needs plugin interface 1.99, this rlzoo has 1.0"),
+    "names no version": ('RLZOO_API = "new"\n' + SOUND, r"RLZOO_API = 'new' is not of the form '1.0'"),
+    "takes a bundled name": (SOUND.replace('"free"', '"fspo"'), r"returned clip policy 'fspo', which rlzoo .* has too"),
+    "sets no scope": (
+        SOUND.replace('name, paper, scope = "free", "none", "token"', 'name = paper = "free"'),
+        r"not set 'scope'",
+    ),
+    "unknown scope": (SOUND.replace('"token"', '"word"'), r"scope 'word' \(allowed: token, sequence, batch\)"),
+    "odd name": (SOUND.replace('"free"', '"Free Rule"'), r"name is not made of lower-case words"),
+    "needs settings": (
+        SOUND.replace("    def __call__", "    must: int\n    def __call__"),
+        r"cannot be made without settings",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "reason"), BROKEN.values(), ids=list(BROKEN))
+def test_a_broken_plugin_is_named_and_left_out_and_the_others_load(install, caplog, source, reason):
+    install("third-party", "third", source)
+    install("sound-party", "sound", PLUGIN.format(kind="Sound", name="sound", returned="[Sound]"))
+    bundled = {"fspo", "grpo", "gspo", "rloo"}
+    with caplog.at_level(logging.WARNING, logger="rlzoo"):
+        zoo = load_zoo()
         load_zoo()
+    assert bundled | {"sound"} <= set(zoo)
+    assert "free" not in zoo
+    assert zoo.entries["fspo"].source.startswith("rlzoo ")
+    (record,) = caplog.records  # once, however often the zoo is loaded
+    assert record.getMessage().startswith("plugin 'third' of third-party 1.2 ")
+    assert RunConfig.compose(clip="fspo").clip.name == "fspo"
+    with pytest.raises(UserError, match=f"third-party 1.2 .*{reason}"):
+        zoo["third"]
 
 
-def test_a_taken_plugin_name_is_refused(install):
-    # pluggy would ignore the second one without a word
-    install("third-party", "fspo", PLUGIN.format(kind="Third", name="free", returned="[Third]"))
-    with pytest.raises(UserError, match="two plugins are called 'fspo'"):
+def test_asking_for_what_a_broken_plugin_would_have_brought_is_an_error_that_says_why(install):
+    install("third-party", "third", SOUND.replace('"token"', '"word"'))
+    with pytest.raises(UserError, match=r"'free' cannot be used: plugin 'third' of third-party 1\.2 returned"):
+        RunConfig.compose(clip="free")
+
+
+def test_two_outside_plugins_with_one_name_are_both_left_out(install):
+    for party in ("first", "second", "third"):
+        install(f"{party}-party", party, SOUND)
+    zoo = load_zoo()
+    assert "free" not in zoo
+    with pytest.raises(
+        UserError, match=r"'free' cannot be used: plugin .* of second-party 1\.2 .* which first-party 1\.2 has too"
+    ):
+        zoo["free"]
+
+
+def test_two_plugins_of_one_entry_point_name_both_load(install):
+    # pluggy alone would ignore the second one without a word
+    install("third-party", "fspo", SOUND)
+    assert {"fspo", "free"} <= set(load_zoo())
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("", set()), ("third", {"free"}), ("third-party", {"free"}), ("Third_Party, other", {"free", "two"}), ("other", {"two"})],
+)
+def test_rlzoo_plugins_restricts_what_is_loaded(install, monkeypatch, value, expected):
+    install("third-party", "third", SOUND)
+    install("other-party", "other", PLUGIN.format(kind="Two", name="two", returned="[Two]"))
+    monkeypatch.setenv("RLZOO_PLUGINS", value)
+    zoo = load_zoo()
+    assert set(zoo) & {"free", "two"} == expected
+    assert "fspo" in zoo
+
+
+def test_a_name_in_rlzoo_plugins_that_is_not_installed_is_told(install, monkeypatch, caplog):
+    monkeypatch.setenv("RLZOO_PLUGINS", "no-such")
+    with caplog.at_level(logging.WARNING, logger="rlzoo"):
         load_zoo()
+    assert "RLZOO_PLUGINS names 'no-such', which is not installed" in caplog.text
 
 
-def test_what_is_no_policy_is_named(install):
-    install("third-party", "third", PLUGIN.format(kind="Third", name="free", returned="[Third()]"))
-    with pytest.raises(UserError, match=r"plugin 'third' of third-party 1.2 returned Third\(.*\): not a ClipPolicy class"):
-        load_zoo()
+def test_a_restricted_plugin_is_not_even_imported(install, monkeypatch, caplog):
+    install("third-party", "third", "raise RuntimeError('imported')\n")
+    monkeypatch.setenv("RLZOO_PLUGINS", "")
+    assert load_zoo().problems == ()
 
 
-def test_a_misspelt_hook_is_named(install):
-    source = PLUGIN.format(kind="Third", name="free", returned="[Third]")
-    install("third-party", "third", source.replace("rlzoo_clip_policies", "rlzoo_clip_polices"))
-    with pytest.raises(UserError, match="unknown hook 'rlzoo_clip_polices'"):
-        load_zoo()
+def test_a_file_a_package_a_folder_of_files_and_a_distribution_can_be_named(tmp_path):
+    file = tmp_path / "free.py"
+    file.write_text(SOUND)
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .inner import rlzoo_clip_policies as rlzoo_clip_policies\n")
+    (package / "inner.py").write_text(SOUND.replace('"free"', '"packed"'))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.py").write_text(SOUND.replace('"free"', f'"{name}"'))
+    (folder / "test_one.py").write_text("raise AssertionError('a test is no plugin')\n")
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "pyproject.toml").write_text('[project.entry-points.rlzoo]\nshipped = "a_shipped_module"\n')
+    (project / "src" / "a_shipped_module.py").write_text(SOUND.replace('"free"', '"shipped"'))
+    zoo = load_zoo([file, package, folder, project])
+    assert {"free", "packed", "one", "two", "shipped"} <= set(zoo)
+    assert zoo.entries["free"].source == str(file)
+    assert load_zoo([file])["free"] is zoo["free"]
+    assert [policy.name for policy in find_policies(str(folder))] == ["one", "two"]
 
 
-def test_a_plugin_that_cannot_be_imported_is_named(install):
-    install("third-party", "third", "import no_such_library\n")
-    with pytest.raises(UserError, match=r"'third' of third-party 1.2 cannot be imported: No module named"):
-        load_zoo()
+def test_a_changed_file_is_read_again(tmp_path):
+    file = tmp_path / "free.py"
+    file.write_text(SOUND)
+    assert "free" in load_zoo([file])
+    file.write_text(SOUND.replace('"free"', '"freer"') + "\n# longer\n")
+    assert "freer" in load_zoo([file])
+
+
+@pytest.mark.parametrize(("source", "reason"), BROKEN.values(), ids=list(BROKEN))
+def test_a_named_file_that_is_broken_is_an_error(tmp_path, source, reason):
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    with pytest.raises(UserError, match=f"plugin '.*mine.py' .*{reason}"):
+        load_zoo([file])
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("none.py", "does not exist"), ("notes.txt", "is not a .py file"), ("empty", "holds no")]
+)
+def test_a_path_without_a_plugin_is_an_error(tmp_path, path, reason):
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=reason):
+        load_zoo([tmp_path / path])
+
+
+def test_a_run_config_keeps_its_plugins(tmp_path):
+    file = tmp_path / "free.py"
+    file.write_text(SOUND)
+    config = RunConfig.compose(clip="free", plugins=[file])
+    saved = tmp_path / "config.yaml"
+    saved.write_text(config.to_yaml())
+    assert RunConfig.compose([saved]) == config
+    assert config.plugins == (str(file),)
+
+
+def test_a_config_given_as_a_policy_is_told_apart():
+    with pytest.raises(UserError, match="clip='dapo' is not a policy but a config: give it with --config dapo"):
+        RunConfig.compose(clip="dapo")

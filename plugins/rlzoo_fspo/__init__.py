@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -26,13 +26,20 @@ class FSPO(ClipPolicy):
         token with one band. The width is per sqrt(token) in log space, not a distance from ratio 1.
 
     Reference:
-        Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift, versions 2 and 3
-        set it to 0, the default here. The paper lists a dual clip; its number is not in our sources: 0.09 is ours.
+        Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift, versions 2
+        and 3 set it to 0, the default here. The paper lists a dual clip; its number is not in our sources: 0.09 is ours.
     """
 
     name = "fspo"
     paper = "arXiv 2509.09177"
     scope = "sequence"
+    watch: ClassVar = {
+        "clip/fraction_length_bin_<k>": "level, if the band suits the model; rising: log-ratios are correlated, or drift",
+        "fairness/lre_max": "compare it with another rule's only where clip/fraction is the same",
+        "ratio/sigma_token": "a width in units of it is z; where ratio/mu_token times L is not small beside it, set drift",
+        "clip/fraction_dual": "how often the ceiling for A < 0 acts",
+        "learner/grad_clipped": "the norm of a sum over tokens grows with L: gradient-norm clipping acts on nearly every step",
+    }
 
     width_low: Annotated[float, Width()] = Field(0.03, gt=0, le=10, description="width of the band below, per sqrt(token)")
     width_high: Annotated[float, Width()] = Field(0.03, gt=0, le=10, description="width of the band above, per sqrt(token)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -24,13 +24,17 @@ class GRPO(ClipPolicy):
         in configs/dapo.yaml and configs/dr-grpo.yaml.
 
     Reference:
-        DeepSeekMath, arXiv 2402.03300; the clip is PPO's, arXiv 1707.06347; the dual clip is arXiv 1912.09729's (c = 3 there,
-        off by default).
+        DeepSeekMath, arXiv 2402.03300; the clip is PPO's, arXiv 1707.06347; the dual clip is arXiv 1912.09729's (c = 3
+        there, off by default).
     """
 
     name = "grpo"
     paper = "arXiv 2402.03300"
     scope = "token"
+    watch: ClassVar = {
+        "clip/fraction": "a response counts with the share of its tokens that is clipped, usually a few per cent or less",
+        "clip/fraction_dual": "how often dual_clip acts, where it is set",
+    }
 
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
     clip_high: Annotated[float, Width()] = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -23,12 +23,17 @@ class GSPO(ClipPolicy):
         about a thousandth as wide, since a mean over L tokens moves little.
 
     Reference:
-        Group Sequence Policy Optimization, arXiv 2507.18071; widths 3e-4 and 4e-4 as in its experiments. `dual_clip` is ours.
+        Group Sequence Policy Optimization, arXiv 2507.18071; widths 3e-4 and 4e-4 as in its experiments. `dual_clip` is
+        ours.
     """
 
     name = "gspo"
     paper = "arXiv 2507.18071"
     scope = "sequence"
+    watch: ClassVar = {
+        "clip/fraction": "with the usual 0.2 always 0; with 3e-4 and a small model it can be nearly everything",
+        "clip/fraction_length_bin_<k>": "falls with length, since a mean over more tokens moves less",
+    }
 
     clip_low: Annotated[float, Width()] = Field(3e-4, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
     clip_high: Annotated[float, Width()] = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -19,16 +19,21 @@ class RLOO(ClipPolicy):
         S = sum_t log(pi_t / pi_old_t), A_i = R_i - mean of the other rewards in the group. Both widths null: no clip.
 
     Differences from GRPO:
-        The advantage leaves the response itself out of its baseline and is not divided by std; the ratio is the response's.
+        The advantage leaves the response itself out of its baseline and is not divided by std; the ratio is the
+        response's.
 
     Reference:
-        Back to Basics, arXiv 2402.14740, which takes one update per rollout and needs no clip; the clip is that of the RLOO
-        baseline in arXiv 2509.09177, with the usual 0.2 (ours). `dual_clip` is ours.
+        Back to Basics, arXiv 2402.14740, which takes one update per rollout and needs no clip; the clip is that of the
+        RLOO baseline in arXiv 2509.09177, with the usual 0.2 (ours). `dual_clip` is ours.
     """
 
     name = "rloo"
     paper = "arXiv 2402.14740"
     scope = "sequence"
+    watch: ClassVar = {
+        "clip/fraction_length_bin_<k>": "rises with length, since S spreads with sqrt(L) and the band does not",
+        "fairness/ess": "without a clip, how many responses carry the gradient",
+    }
 
     advantage: Advantage = Field("leave_one_out", description="how the rewards of a group become advantages")
     clip_low: Annotated[float | None, Width()] = Field(

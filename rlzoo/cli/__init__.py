@@ -7,9 +7,9 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from rlzoo.errors import UserError
+from rlzoo.errors import PolicyError, UserError
 
-DONE, USERS_MISTAKE, INTERRUPTED, TERMINATED = 0, 2, 130, 143
+DONE, FAILED, USERS_MISTAKE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
 class Terminated(SystemExit):
@@ -26,6 +26,9 @@ def main() -> NoReturn:
     except UserError as error:
         print(f"rlzoo: {error}", file=sys.stderr)
         sys.exit(USERS_MISTAKE)
+    except PolicyError as error:
+        print(f"rlzoo: {': '.join([*getattr(error, '__notes__', ()), str(error)])}", file=sys.stderr)
+        sys.exit(FAILED)
     sys.exit(DONE)
 
 

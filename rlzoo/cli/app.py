@@ -16,6 +16,9 @@ app = typer.Typer(
 clips = typer.Typer(help="The clip policies that are installed.", no_args_is_help=True)
 app.add_typer(clips, name="clips")
 
+Plugins = Annotated[
+    list[str] | None, typer.Option("--plugin", metavar="PATH", help="Plugin to load: a .py file, or a folder; may be repeated.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -29,6 +32,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
     steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
+    plugin: Plugins = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the complete configuration and stop.")] = False,
 ) -> None:
     """Train a model; without --config, the shipped model on arithmetic."""
@@ -36,25 +40,59 @@ def train(
     from rlzoo.cli.train import run
 
     try:
-        run(clip=clip, configs=config or [], overrides=set_ or [], seed=seed, steps=steps, output=output, dry_run=dry_run)
+        run(
+            clip=clip,
+            configs=config or [],
+            overrides=set_ or [],
+            seed=seed,
+            steps=steps,
+            output=output,
+            plugins=plugin or [],
+            dry_run=dry_run,
+        )
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
 @clips.command("list")
-def clips_list(as_json: AsJson = False) -> None:
+def clips_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
     """List the installed clip policies."""
     from rlzoo.cli.clips import list_policies
 
-    list_policies(as_json)
+    list_policies(plugin or [], as_json)
 
 
 @clips.command("show")
-def clips_show(name: Annotated[str, typer.Argument(help="A policy's name.")], as_json: AsJson = False) -> None:
-    """Show a policy: its formula, settings with bounds and defaults, reference."""
+def clips_show(
+    name: Annotated[str, typer.Argument(help="A policy's name.")], plugin: Plugins = None, as_json: AsJson = False
+) -> None:
+    """Show a policy: its formula, settings with bounds and defaults, metrics to watch, reference."""
     from rlzoo.cli.clips import show_policy
 
-    show_policy(name, as_json)
+    show_policy(name, plugin or [], as_json)
+
+
+@clips.command("check")
+def clips_check(
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A policy's name, or a plugin file or folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Hold a policy to the laws every rule keeps; exit code 1 if it breaks one."""
+    from rlzoo.cli.check import check_policies
+
+    if not check_policies(name, as_json):
+        raise typer.Exit(1)
+
+
+@clips.command("new")
+def clips_new(
+    name: Annotated[str, typer.Argument(help="Name of the new policy: lower-case words with hyphens.")],
+    folder: Annotated[Path, typer.Option(help="Folder to put rlzoo-NAME in.")] = Path(),
+) -> None:
+    """Write a distribution with a new policy: module, test, page and packaging, ready to change."""
+    from rlzoo.cli.new import write_distribution
+
+    write_distribution(name, folder)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,9 +16,9 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.zoo import Entry, load_zoo
 
 
-def list_policies(as_json: bool) -> None:
+def list_policies(plugins: Sequence[str], as_json: bool) -> None:
     """Print every policy: name, scope, defaults, paper, where from, and one line on what it does."""
-    rows = [_summary(entry) for entry in load_zoo().entries.values()]
+    rows = [_summary(entry) for entry in load_zoo(plugins).entries.values()]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -28,13 +29,19 @@ def list_policies(as_json: bool) -> None:
         console.print(Padding(Text(row["what it does"]), (0, 0, 0, 6)))
 
 
-def show_policy(name: str, as_json: bool) -> None:
-    """Print one policy's docstring and its settings."""
-    zoo = load_zoo()
+def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
+    """Print one policy's docstring, its settings and the metrics to watch."""
+    zoo = load_zoo(plugins)
     policy = zoo[name]
     fields = settings(policy)
     if as_json:
-        print(json.dumps({**_summary(zoo.entries[name]), "doc": inspect.getdoc(policy), "settings": fields}, indent=2))
+        more = {
+            "doc": inspect.getdoc(policy),
+            "settings": fields,
+            "watch": dict(policy.watch),
+            "opted out": dict(policy.exempt),
+        }
+        print(json.dumps({**_summary(zoo.entries[name]), **more}, indent=2))
         return
     console = Console(highlight=False)
     console.print(f"[bold]{name}[/]  {zoo.entries[name].source}  {policy.paper}\n")
@@ -46,6 +53,11 @@ def show_policy(name: str, as_json: bool) -> None:
         cells = (field["name"], json.dumps(field["default"]), field["allowed"], field["description"])
         table.add_row(*map(Text, cells))  # plain text: brackets in a description are no markup
     console.print(table)
+    for title, notes in (("Watch these metrics", policy.watch), ("Laws it opts out of", policy.exempt)):
+        if notes:
+            console.print(f"\n[bold]{title}[/]")
+        for key, text in notes.items():
+            console.print(Padding(Text(f"{key}: {text}"), (0, 0, 0, 2)))
 
 
 def settings(policy: type[ClipPolicy]) -> list[dict[str, Any]]:

@@ -23,10 +23,11 @@ def run(
     seed: int | None,
     steps: int | None,
     output: Path | None,
+    plugins: Sequence[str],
     dry_run: bool,
 ) -> None:
     """Train as the options say."""
-    config = RunConfig.compose(configs, clip=clip, overrides=overrides, seed=seed, steps=steps, output=output)
+    config = RunConfig.compose(configs, clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output)
     if dry_run:
         print(config.to_yaml(), end="")
         return

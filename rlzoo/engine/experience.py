@@ -100,7 +100,7 @@ class Experience:
         mask = mask[:, : int(mask.sum(dim=-1).max())]
         return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
 
-    def clip_inputs(self, rows: Tensor, log_probs: Tensor) -> ClipInputs:
+    def clip_inputs(self, rows: Tensor, log_probs: Tensor, seed: int = 0) -> ClipInputs:
         """What a policy reads for these rows; ``log_probs`` is ``(R, T')``, cut to the longest of the rows."""
         assert self.old_log_probs is not None, "old_log_probs are recorded before the first update"
         width, device = log_probs.shape[1], log_probs.device
@@ -110,6 +110,7 @@ class Experience:
             advantages=self.advantages[rows].to(device),
             response_mask=self.response_mask[rows, :width].to(device),
             rollout_log_probs=self.rollout_log_probs[rows, :width].to(device),
+            seed=seed,
         )
 
     def micro_batches(self, rows: Tensor, max_tokens: int) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlzoo.config import LearnerConfig
 from rlzoo.engine.experience import Experience, PaddingSide
+from rlzoo.engine.judge import gradient_of, judge, updated
 from rlzoo.engine.metrics import ResponseTable
 from rlzoo.engine.model import ResponseLogProbs
 from rlzoo.errors import UserError
@@ -104,7 +105,7 @@ class Learner:
 
         Args:
             experience: the graded rollouts.
-            seed: decides which responses share a minibatch.
+            seed: decides which responses share a minibatch, and what rules draw that draw at random.
 
         Returns:
             The experience with its ``old_log_probs`` filled in, and the steps in order.
@@ -112,12 +113,12 @@ class Learner:
         experience = self.with_old_log_probs(experience)
         edges = bin_edges(experience.lengths)
         rng = torch.Generator().manual_seed(seed)
-        updates = []
+        updates: list[Update] = []
         for _ in range(self.config.num_epochs):
             for rows in torch.randperm(len(experience), generator=rng).chunk(self.config.num_minibatches):
-                update = self.step(experience, rows)
+                update = self.step(experience, rows, seed + len(updates))
                 updates.append(update)
-                self.policy = self.policy.updated(update.table.clip_stats(edges))
+                self.policy = updated(self.policy, update.table.clip_stats(edges))
         return experience, updates
 
     @torch.no_grad()
@@ -130,10 +131,10 @@ class Learner:
         with self.accelerator.autocast():
             return replace(experience, old_log_probs=old, ref_log_probs=self._log_probs_of(self.reference, experience, rows))
 
-    def step(self, experience: Experience, rows: Tensor) -> Update:
+    def step(self, experience: Experience, rows: Tensor, seed: int = 0) -> Update:
         """One optimizer step on some rows of the experience."""
         lr = float(self.scheduler.get_last_lr()[0])
-        log_probs, table, objective = self.accumulate(experience, rows)
+        log_probs, table, objective = self.accumulate(experience, rows, seed)
         limit = self.config.max_grad_norm
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), limit or float("inf")))
         nothing_to_learn = self.reference is None and not bool((experience.advantages[rows] != 0).any())
@@ -146,7 +147,7 @@ class Learner:
         clipped = limit is not None and norm > limit
         return Update(rows, log_probs, table, objective, norm, clipped, skipped, lr)
 
-    def accumulate(self, experience: Experience, rows: Tensor) -> tuple[Tensor, ResponseTable, float]:
+    def accumulate(self, experience: Experience, rows: Tensor, seed: int = 0) -> tuple[Tensor, ResponseTable, float]:
         """Add the gradient of one step's loss to the parameters' ``.grad``, micro-batch by micro-batch.
 
         Returns:
@@ -154,7 +155,7 @@ class Learner:
         """
         counts = self._counts(experience, rows)
         pieces = list(experience.micro_batches(rows, self.config.max_tokens_per_micro_batch))
-        g = self._whole_step_gradient(experience, rows, counts) if self.policy.scope == "batch" else None
+        g = self._whole_step_gradient(experience, rows, counts, seed) if self.policy.scope == "batch" else None
         log_probs = torch.zeros(experience.response_mask.shape)
         tables, objective = [], 0.0
         for index, piece in enumerate(pieces):
@@ -164,7 +165,7 @@ class Learner:
                 current = experience.scatter(piece, flat)
                 if g is None:
                     spread = experience.scatter(piece, entropy)
-                    upstream, table, share = self._judge(experience, piece, current, counts, spread)
+                    upstream, table, share = self._judge(experience, piece, current, counts, spread, seed)
                     tables.append(table)
                     objective += share
                 else:
@@ -177,12 +178,12 @@ class Learner:
         return log_probs[rows], ResponseTable.concat(tables), objective
 
     def _judge(
-        self, experience: Experience, rows: Tensor, log_probs: Tensor, counts: StepCounts, entropy: Tensor
+        self, experience: Experience, rows: Tensor, log_probs: Tensor, counts: StepCounts, entropy: Tensor, seed: int
     ) -> tuple[Tensor, ResponseTable, float]:
         """The policy on these rows: g = dJ/dlog_probs ``(R, T)``, their measurements, their share of J."""
         leaf = log_probs.detach().requires_grad_()
-        inputs = experience.clip_inputs(rows, leaf)
-        result = self.policy(inputs)
+        inputs = experience.clip_inputs(rows, leaf, seed)
+        result = judge(self.policy, inputs)
         mask, reduction = inputs.response_mask, self.policy.reduction
         objective = total = reduce_objective(result.objective, mask, reduction, counts, self.max_length)
         kl = None
@@ -190,10 +191,10 @@ class Learner:
             ref_log_probs = experience.ref_log_probs[rows, : leaf.shape[1]].to(leaf.device)
             kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
             total = objective - self.config.kl_coef * reduce_objective(kl, mask, reduction, counts, self.max_length)
-        (gradient,) = torch.autograd.grad(total, leaf)
+        gradient = gradient_of(self.policy, total, inputs, result)
         return gradient, ResponseTable.measure(inputs, result, entropy, kl), objective.item()
 
-    def _whole_step_gradient(self, experience: Experience, rows: Tensor, counts: StepCounts) -> WholeStep:
+    def _whole_step_gradient(self, experience: Experience, rows: Tensor, counts: StepCounts, seed: int) -> WholeStep:
         """The g of a rule that looks at the whole step: log-probs first, without gradient, then the policy once."""
         if self.accelerator.num_processes > 1:
             raise UserError(f"clip policy {self.policy.name!r} has scope 'batch', which runs in one process")
@@ -202,7 +203,7 @@ class Learner:
             log_probs = self._log_probs_of(self.model, experience, rows, entropy)
         gradient = torch.zeros(experience.response_mask.shape)
         current, spread = log_probs[rows].to(self.accelerator.device), entropy[rows].to(self.accelerator.device)
-        g, table, objective = self._judge(experience, rows, current, counts, spread)
+        g, table, objective = self._judge(experience, rows, current, counts, spread, seed)
         gradient[rows] = g.cpu()
         return WholeStep(gradient, table, objective)
 

@@ -18,7 +18,8 @@ from rlzoo.engine.metrics import ResponseTable, clip_metrics, rollout_metrics
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory
-from rlzoo.errors import UserError
+from rlzoo.errors import PolicyError, UserError
+from rlzoo.policy import ClipPolicy
 from rlzoo.tasks import Task
 from rlzoo.tracking import Tracker, git_commit
 from rlzoo.types import Problem, RolloutGroup
@@ -92,7 +93,7 @@ class Run:
             chat_template=config.model.chat_template,
         )
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
-        self.directory = RunDirectory.create(path, self.config.to_yaml())
+        self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins)
         self.metrics: list[dict[str, float]] = []
         self.completions: list[dict[str, Any]] = []
 
@@ -127,10 +128,12 @@ class Run:
             self._report(0, self.evaluate(), tracker, observer)
             for step in range(1, self.config.steps + 1):
                 self._report(step, self.step(step), tracker, observer)
+        except PolicyError as error:
+            error.add_note(f"step {step}, everything so far in {self.directory.path}")
+            raise
         finally:
             if step:
-                keep = self.config.checkpoint.keep
-                self.directory.save_checkpoint(f"step-{step:06d}", self.model, self.tokenizer, keep)
+                self.save(step)
             tracker.log_completions(self.completions)
             if self.metrics:
                 tracker.log_file(self.directory.path / "metrics.jsonl")
@@ -144,12 +147,17 @@ class Run:
         experience = Experience.from_groups(groups, self.learner.policy.advantage)
         updates: list[Update] = []
         if bool((experience.advantages != 0).any()) or self.learner.reference is not None:
-            experience, updates = self.learner.update(experience, seed=self._seed(step, stream=1))
+            try:
+                experience, updates = self.learner.update(experience, seed=self._seed(step, stream=1))
+            except PolicyError:
+                self.directory.record_rollouts(step, groups, experience, updates)  # the data it stumbled over
+                raise
         learned = time.perf_counter()
         self.directory.record_rollouts(step, groups, experience, updates)
         self._keep_completions(step, groups)
         num_tokens = int(experience.lengths.sum())
         metrics = rollout_metrics(groups) | update_metrics(updates, with_kl=self.learner.reference is not None)
+        metrics |= policy_settings(self.learner.policy, self.config.clip)
         metrics |= {
             "time/rollout": sampled - started,
             "time/learner": learned - sampled,
@@ -158,9 +166,13 @@ class Run:
         if self._is_due(step, self.config.eval.every) or (step == self.config.steps):
             metrics |= self.evaluate()
         if self._is_due(step, self.config.checkpoint.every) and step != self.config.steps:
-            keep = self.config.checkpoint.keep
-            self.directory.save_checkpoint(f"step-{step:06d}", self.model, self.tokenizer, keep)
+            self.save(step)
         return metrics
+
+    def save(self, step: int) -> Path:
+        """Save the model, and the policy's state beside it."""
+        keep = self.config.checkpoint.keep
+        return self.directory.save_checkpoint(f"step-{step:06d}", self.model, self.tokenizer, self.learner.policy, keep)
 
     def rollout(self, step: int) -> list[RolloutGroup]:
         """Sample and grade one batch: ``num_prompts`` groups of ``group_size``."""
@@ -232,6 +244,16 @@ def update_metrics(updates: list[Update], *, with_kl: bool) -> dict[str, float]:
         "learner/grad_clipped": sum(update.grad_clipped for update in updates) / count,
         "learner/lr": updates[-1].lr,
         "learner/skipped": sum(update.skipped for update in updates) / count,
+    }
+
+
+def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, float]:
+    """The settings an adaptive policy has changed so far, by their MLflow names."""
+    before = configured.model_dump()
+    return {
+        f"clip/setting_{name}": float(value)
+        for name, value in policy.model_dump().items()
+        if value != before[name] and isinstance(value, int | float)
     }
 
 

@@ -61,7 +61,7 @@ class ResponseTable:
         dual = dual & (log_ratio > band.ceiling) if band is not None and band.ceiling is not None else dual & False
         low = clipped & (advantages < 0) & ~dual
         limited = ~clipped & (log_ratio.abs() > ops.LOG_RATIO_LIMIT)
-        ratio = log_ratio.clamp(-ops.LOG_RATIO_LIMIT, ops.LOG_RATIO_LIMIT).exp()
+        ratio = ops.limited_exp(log_ratio)
         token = ops.log_ratio(inputs)
         columns = (
             mask.sum(-1, keepdim=True).float(),
@@ -89,16 +89,7 @@ class ResponseTable:
 
     def clip_stats(self, edges: Tensor) -> ClipStats:
         """Sums per length bin and sign of the advantage, for adaptive policies."""
-        rows = self.judged()
-        cell = bin_index(rows.length, edges) * 2 + (rows.advantage > 0)
-
-        def total(values: Tensor) -> Tensor:
-            size = 2 * (len(edges) - 1)
-            return torch.zeros(size, dtype=torch.float64).index_add_(0, cell, values.double()).view(-1, 2)
-
-        ones = torch.ones_like(rows.length)
-        parts = (ones, rows.clipped, rows.log_ratio, rows.log_ratio.square(), rows.length)
-        return ClipStats(edges, *map(total, parts))
+        return ClipStats.of(edges, self.length, self.advantage, self.clipped, self.log_ratio)
 
 
 def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:

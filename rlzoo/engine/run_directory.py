@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from rlzoo.engine.experience import Experience
     from rlzoo.engine.learner import Update
+    from rlzoo.policy import ClipPolicy
 
 
 class RunDirectory:
@@ -34,8 +35,8 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config_yaml: str) -> RunDirectory:
-        """Make the directory and write ``config.yaml``.
+    def create(cls, path: Path, config_yaml: str, plugins: Sequence[str] = ()) -> RunDirectory:
+        """Make the directory, write ``config.yaml``, and keep copies of the plugin files the run was started with.
 
         Raises:
             UserError: the directory holds something already, or cannot be written.
@@ -45,6 +46,10 @@ class RunDirectory:
             (path / "rollouts").mkdir(parents=True)
             (path / "checkpoints").mkdir()
             (path / "config.yaml").write_text(config_yaml, encoding="utf-8")
+            for plugin in map(Path, plugins):
+                copy = shutil.copytree if plugin.is_dir() else shutil.copy2
+                (path / "plugins").mkdir(exist_ok=True)
+                copy(plugin, path / "plugins" / plugin.name)
         except OSError as error:
             raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
         return cls(path)
@@ -104,14 +109,21 @@ class RunDirectory:
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
         save_file(tensors, stem.with_suffix(".safetensors"))
 
-    def save_checkpoint(self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: int) -> Path:
-        """Save weights and tokenizer for ``from_pretrained``, whole or not at all, and drop all but the last ``keep``."""
+    def save_checkpoint(
+        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, policy: ClipPolicy, keep: int
+    ) -> Path:
+        """Save weights and tokenizer for ``from_pretrained``, whole or not at all, and drop all but the last ``keep``.
+
+        The policy's settings stand beside them in ``clip.json``: those of an adaptive one are its state.
+        """
         folder = self.path / "checkpoints" / name
         temporary = folder.with_name(f".{name}.part")
         shutil.rmtree(temporary, ignore_errors=True)
         with quiet():
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
+        state = {"name": policy.name, **policy.model_dump(mode="json")}
+        (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
         saved = sorted((path for path in folder.parent.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from rlzoo import load_zoo
 from rlzoo.cli import main
 
 GOOD_ROW = json.dumps({"question": "Ann has 3 pens and buys 4. How many has she?", "answer": "3 + 4 = 7\n#### 7"})
@@ -32,7 +33,7 @@ def refused(tmp_path, monkeypatch, capfd):
 
 
 def test_unknown_policy(refused):
-    expected = "unknown clip policy 'fsop' (installed: fspo, grpo, gspo, rloo); did you mean 'fspo'?"
+    expected = f"unknown clip policy 'fsop' (installed: {', '.join(load_zoo())}); did you mean 'fspo'?"
     assert refused("train", "--clip", "fsop") == expected
     assert refused("clips", "show", "fsop") == expected
 
@@ -72,7 +73,7 @@ def test_token_mean_with_a_sequence_policy(refused):
 
 def test_missing_config_file(refused):
     line = refused("train", "--config", "arithmetics")
-    assert line.startswith("no config 'arithmetics' (a file, or one of: arithmetic, ")
+    assert line.startswith("no config 'arithmetics' (a file, or one of: alpha-band, arithmetic, ")
     assert line.endswith("; did you mean 'arithmetic'?")
 
 

@@ -1,15 +1,21 @@
 """Every installed policy keeps the ten laws; and the laws catch the policies that break them."""
 
-from typing import ClassVar
+import subprocess
+import sys
+from typing import Annotated, ClassVar
 
 import pytest
 import torch
 from pydantic import Field
 
-from rlzoo import ClipBand, ClipPolicy, load_zoo, ops, testing
-from rlzoo.testing import parametrize_with_checks
+from rlzoo import ClipBand, ClipPolicy, RunConfig, Width, load_zoo, ops, testing
+from rlzoo.config import config_names, read_config
+from rlzoo.testing import laws, parametrize_with_checks
+
+OVERLAYS = [name for name in config_names() if "per_clip" not in read_config(name) and "model" not in read_config(name)]
 
 test_bundled_policies_keep_the_laws = parametrize_with_checks([policy() for policy in load_zoo().values()])
+test_overlays_keep_the_laws = parametrize_with_checks([RunConfig.compose([name]).clip for name in OVERLAYS])
 
 
 class Bandless(ClipPolicy):
@@ -86,6 +92,23 @@ class ForgetsToClip(Bandless):
         return type(result)(free.objective, result.log_ratio, result.clipped)
 
 
+class NarrowsWhenScaled(Bandless):
+    width: Annotated[float, Width()] = Field(0.1, gt=0, le=10, description="one over the half-width of the band")
+
+    def __call__(self, inputs):
+        log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+        edge = torch.tensor(0.01 / self.width)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(-edge, edge))
+
+
+class Forgetful(Bandless):
+    seen: ClassVar[list[int]] = []
+
+    def updated(self, stats):
+        self.seen.append(1)
+        return self.replace(advantage="raw" if len(self.seen) % 2 else "group_mean")
+
+
 class DataDependent(Bandless):
     def __call__(self, inputs):
         if float(inputs.log_probs.sum()) > 0:
@@ -94,24 +117,26 @@ class DataDependent(Bandless):
 
 
 BROKEN = [
-    (Unbounded, testing.settings_are_complete),
-    (SignFlipped, testing.ratio_one_is_reinforce),
-    (MultipliesByMask, testing.masked_positions_are_ignored),
-    (BatchMean, testing.rows_are_independent),
-    (Penalised, testing.zero_advantage_zero_gradient),
-    (ExpFirst, testing.extremes_stay_finite),
-    (Half, testing.answers_in_float32),
-    (GradientThroughOld, testing.is_pure),
-    (ForgetsToClip, testing.clipped_means_no_gradient),
-    (DataDependent, testing.compiles),
+    (Unbounded, laws.settings_are_complete),
+    (SignFlipped, laws.ratio_one_is_reinforce),
+    (MultipliesByMask, laws.masked_positions_are_ignored),
+    (BatchMean, laws.rows_are_independent),
+    (Penalised, laws.zero_advantage_zero_gradient),
+    (ExpFirst, laws.extremes_stay_finite),
+    (Half, laws.answers_in_float32),
+    (GradientThroughOld, laws.is_pure),
+    (ForgetsToClip, laws.clipped_means_no_gradient),
+    (DataDependent, laws.compiles),
+    (NarrowsWhenScaled, laws.widths_scale),
+    (Forgetful, laws.update_is_pure),
 ]
 
 
 def test_a_sound_policy_passes_every_law():
-    assert [outcome.status for outcome in testing.check(Bandless())] == ["pass"] * 10
+    assert [outcome.status for outcome in testing.check(Bandless())] == ["pass"] * 12
 
 
-@pytest.mark.parametrize(("policy", "law"), BROKEN, ids=lambda case: getattr(case, "__name__", None))
+@pytest.mark.parametrize(("policy", "law"), BROKEN, ids=[f"{policy.__name__}-{law.name}" for policy, law in BROKEN])
 def test_each_law_catches_the_policy_that_breaks_it(policy, law):
     with pytest.raises(Exception):  # noqa: B017, PT011 - a law may fail with whatever the policy raises
         law(policy())
@@ -123,3 +148,42 @@ def test_opting_out_of_a_law_shows_its_reason():
 
     outcome = next(o for o in testing.check(Excused()) if o.law == "zero_advantage_zero_gradient")
     assert (outcome.status, outcome.detail) == ("opted out", "adds a penalty")
+
+
+def test_every_law_is_broken_by_one_of_the_broken_policies():
+    assert {law.name for _, law in BROKEN} == {law.name for law in testing.LAWS}
+
+
+def test_a_failure_is_shown_on_the_smallest_input():
+    outcomes = {outcome.law: outcome for outcome in testing.check(SignFlipped())}
+    assert outcomes["ratio_one_is_reinforce"].status == "fail"
+    assert outcomes["ratio_one_is_reinforce"].inputs.log_probs.shape == (1, 1)  # the sign is wrong on any one token
+    outcomes = {outcome.law: outcome for outcome in testing.check(BatchMean())}
+    assert outcomes["rows_are_independent"].inputs.log_probs.shape == (2, 1)  # it takes two rows to depend on another
+
+
+def test_as_a_pytest_plugin_it_holds_named_policies_to_the_laws(tmp_path):
+    source = tmp_path / "mine.py"
+    source.write_text(SIGN_FLIPPED)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "rlzoo.testing", "--clip", "gmpo", "--clip", str(source)]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode == 1, answer.stdout
+    assert "mine::ratio_one_is_reinforce" in answer.stdout
+    assert "gmpo" not in answer.stdout.partition("short test summary")[2]
+
+
+SIGN_FLIPPED = """
+import dataclasses
+from rlzoo import ClipPolicy, hookimpl, ops
+
+class Mine(ClipPolicy):
+    "The wrong way round."
+    name, paper, scope = "mine", "none", "token"
+    def __call__(self, inputs):
+        result = ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+        return dataclasses.replace(result, objective=-result.objective)
+
+@hookimpl
+def rlzoo_clip_policies():
+    return [Mine]
+"""

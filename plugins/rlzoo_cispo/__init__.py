@@ -1,0 +1,105 @@
+"""CISPO: clipped importance weights on a plain policy gradient, in both meanings of its bound."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
+
+EXEMPT = {"clipped_means_no_gradient": "a capped token keeps its gradient, with the bound as its weight"}
+
+
+class CISPO(ClipPolicy):
+    """Weighs every token's gradient by its ratio, clipped to 1 - clip_low and 1 + clip_high; no token is ever dropped.
+
+    Formula:
+        J = mean over the step's tokens of sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A log pi_t
+
+    Where:
+        r_t = pi_t / pi_old_t, sg[.] a constant for the gradient. `clip_low` null: no floor. A token counts as clipped
+        where its ratio is beyond the bound to which its advantage pushes it.
+
+    Differences from GRPO:
+        Beyond the bound the gradient stays, with the bound as its weight, where GRPO's is cut off. Mean over all tokens.
+
+    Reference:
+        MiniMax-M1, arXiv 2506.13585, which sets no floor and does not print its ceiling: 1 + 4 is ours, the cap of arXiv
+        2510.13786 (see `cispo-absolute`).
+    """
+
+    name = "cispo"
+    paper = "arXiv 2506.13585"
+    scope = "token"
+    watch: ClassVar = {
+        "clip/fraction": "the share of tokens whose weight is at its bound; they still learn",
+        "ratio/log_ratio_max": "above log(1 + clip_high) the ceiling acts",
+    }
+    exempt = EXEMPT
+
+    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    clip_low: Annotated[float | None, Width()] = Field(
+        None, gt=0, lt=1, description="the weight stays above 1 - clip_low; null for no floor"
+    )
+    clip_high: Annotated[float, Width()] = Field(4.0, gt=0, le=1e6, description="the weight stays below 1 + clip_high")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Clip each token's weight; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        floor = None if self.clip_low is None else 1 - self.clip_low
+        return weighted_policy_gradient(inputs, floor, 1 + self.clip_high)
+
+
+class CISPOAbsolute(ClipPolicy):
+    """Weighs every token's gradient by its ratio, but never more than by `cap`; no token is ever dropped.
+
+    Formula:
+        J = mean over the step's tokens of sg[min(r_t, cap)] A log pi_t
+
+    Where:
+        r_t = pi_t / pi_old_t, sg[.] a constant for the gradient. A token counts as clipped where its weight is capped and
+        its advantage pushes its ratio further up.
+
+    Differences from GRPO:
+        Beyond the cap the gradient stays, with the cap as its weight. The bound is the ratio itself, not a distance from
+        1: `cispo` with clip_high = cap - 1 is the same rule.
+
+    Reference:
+        The Art of Scaling Reinforcement Learning Compute for LLMs, arXiv 2510.13786; cap 5 from the range it tries. The
+        reading of TRL, too.
+    """
+
+    name = "cispo-absolute"
+    paper = "arXiv 2510.13786"
+    scope = "token"
+    watch: ClassVar = {
+        "clip/fraction": "the share of tokens whose weight is at the cap; they still learn",
+        "ratio/log_ratio_max": "above log(cap) the cap acts",
+    }
+    exempt = EXEMPT
+
+    advantage: Advantage = Field("group_norm", description="how the rewards of a group become advantages")
+    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    cap: Annotated[float, Width()] = Field(5.0, gt=0, le=1e6, description="largest weight of a token")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Cap each token's weight; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        return weighted_policy_gradient(inputs, None, self.cap)
+
+
+def weighted_policy_gradient(inputs: ClipInputs, floor: float | None, cap: float) -> ClipResult:
+    """``sg[clip(r, floor, cap)] A log pi`` per token."""
+    log_ratio, advantages = ops.log_ratio(inputs).detach(), inputs.advantages.detach().float()
+    ratio = ops.limited_exp(log_ratio)
+    weight: Tensor = ratio.clamp(min=floor, max=cap)
+    clipped = (advantages > 0) & (ratio > cap)
+    if floor is not None:
+        clipped = clipped | ((advantages < 0) & (ratio < floor))
+    return ClipResult(weight * advantages * ops.log_probs(inputs), log_ratio, clipped)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [CISPO, CISPOAbsolute]

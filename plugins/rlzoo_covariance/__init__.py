@@ -1,0 +1,128 @@
+"""Clip-Cov and KL-Cov: restrain the few tokens with the largest covariance of log-probability and advantage."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
+
+
+class ClipCov(ClipPolicy):
+    """Clips every token as PPO does, and drops a few random ones among those that cost most entropy.
+
+    Formula:
+        J = mean over the step's tokens of M_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A),   r_t = pi_t / pi_old_t
+        M_t = 0 for max(1, fraction x tokens) tokens drawn at random among the unclipped ones with cov_low < cov_t < cov_high
+
+    Where:
+        cov_t = (A_t - mean A) (log pi_t - mean log pi), means over the step's tokens: what the token adds to the
+        covariance that drives the entropy down. The draw is seeded by the step.
+
+    Differences from GRPO:
+        The mask M; mean over all tokens.
+
+    Reference:
+        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617; fraction 2e-4 and bounds 1 and 5 as there.
+    """
+
+    name = "clip-cov"
+    paper = "arXiv 2505.22617"
+    scope = "batch"
+    watch: ClassVar = {
+        "learner/entropy": "what the rule is meant to hold up",
+        "clip/fraction": "that of grpo and the drawn tokens",
+    }
+    exempt: ClassVar = {
+        "ratio_one_is_reinforce": "tokens are dropped at ratio 1 too",
+        "compiles": "how many tokens are drawn depends on the data",
+    }
+
+    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
+    clip_high: Annotated[float, Width()] = Field(
+        0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
+    )
+    fraction: float = Field(2e-4, gt=0, le=1, description="share of the step's tokens that is dropped; at least one token")
+    cov_low: float = Field(1.0, ge=-1e6, le=1e6, description="only tokens with a covariance above this are dropped")
+    cov_high: float = Field(5.0, ge=-1e6, le=1e6, description="only tokens with a covariance below this are dropped")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Clip and drop tokens of the step; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        log_ratio = ops.log_ratio(inputs)
+        band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+        result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+        cov = covariance(inputs)
+        candidates = (cov > self.cov_low) & (cov < self.cov_high) & (inputs.advantages != 0) & ~result.clipped
+        places = (candidates & inputs.response_mask).nonzero()
+        rng = torch.Generator().manual_seed(inputs.seed)
+        number = max(1, int(self.fraction * int(inputs.response_mask.sum())))
+        chosen = places[torch.randperm(len(places), generator=rng)[:number].to(places.device)]
+        dropped = torch.zeros_like(inputs.response_mask).index_put((chosen[:, 0], chosen[:, 1]), torch.tensor(True))
+        objective = torch.where(dropped, torch.zeros_like(result.objective), result.objective)
+        return dataclasses.replace(result, objective=objective, clipped=result.clipped | dropped)
+
+
+class KLCov(ClipPolicy):
+    """Holds the few tokens that cost most entropy back by a penalty; the others follow their ratio without a clip.
+
+    Formula:
+        J = mean over the step's tokens of r_t A - [t in K] kl_coef |log r_t|,   r_t = pi_t / pi_old_t
+        K = the max(1, fraction x tokens) tokens of the step with the largest cov_t
+
+    Where:
+        cov_t is that of `clip-cov`. The penalised tokens that have moved count as clipped.
+
+    Differences from GRPO:
+        No clip: the few tokens in K are pulled back to where they were, whatever their advantage. Mean over all tokens.
+
+    Reference:
+        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617; fraction 2e-3 (its 7B runs; 2e-4 at 32B),
+        coefficient 1.
+    """
+
+    name = "kl-cov"
+    paper = "arXiv 2505.22617"
+    scope = "batch"
+    watch: ClassVar = {
+        "learner/entropy": "what the rule is meant to hold up",
+        "clip/fraction": "the share of penalised tokens that have moved",
+        "ratio/log_ratio_max": "not bounded by a clip",
+    }
+    exempt: ClassVar = {
+        "zero_advantage_zero_gradient": "a penalised token is pulled back whatever its advantage",
+        "clipped_means_no_gradient": "a penalised token is pulled back, not cut",
+    }
+
+    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    fraction: float = Field(2e-3, gt=0, le=1, description="share of the step's tokens that is penalised; at least one token")
+    kl_coef: float = Field(1.0, ge=0, le=1e6, description="weight of the penalty on |log r|")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Penalise tokens of the step; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        log_ratio, mask = ops.log_ratio(inputs), inputs.response_mask
+        cov = torch.where(mask, covariance(inputs), -torch.inf)
+        number = (self.fraction * mask.sum()).long().clamp(min=1)
+        smallest = cov.flatten().sort(descending=True).values.gather(0, (number - 1)[None])
+        penalised = mask & (cov >= smallest)
+        objective = ops.limited_exp(log_ratio) * inputs.advantages.detach().float()
+        objective = objective - torch.where(penalised, self.kl_coef * log_ratio.abs(), 0.0)
+        moved = penalised & (inputs.advantages != 0) & (log_ratio.detach() != 0)
+        return ClipResult(objective, log_ratio.detach(), moved)
+
+
+def covariance(inputs: ClipInputs) -> Tensor:
+    """``(A - mean A) (log pi - mean log pi)`` per token, means over the step's response tokens; ``(B, T)``, no gradient."""
+    log_probs, mask = ops.log_probs(inputs).detach(), inputs.response_mask
+    advantages = inputs.advantages.detach().float().expand_as(log_probs)
+    return (advantages - ops.step_mean(advantages, mask)) * (log_probs - ops.step_mean(log_probs, mask))
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [ClipCov, KLCov]

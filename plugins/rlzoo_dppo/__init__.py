@@ -1,0 +1,119 @@
+"""DPPO: a trust region on the divergence of a token's probability, in place of a band on its ratio."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
+
+FLOOR = 1e-8  # of a probability's complement, before its logarithm
+
+
+class DPPOTV(ClipPolicy):
+    """Drops a token whose probability has moved too far, in total variation, the way its advantage pushes.
+
+    Formula:
+        J = sum over the step's tokens of M_t r_t A / (responses x max_length),   r_t = pi_t / pi_rollout_t
+        M_t = 0 where A > 0, r_t > 1, D_t > delta_high, or where A < 0, r_t < 1, D_t > delta_low; else 1
+        D_t = |pi_t - pi_rollout_t|
+
+    Where:
+        pi_rollout is the sampler's own probability, the behaviour policy, or pi_old where the sampler gave none. D_t is
+        the total variation between the two policies seen as "this token or another one".
+
+    Differences from GRPO:
+        A rare token may double its probability, which GRPO's band on the ratio forbids; a frequent one may not move by
+        0.15, which that band allows. Advantages without std and a constant denominator, as its authors advise.
+
+    Reference:
+        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879; delta 0.15 as in its published
+        scripts.
+    """
+
+    name = "dppo-tv"
+    paper = "arXiv 2602.04879"
+    scope = "token"
+    watch: ClassVar = {
+        "clip/fraction": "the share of tokens whose probability moved by more than delta",
+        "ratio/log_ratio_max": "not bounded by this rule: a rare token may multiply its probability",
+    }
+
+    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
+    reduction: Reduction = Field("constant_length", description="how the objective becomes a scalar")
+    delta_low: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest fall of a probability where A < 0")
+    delta_high: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest rise of a probability where A > 0")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Drop tokens beyond the trust region; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        now, before = probabilities(inputs)
+        return trust_region(inputs, (now - before).abs(), self.delta_low, self.delta_high)
+
+
+class DPPOKL(ClipPolicy):
+    """Drops a token whose probability has moved too far, in Kullback-Leibler divergence, the way its advantage pushes.
+
+    Formula:
+        As in `dppo-tv`, with q = pi_rollout_t, p = pi_t and
+        D_t = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
+
+    Where:
+        D_t is the divergence between the two policies seen as "this token or another one", in nats.
+
+    Differences from GRPO:
+        Those of `dppo-tv`.
+
+    Reference:
+        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879; delta 0.05 as in its published
+        scripts.
+    """
+
+    name = "dppo-kl"
+    paper = "arXiv 2602.04879"
+    scope = "token"
+    watch: ClassVar = {
+        "clip/fraction": "the share of tokens whose divergence is above delta",
+        "ratio/log_ratio_max": "not bounded by this rule: a rare token may multiply its probability",
+    }
+
+    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
+    reduction: Reduction = Field("constant_length", description="how the objective becomes a scalar")
+    delta_low: Annotated[float, Width()] = Field(
+        0.05, gt=0, le=100, description="largest divergence of a fall where A < 0, nats"
+    )
+    delta_high: Annotated[float, Width()] = Field(
+        0.05, gt=0, le=100, description="largest divergence of a rise where A > 0, nats"
+    )
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Drop tokens beyond the trust region; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        now, before = probabilities(inputs)
+        other_now, other_before = (1 - now).clamp(min=FLOOR), (1 - before).clamp(min=FLOOR)
+        log_ratio = ops.log_ratio(inputs, against="rollout").detach()
+        divergence = (1 - before) * (other_before / other_now).log() - before * log_ratio
+        return trust_region(inputs, divergence, self.delta_low, self.delta_high)
+
+
+def probabilities(inputs: ClipInputs) -> tuple[Tensor, Tensor]:
+    """A token's probability now and when it was sampled, ``(B, T)`` each; 1 where masked; no gradient."""
+    now = ops.log_probs(inputs).detach()
+    return now.exp(), (now - ops.log_ratio(inputs, against="rollout").detach()).exp()
+
+
+def trust_region(inputs: ClipInputs, divergence: Tensor, delta_low: float, delta_high: float) -> ClipResult:
+    """``r A`` per token, dropped where the divergence is too large and the advantage pushes further."""
+    log_ratio, advantages = ops.log_ratio(inputs, against="rollout"), inputs.advantages.detach().float()
+    above = (advantages > 0) & (log_ratio > 0) & (divergence > delta_high)
+    below = (advantages < 0) & (log_ratio < 0) & (divergence > delta_low)
+    dropped = above | below
+    objective = ops.limited_exp(log_ratio) * advantages
+    return ClipResult(torch.where(dropped, torch.zeros_like(objective), objective), log_ratio.detach(), dropped)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [DPPOTV, DPPOKL]

@@ -1,0 +1,54 @@
+"""GSPO-token: GSPO's ratio and clip, with a gradient per token."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
+
+
+class GSPOToken(ClipPolicy):
+    """Clips the geometric mean of a response's token ratios, and lets advantages differ from token to token.
+
+    Formula:
+        J = mean over responses of mean_t min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t),
+        s_t = sg[exp(S / L)] pi_t / sg[pi_t]
+
+    Where:
+        S = sum_t log(pi_t / pi_old_t), L the response's length in tokens, sg[.] a constant for the gradient. Every s_t
+        has the value exp(S / L); its gradient is that of its own token alone.
+
+    Differences from GRPO:
+        The ratio that is judged is the response's; only the advantage and the gradient are the token's.
+
+    Reference:
+        Group Sequence Policy Optimization, arXiv 2507.18071, section 4.3; widths 3e-4 and 4e-4 as in its experiments.
+    """
+
+    name = "gspo-token"
+    paper = "arXiv 2507.18071"
+    scope = "token"
+    watch: ClassVar = {
+        "clip/fraction": "that of gspo where every token has its response's advantage",
+        "clip/fraction_length_bin_<k>": "falls with length, since a mean over more tokens moves less",
+    }
+
+    clip_low: Annotated[float, Width()] = Field(3e-4, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
+    clip_high: Annotated[float, Width()] = Field(
+        4e-4, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
+    )
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Clip each response's mean log-ratio, token by token; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        log_ratio = ops.log_ratio(inputs)
+        mean = ops.sequence_mean(log_ratio.detach(), inputs.response_mask)
+        band = ops.ratio_band(self.clip_low, self.clip_high, None, like=mean)
+        return ops.clipped_surrogate(mean + (log_ratio - log_ratio.detach()), inputs.advantages, band)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [GSPOToken]

@@ -1,0 +1,57 @@
+"""OPMD: online policy mirror descent, a quadratic penalty on the response's log-ratio."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
+
+
+class OPMD(ClipPolicy):
+    """Follows the response's log-ratio times its advantage, held back by the square of the log-ratio.
+
+    Formula:
+        J = mean over responses of A S - (tau / 2) S^2,   S = sum_t log(pi_t / pi_old_t)
+
+    Where:
+        A = R - mean of the rewards R in the group. The gradient vanishes at S = A / tau and turns round beyond it; a
+        response counts as clipped there.
+
+    Differences from GRPO:
+        No exponential and no clip: the penalty is the trust region, on the whole response.
+
+    Reference:
+        Kimi k1.5, arXiv 2501.12599, section 2.3.2, whose reference is the policy at the start of the iteration. It does
+        not print tau: 0.1 is ours.
+    """
+
+    name = "opmd"
+    paper = "arXiv 2501.12599"
+    scope = "sequence"
+    watch: ClassVar = {
+        "clip/fraction": "the share of responses that are pulled back",
+        "ratio/mu_token": "times L and tau, the pull that A has to overcome",
+    }
+    exempt: ClassVar = {
+        "zero_advantage_zero_gradient": "the penalty acts whatever the advantage",
+        "clipped_means_no_gradient": "the gradient turns round and is never cut",
+    }
+
+    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
+    tau: float = Field(0.1, gt=0, le=1e6, description="weight of the penalty")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Penalise each response's summed log-ratio; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        total = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
+        advantages = inputs.advantages.detach().float()
+        pull = self.tau * total.detach()
+        reversed_ = ((advantages > 0) & (pull > advantages)) | ((advantages < 0) & (pull < advantages))
+        return ClipResult(advantages * total - self.tau / 2 * total.square(), total.detach(), reversed_)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [OPMD]

@@ -1,0 +1,95 @@
+"""`rlzoo clips check`: the laws of a clip policy, held without pytest, with the smallest input that shows a failure."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from rlzoo.policy import ClipPolicy
+from rlzoo.testing import LAWS, Outcome, check
+from rlzoo.types import ClipInputs
+from rlzoo.zoo import find_policies
+
+STYLES = {"pass": "green", "fail": "bold red", "opted out": "yellow"}
+SHOWN = 8  # rows and tokens of a failing input that are printed
+
+
+def check_policies(name: str, as_json: bool) -> bool:
+    """Check one policy, or every policy of a plugin file or folder; whether all laws hold."""
+    console = Console(highlight=False)
+    reports = []
+    for policy in find_policies(name):
+        started = time.perf_counter()
+        outcomes = check(policy())
+        reports.append((policy, outcomes))
+        if not as_json:
+            _print(console, policy, outcomes, time.perf_counter() - started)
+    if as_json:
+        print(json.dumps([_as_dict(policy, outcomes) for policy, outcomes in reports], indent=2))
+    return all(outcome.status != "fail" for _, outcomes in reports for outcome in outcomes)
+
+
+def _print(console: Console, policy: type[ClipPolicy], outcomes: list[Outcome], seconds: float) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "law", "", ""):
+        table.add_column(column, overflow="fold")
+    for number, (law, outcome) in enumerate(zip(LAWS, outcomes, strict=True), start=1):
+        table.add_row(str(number), law.name, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
+    statements = {law.name: law.statement for law in LAWS}
+    failed = [outcome for outcome in outcomes if outcome.status == "fail"]
+    opted_out = sum(outcome.status == "opted out" for outcome in outcomes)
+    console.print(f"[bold]{policy.name}[/]  {policy.paper}")
+    console.print(table)
+    for outcome in failed:
+        console.print(f"\n[bold]{outcome.law}[/]: {statements[outcome.law]}")
+        if outcome.inputs is not None:
+            console.print(Text(f"fails on\n{describe(outcome.inputs)}"))
+    kept = len(outcomes) - len(failed) - opted_out
+    console.print(f"{kept} kept, {len(failed)} broken, {opted_out} opted out, in {seconds:.1f} s\n")
+
+
+def describe(inputs: ClipInputs) -> str:
+    """Inputs as a person reads them: log-ratios, advantages and mask, a row per response."""
+    lines = []
+    size, length = inputs.log_probs.shape
+    for row in range(min(size, SHOWN)):
+        mask = inputs.response_mask[row, :SHOWN]
+        ratio = inputs.log_probs[row, :SHOWN] - inputs.old_log_probs[row, :SHOWN]
+        tokens = " ".join(
+            f"{value:+.3g}" if shown else "masked" for value, shown in zip(ratio.tolist(), mask.tolist(), strict=True)
+        )
+        more = f" ... {length - SHOWN} more" if length > SHOWN else ""
+        lines.append(f"  A = {_numbers(inputs.advantages[row])}: log-ratios {tokens}{more}")
+    if size > SHOWN:
+        lines.append(f"  ... {size - SHOWN} more rows")
+    return "\n".join(lines)
+
+
+def _numbers(values: Tensor) -> str:
+    shown = [f"{value:+.3g}" for value in values.tolist()[:SHOWN]]
+    return shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
+
+
+def _as_dict(policy: type[ClipPolicy], outcomes: list[Outcome]) -> dict[str, Any]:
+    laws = [
+        {
+            "law": outcome.law,
+            "status": outcome.status,
+            "detail": outcome.detail,
+            "inputs": None if outcome.inputs is None else _tensors(outcome.inputs),
+        }
+        for outcome in outcomes
+    ]
+    return {"policy": policy.name, "laws": laws}
+
+
+def _tensors(inputs: ClipInputs) -> dict[str, Any]:
+    """Inputs as plain lists; those of the extreme law are long and are cut to `SHOWN`."""
+    names = ("log_probs", "old_log_probs", "advantages", "response_mask")
+    return {name: getattr(inputs, name)[:SHOWN, :SHOWN].tolist() for name in names}

@@ -1,0 +1,23 @@
+"""The laws every clip policy keeps, as a public conformance kit.
+
+In a plugin's tests, one line::
+
+    from rlzoo.testing import parametrize_with_checks
+
+    test_my_policy = parametrize_with_checks([MyPolicy()])
+
+A policy that breaks a law on purpose names it with a reason in its class attribute ``exempt``. Without any test file, as a
+pytest plugin: ``pytest -p rlzoo.testing --clip my-policy`` (or ``--clip FILE.py``).
+"""
+
+from __future__ import annotations
+
+from rlzoo.testing.check import Outcome, check, shrink
+from rlzoo.testing.data import clip_stats, evaluate, off_policy_inputs
+from rlzoo.testing.laws import LAWS, Law
+from rlzoo.testing.pytest_plugin import parametrize_with_checks, pytest_addoption, pytest_collection_modifyitems
+
+__all__ = [
+    "LAWS", "Law", "Outcome", "check", "clip_stats", "evaluate", "off_policy_inputs", "parametrize_with_checks",
+    "pytest_addoption", "pytest_collection_modifyitems", "shrink",
+]  # fmt: skip

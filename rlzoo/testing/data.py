@@ -1,0 +1,123 @@
+"""Inputs the laws are held on: ragged, off-policy, with some responses whose advantage is zero."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlzoo import ops
+from rlzoo.policy import ClipPolicy, ClipStats
+from rlzoo.types import ClipInputs, ClipResult
+
+TOKEN_FIELDS = ("log_probs", "old_log_probs", "rollout_log_probs")
+ALL_FIELDS = (*TOKEN_FIELDS, "advantages", "response_mask")
+Change = Callable[[Tensor], Tensor]
+
+
+def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
+    """Ragged data on which 10 to 40 % of the responses with non-zero advantage is clipped, and every sixth advantage is 0.
+
+    The spread of the token log-ratios is searched so that this policy clips; for one that never does it is 0.1.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    length = torch.randint(1, max_length + 1, (num_responses, 1), generator=rng)
+    length[0] = max_length
+    mask = torch.arange(max_length) < length
+    noise = torch.randn(num_responses, max_length, generator=rng)
+    old_log_probs = -torch.rand(num_responses, max_length, generator=rng) - 0.05
+    advantages = torch.randn(num_responses, 1, generator=rng)
+    advantages[::6] = 0
+
+    def with_spread(spread: float) -> ClipInputs:
+        rollout = old_log_probs + 0.001 * noise
+        return ClipInputs(old_log_probs + spread * noise, old_log_probs, advantages, mask, rollout)
+
+    low, high = 1e-6, 8.0
+    for _ in range(40):
+        spread = (low * high) ** 0.5
+        fraction = clip_fraction(policy, with_spread(spread))
+        if 0.2 <= fraction <= 0.3:
+            return with_spread(spread)
+        low, high = (spread, high) if fraction < 0.2 else (low, spread)
+    inputs = with_spread(spread)
+    return inputs if 0.1 <= clip_fraction(policy, inputs) <= 0.4 else with_spread(0.1)
+
+
+def clipping_inputs(policy: ClipPolicy) -> ClipInputs:
+    """`off_policy_inputs`, for a policy that must clip: raises AssertionError when no spread makes it clip 10 to 40 %."""
+    inputs = off_policy_inputs(policy)
+    fraction = clip_fraction(policy, inputs)
+    assert 0.1 <= fraction <= 0.4, f"clips {fraction:.0%} of ragged data of any spread, expected 10 to 40 %"
+    return inputs
+
+
+def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
+    """`off_policy_inputs` with every log-probability as it was when the tokens were sampled: ratio 1."""
+    inputs = off_policy_inputs(policy)
+    return dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
+
+
+def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
+    """Six responses of 4096 tokens with log-ratios of +-50 a token, for every sign of the advantage."""
+    shift = torch.tensor([50.0, 50.0, 50.0, -50.0, -50.0, -50.0])[:, None].expand(6, 4096)
+    old = torch.full((6, 4096), -1.0)
+    advantages = torch.tensor([1.0, 0.0, -1.0, 1.0, 0.0, -1.0])[:, None]
+    return ClipInputs(old + shift, old, advantages, torch.ones(6, 4096, dtype=torch.bool), old)
+
+
+def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
+    """Share of the responses with non-zero advantage that is clipped; a response counts with its share of clipped tokens."""
+    clipped = policy(inputs).clipped.float()
+    if clipped.shape[-1] != 1:
+        clipped = ops.sequence_mean(clipped, inputs.response_mask)
+    rows = (inputs.advantages != 0).any(dim=-1)
+    return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
+
+
+def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor]:
+    """The policy's result and ``d objective.sum() / d log_probs``, ``(B, T)`` float32, over unmasked positions."""
+    log_probs = inputs.log_probs.detach().clone().requires_grad_()
+    result = policy(dataclasses.replace(inputs, log_probs=log_probs))
+    gradient = torch.autograd.grad(visible(result.objective, inputs).sum(), log_probs)[0]
+    return result, gradient.float()
+
+
+def visible(values: Tensor, inputs: ClipInputs) -> Tensor:
+    """Values per response as they are, values per token where the mask is true."""
+    return values if values.shape[-1] == 1 else values[inputs.response_mask]
+
+
+def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
+    """The sums an engine would hand to `ClipPolicy.updated`, of one set of inputs in two length bins."""
+    mask = inputs.response_mask
+
+    def per_response(values: Tensor) -> Tensor:
+        return (values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), mask))[:, 0]
+
+    length = mask.sum(dim=-1).float()
+    edges = torch.stack([length.min(), length.median(), length.max()])
+    advantage = inputs.advantages.sum(dim=-1)
+    return ClipStats.of(edges, length, advantage, per_response(result.clipped), per_response(result.log_ratio))
+
+
+def map_tokens(inputs: ClipInputs, change: Change) -> ClipInputs:
+    """The inputs with every per-token log-probability tensor replaced by ``change`` of it."""
+    return map_tensors(inputs, change, TOKEN_FIELDS)
+
+
+def map_tensors(inputs: ClipInputs, change: Change, names: Sequence[str] = ALL_FIELDS) -> ClipInputs:
+    """The inputs with the named tensors, all by default, replaced by ``change`` of them."""
+    tensors = {name: getattr(inputs, name) for name in names}
+    changed: dict[str, Any] = {name: change(value) for name, value in tensors.items() if value is not None}
+    return dataclasses.replace(inputs, **changed)
+
+
+def left_padded(values: Tensor, response_mask: Tensor) -> Tensor:
+    """The same right-padded rows pushed to the right, ``(B, T)``."""
+    size = response_mask.shape[-1]
+    shift = size - response_mask.sum(dim=-1, keepdim=True)
+    return values.gather(-1, (torch.arange(size, device=values.device) - shift) % size)

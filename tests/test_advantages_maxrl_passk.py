@@ -1,0 +1,194 @@
+"""MaxRL and pass@k advantages against an enumeration of every subset and numbers worked by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlzoo import UserError
+from rlzoo.advantages import compute_advantages
+
+
+def members(group_ids, row):
+    return [i for i in range(len(group_ids)) if group_ids[i] == group_ids[row]]
+
+
+def max_rl(rewards, group_ids):
+    """(R - mean) / mean of the group where the mean is positive, else 0."""
+    advantages = np.zeros((len(rewards), 1))
+    for b in range(len(rewards)):
+        values = [float(rewards[i]) for i in members(group_ids, b)]
+        mean = math.fsum(values) / len(values)
+        if mean > 0 and min(values) < max(values):
+            advantages[b, 0] = (float(rewards[b]) - mean) / mean
+    return advantages
+
+
+def pass_at(k, rewards, group_ids):
+    """Deviation of the mean of the best of k, over the k-subsets that contain the response, in standard deviations."""
+    advantages = np.zeros((len(rewards), 1))
+    for group in set(group_ids):
+        rows = [i for i in range(len(group_ids)) if group_ids[i] == group]
+        subsets = list(itertools.combinations(rows, k))
+        best = [max(float(rewards[i]) for i in subset) for subset in subsets]
+        if min(best) == max(best):
+            continue
+        mean = math.fsum(best) / len(best)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in best) / len(best))
+        for row in rows:
+            own = [value for subset, value in zip(subsets, best, strict=True) if row in subset]
+            advantages[row, 0] = (math.fsum(own) / len(own) - mean) / deviation
+    return advantages
+
+
+def pass_at_of_binary_rewards(k, rewards):
+    """Pass@k Training's closed form for one group of 0/1 rewards."""
+    size, wrong = len(rewards), sum(reward == 0 for reward in rewards)
+    mean = 1 - math.comb(wrong, k) / math.comb(size, k)
+    deviation = math.sqrt(mean * (1 - mean))
+    if deviation == 0:
+        return [0.0] * size
+    others_wrong = math.comb(wrong - 1, k - 1) / math.comb(size - 1, k - 1)
+    return [(1 - mean) / deviation if reward else (1 - mean - others_wrong) / deviation for reward in rewards]
+
+
+def shuffled_groups(sizes, seed):
+    """Group ids of these sizes, neither sorted nor consecutive."""
+    ids = torch.cat([torch.full((size,), 7 * index + 3) for index, size in enumerate(sizes)])
+    return ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
+
+
+def rewards_of(kind, count, seed):
+    rng = torch.Generator().manual_seed(100 + seed)
+    if kind == "binary":
+        return (torch.rand(count, generator=rng) < 0.3).float()
+    if kind == "levels":
+        return torch.randint(0, 4, (count,), generator=rng) / 10
+    return torch.randn(count, generator=rng)
+
+
+SIZES = {2: [2, 3, 5, 8], 4: [4, 5, 7, 10], 8: [8, 9, 11], 16: [16, 17, 18], 32: [32, 33, 34]}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["binary", "levels", "normal"])
+def test_max_rl_equals_the_loops(kind, seed):
+    groups = shuffled_groups([1, 2, 5, 8, 12], seed)
+    rewards = rewards_of(kind, len(groups), seed)
+    expected = max_rl(rewards.double().numpy(), groups.tolist())
+    np.testing.assert_allclose(compute_advantages(rewards, groups, "max_rl").numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["binary", "levels", "normal"])
+@pytest.mark.parametrize("k", SIZES)
+def test_pass_at_k_equals_the_enumeration_of_subsets(k, kind, seed):
+    groups = shuffled_groups(SIZES[k], seed)
+    rewards = rewards_of(kind, len(groups), seed)
+    expected = pass_at(k, rewards.double().numpy(), groups.tolist())
+    got = compute_advantages(rewards, groups, f"pass@{k}")
+    assert got.shape == (len(groups), 1)
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("k", "size"), [(2, 4), (2, 16), (4, 16), (8, 16), (8, 64), (16, 64), (32, 64), (32, 128)])
+def test_binary_rewards_give_the_published_combinatorial_form(k, size):
+    for right in {0, 1, 2, size // 2, size - k, size - 1, size}:
+        rewards = [1.0] * right + [0.0] * (size - right)
+        got = compute_advantages(torch.tensor(rewards), torch.zeros(size, dtype=torch.long), f"pass@{k}")
+        np.testing.assert_allclose(got[:, 0].numpy(), pass_at_of_binary_rewards(k, rewards), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "rewards", "expected"),
+    [
+        # mean 1/4: 3/4 and -1/4 over 1/4
+        ("max_rl", [1.0, 0.0, 0.0, 0.0], [3.0, -1.0, -1.0, -1.0]),
+        # mean 1/2
+        ("max_rl", [0.25, 0.75, 0.0, 1.0], [-0.5, 0.5, -1.0, 1.0]),
+        # mean 0 and mean -1/2: no answer to normalise by
+        ("max_rl", [0.0, 0.0], [0.0, 0.0]),
+        ("max_rl", [-1.0, 1.0], [0.0, 0.0]),
+        ("max_rl", [-2.0, 1.0], [0.0, 0.0]),
+        # 3 of 6 pairs hold the right one: E = sd = 1/2; it is in pairs of 1, the others in 1 of 3: (1/3 - 1/2) / (1/2)
+        ("pass@2", [1.0, 0.0, 0.0, 0.0], [1.0, -1 / 3, -1 / 3, -1 / 3]),
+        # 5 of 6 pairs: E = 5/6, sd = sqrt(5)/6; (1 - 5/6) / sd = 1/sqrt(5) and (2/3 - 5/6) / sd = -1/sqrt(5)
+        ("pass@2", [1.0, 0.0, 0.0, 1.0], [5**-0.5, -(5**-0.5), -(5**-0.5), 5**-0.5]),
+        # pairs 1, 2, 2: E = 5/3, sd = sqrt(3 - 25/9) = sqrt(2)/3; 3/2, 3/2 and 2 minus 5/3, over sd
+        ("pass@2", [0.0, 1.0, 2.0], [-(8**-0.5), -(8**-0.5), 2**-0.5]),
+        # 4 of 5 quadruples hold the right one: E = 4/5, sd = 2/5; 1/5 over 2/5, and (3/4 - 4/5) / (2/5) = -1/8
+        ("pass@4", [0.0, 0.0, 1.0, 0.0, 0.0], [-0.125, -0.125, 0.5, -0.125, -0.125]),
+    ],
+)
+def test_hand_worked_groups(advantage, rewards, expected):
+    got = compute_advantages(torch.tensor(rewards), torch.full((len(rewards),), 5), advantage)
+    assert got[:, 0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("advantage", ["max_rl", "pass@2", "pass@4"])
+def test_equal_rewards_give_exactly_zero(advantage):
+    for reward in (0.1, 1.0, 0.0, -0.7):  # 0.1 and -0.7 are numbers whose mean rounds
+        rewards = torch.full((7,), reward)
+        assert (compute_advantages(rewards, torch.zeros(7, dtype=torch.long), advantage) == 0).all()
+
+
+@pytest.mark.parametrize("best", [0.1, 1.0, 0.7, 1e-3])
+def test_pass_at_k_is_exactly_zero_where_every_subset_holds_a_best_one(best):
+    # three of the best and one other: every pair has the best in it, so the standard deviation is 0
+    rewards = torch.tensor([best, best, 0.0, best])
+    assert (compute_advantages(rewards, torch.zeros(4, dtype=torch.long), "pass@2") == 0).all()
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_pass_at_k_of_exactly_k_responses_is_zero(k):
+    # the one subset is the group itself
+    rewards = torch.rand(k, generator=torch.Generator().manual_seed(k))
+    assert (compute_advantages(rewards, torch.zeros(k, dtype=torch.long), f"pass@{k}") == 0).all()
+
+
+@pytest.mark.parametrize("k", [2, 4, 8, 16, 32])
+def test_pass_at_k_refuses_a_group_smaller_than_k(k):
+    groups = torch.tensor([0] * (k + 1) + [1] * (k - 1))
+    rewards = torch.rand(len(groups), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(UserError, match=rf"pass@{k}"):
+        compute_advantages(rewards, groups, f"pass@{k}")
+
+
+@pytest.mark.parametrize("advantage", ["pass@1", "pass@3", "pass@64", "pass@k", "maxrl"])
+def test_an_estimator_that_does_not_exist_is_refused(advantage):
+    with pytest.raises(UserError, match="unknown advantage estimator"):
+        compute_advantages(torch.zeros(64), torch.zeros(64, dtype=torch.long), advantage)
+
+
+@pytest.mark.parametrize("advantage", ["max_rl", "pass@2", "pass@8"])
+def test_advantages_of_a_group_sum_to_zero(advantage):
+    # every k-subset counts for k members, so the mean of the members' means is the mean of all
+    groups = shuffled_groups([9, 10, 12], seed=1)
+    rewards = rewards_of("levels", len(groups), seed=1)
+    got = compute_advantages(rewards, groups, advantage)[:, 0]
+    assert got.abs().max() > 0.1
+    for group in set(groups.tolist()):
+        assert got[groups == group].sum().item() == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_pass_at_k_does_not_change_with_the_scale_or_the_origin_of_the_rewards(k):
+    groups = shuffled_groups([6, 9], seed=2)
+    rewards = rewards_of("normal", len(groups), seed=2)
+    plain, moved = (compute_advantages(values, groups, f"pass@{k}") for values in (rewards, 4 * rewards - 3))
+    np.testing.assert_allclose(moved.numpy(), plain.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("advantage", ["max_rl", "pass@2"])
+def test_a_group_is_judged_by_itself_and_in_any_order(advantage):
+    groups = shuffled_groups([5, 6], seed=3)
+    rewards = rewards_of("normal", len(groups), seed=3).abs()
+    whole = compute_advantages(rewards, groups, advantage)
+    for group in set(groups.tolist()):
+        rows = groups == group
+        np.testing.assert_allclose(compute_advantages(rewards[rows], groups[rows], advantage), whole[rows], rtol=1e-6)
+    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(compute_advantages(rewards[order], groups[order], advantage), whole[order], rtol=1e-6)
