@@ -68,7 +68,8 @@ class RunDirectory:
         """Keep a step's responses as text, and its token ids and log-probs at every optimizer step, for replay.
 
         Per-token arrays are flat, response after response; ``lengths`` cuts them. ``log_probs/<u>`` belongs to the rows in
-        ``rows/<u>``, in that order.
+        ``rows/<u>``, in that order. ``advantages`` is a column, or flat where every token has its own. The text holds the
+        task's rewards, the tensors the shaped ones that advantages were made of.
         """
         lines = [
             {
@@ -87,14 +88,14 @@ class RunDirectory:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         stem.with_suffix(".jsonl").write_text(text, encoding="utf-8")
         mask = experience.response_mask
-        old = experience.old_log_probs
+        old, advantages = experience.old_log_probs, experience.advantages
         tensors = {
             "sequences": torch.cat(experience.sequences),
             "sequence_lengths": torch.tensor([len(sequence) for sequence in experience.sequences]),
             "lengths": experience.lengths,
             "group_ids": experience.group_ids,
             "rewards": experience.rewards,
-            "advantages": experience.advantages,
+            "advantages": advantages if advantages.shape[-1] == 1 else advantages[mask],
             "rollout_log_probs": experience.rollout_log_probs[mask],
         }
         if old is not None:
