@@ -18,6 +18,7 @@ from rlzoo.engine.metrics import ResponseTable, clip_metrics, rollout_metrics
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.engine.shaping import reward_metrics
 from rlzoo.errors import UserError
 from rlzoo.tasks import Task
 from rlzoo.tracking import Tracker, git_commit
@@ -80,6 +81,7 @@ class Run:
             max_length=config.rollout.max_new_tokens,
             num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
             temperature=config.rollout.temperature,
+            reward=config.reward,
         )
         if self.learner.accelerator.num_processes > 1:
             raise UserError("training runs in one process; start it without a launcher")
@@ -141,7 +143,8 @@ class Run:
         started = time.perf_counter()
         groups = self.rollout(step)
         sampled = time.perf_counter()
-        experience = Experience.from_groups(groups, self.learner.policy.advantage)
+        settings, limit = self.config.reward, self.config.rollout.max_new_tokens
+        experience = Experience.from_groups(groups, self.learner.policy.advantage, settings, limit)
         updates: list[Update] = []
         if bool((experience.advantages != 0).any()) or self.learner.reference is not None:
             experience, updates = self.learner.update(experience, seed=self._seed(step, stream=1))
@@ -149,7 +152,8 @@ class Run:
         self.directory.record_rollouts(step, groups, experience, updates)
         self._keep_completions(step, groups)
         num_tokens = int(experience.lengths.sum())
-        metrics = rollout_metrics(groups) | update_metrics(updates, with_kl=self.learner.reference is not None)
+        metrics = rollout_metrics(groups) | reward_metrics(experience, settings)
+        metrics |= update_metrics(updates, with_kl=self.config.learner.kl_coef > 0)
         metrics |= {
             "time/rollout": sampled - started,
             "time/learner": learned - sampled,

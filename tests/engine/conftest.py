@@ -83,6 +83,13 @@ def off_policy_experience(model, policy, num_responses=18, seed=1):
     )
 
 
+def with_token_advantages(experience, seed=2):
+    """The same rows with an advantage of its own for every token; rows of A = 0 stay so."""
+    mask = experience.response_mask
+    noise = torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed))
+    return dataclasses.replace(experience, advantages=torch.where(mask & (experience.advantages != 0), noise, 0.0))
+
+
 POLICIES = {name: load_zoo()[name]() for name in ("fspo", "gspo", "grpo", "rloo")}
 
 
