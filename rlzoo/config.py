@@ -43,6 +43,7 @@ class RolloutConfig(Section):
     max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="length limit of a response, in tokens")
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the policy's log-probs use it too")
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
+    dynamic_sampling: int = Field(0, ge=0, le=1000, description="extra rounds at most, to replace groups of equal rewards")
 
 
 class RewardConfig(Section):
@@ -156,6 +157,8 @@ class RunConfig(Section):
             )
         if self.rollout.num_prompts * self.rollout.group_size < self.learner.num_minibatches:
             raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the responses of a step")
+        if self.rollout.dynamic_sampling and self.rollout.group_size < 2:
+            raise UserError(f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs rollout.group_size of at least 2")
         return self
 
     @model_validator(mode="after")
