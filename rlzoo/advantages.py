@@ -1,4 +1,4 @@
-"""From rewards and group ids to advantages, one column per response."""
+"""From rewards and group ids to advantages: one per response, or one per token where a KL is part of the reward."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ Advantage = Literal["group_norm", "group_mean", "leave_one_out", "batch_norm", "
 """How rewards become advantages. ``group_norm`` (arXiv 2402.03300): ``(R - mean) / (std + 1e-6)`` in the group, std with n - 1;
 ``group_mean`` (2503.20783): ``R - mean``; ``leave_one_out`` (2402.14740): ``R - mean of the others``; ``batch_norm``
 (2501.03262): normalised over the whole batch; ``raw``: the reward itself."""
+
+TOKEN_ADVANTAGES: tuple[Advantage, ...] = ("batch_norm", "raw")
+"""The estimators that have a value per token, see `compute_token_advantages`."""
 
 STD_FLOOR = 1e-6
 
@@ -58,6 +61,46 @@ def compute_advantages(rewards: Tensor, group_ids: Tensor, advantage: Advantage)
         return (centred * count / (count - 1))[:, None].float()
     variance = _group_sum(centred**2, group)[group] / (count - 1).clamp(min=1)
     return (centred / (variance.sqrt() + STD_FLOOR))[:, None].float()
+
+
+def compute_token_advantages(
+    rewards: Tensor, token_kl: Tensor, response_mask: Tensor, kl_coef: float, advantage: Advantage
+) -> Tensor:
+    """Advantages with the KL inside the reward (arXiv 2501.03262): a token answers for the KL from itself onwards.
+
+    The return of token t is ``R - kl_coef * sum of token_kl from t to the end``. ``raw`` is the return itself;
+    ``batch_norm`` takes ``(return - mean) / (std + 1e-6)``, mean and std (n - 1) over all response tokens of the batch.
+
+    Args:
+        rewards: ``(B,)``.
+        token_kl: ``(B, T)`` in nats, ``log pi_old - log pi_ref`` of each token drawn.
+        response_mask: ``(B, T)`` bool.
+        kl_coef: weight of the KL.
+        advantage: one of `TOKEN_ADVANTAGES`.
+
+    Returns:
+        float32 ``(B, T)``, without gradient, 0 on the padding; exactly 0 everywhere if all returns are equal.
+
+    Raises:
+        UserError: another estimator.
+
+    Example:
+        >>> one, mask = torch.ones(1), torch.tensor([[True, True, False]])
+        >>> compute_token_advantages(one, torch.tensor([[0.5, 2.0, 9.0]]), mask, 0.1, "raw").tolist()  # 1 - .25, 1 - .2
+        [[0.75, 0.800000011920929, 0.0]]
+    """
+    if advantage not in TOKEN_ADVANTAGES:
+        raise UserError(f"advantage {advantage!r} has no values per token (allowed: {', '.join(TOKEN_ADVANTAGES)})")
+    zero = torch.zeros((), dtype=torch.float64, device=rewards.device)
+    kl_to_go = torch.where(response_mask, token_kl.detach().double(), zero).flip(-1).cumsum(-1).flip(-1)
+    returns = rewards.detach().double()[:, None] - kl_coef * kl_to_go
+    values = returns[response_mask]
+    if advantage == "batch_norm":
+        spread = values.std() if values.numel() > 1 else zero
+        returns = (returns - values.mean()) / (spread + STD_FLOOR)
+        if bool((values == values[:1]).all()):  # rounding in the mean must not make equal returns a signal
+            returns = torch.zeros_like(returns)
+    return torch.where(response_mask, returns, zero).float()
 
 
 def _group_sum(values: Tensor, group: Tensor) -> Tensor:

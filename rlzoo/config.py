@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from rlzoo.advantages import TOKEN_ADVANTAGES
 from rlzoo.errors import UserError, did_you_mean, explain
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import KLEstimator
@@ -51,6 +52,16 @@ class RolloutConfig(Section):
     max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="length limit of a response, in tokens")
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the policy's log-probs use it too")
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
+    dynamic_sampling: int = Field(0, ge=0, le=1000, description="extra rounds at most, to replace groups of equal rewards")
+
+
+class RewardConfig(Section):
+    """How a response's grade becomes what is learned from."""
+
+    overlong_buffer: float = Field(0.0, ge=0, le=1, description="share of max_new_tokens, at its end, with a growing penalty")
+    overlong_penalty: float = Field(1.0, ge=0, le=1e6, description="that penalty at max_new_tokens, taken off the reward")
+    overlong_filtering: bool = Field(False, description="responses cut off at max_new_tokens get advantage 0")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of each token's KL to the starting model, in the reward")
 
 
 class LearnerConfig(Section):
@@ -66,7 +77,7 @@ class LearnerConfig(Section):
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int = Field(16384, ge=1, description="rows x longest row of one forward pass, at most")
     autocast: Literal["none", "bfloat16"] = Field("none", description="type of the matrix products")
-    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model; 0 keeps no copy of it")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0 for none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of that KL per token")
 
 
@@ -140,6 +151,7 @@ class RunConfig(Section):
         default_factory=lambda: build_task({"name": "arithmetic"}), description="the task: its name, or name and settings"
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
+    reward: RewardConfig = Field(default_factory=RewardConfig, description="how grades become what is learned from")
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the model is saved")
@@ -158,6 +170,22 @@ class RunConfig(Section):
             )
         if self.rollout.num_prompts * self.rollout.group_size < self.learner.num_minibatches:
             raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the responses of a step")
+        if self.rollout.dynamic_sampling and self.rollout.group_size < 2:
+            raise UserError(f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs rollout.group_size of at least 2")
+        return self
+
+    @model_validator(mode="after")
+    def _takes_kl_in_the_reward(self) -> Self:
+        given, clip = f"reward.kl_coef={self.reward.kl_coef}", self.clip
+        if self.reward.kl_coef and clip.scope == "sequence":
+            raise UserError(
+                f"{given}: makes advantages differ by token, and {clip.name} takes one per response; use learner.kl_coef"
+            )
+        if self.reward.kl_coef and clip.advantage not in TOKEN_ADVANTAGES:
+            raise UserError(
+                f"{given}: advantage {clip.advantage!r} has no values per token (allowed: {', '.join(TOKEN_ADVANTAGES)}); "
+                f"set clip.advantage={TOKEN_ADVANTAGES[0]}"
+            )
         return self
 
     @classmethod

@@ -52,6 +52,11 @@ class RolloutGroup:
     problem: Problem
     rollouts: tuple[Rollout, ...]
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its rewards differ; if not, comparing its members teaches nothing."""
+        return len({rollout.reward for rollout in self.rollouts}) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class ClipInputs:

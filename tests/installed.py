@@ -13,7 +13,7 @@ command = [str(Path(sys.executable).with_name("rlzoo"))]
 listed = subprocess.run([*command, "clips", "list", "--json"], capture_output=True, text=True, check=True).stdout
 names = [row["name"] for row in json.loads(listed)]
 assert len(names) >= 20, names
-for config in ("arithmetic", "dapo", "dr-grpo", *names):
+for config in ("arithmetic", "dapo", "dr-grpo", "dual-clip", "reinforce-pp", *names):
     subprocess.run([*command, "train", "--config", config, "--dry-run"], capture_output=True, check=True)
 assert (home / "assets" / "embedded" / "model.safetensors").is_file(), "the shipped model is missing"
 assert not Path("runs").exists()

@@ -268,6 +268,38 @@ def leave_one_out(rewards: FloatArray, group_ids: NDArray[np.int_]) -> FloatArra
     return advantages
 
 
+def overlong_penalty(length: int, max_length: int, buffer_share: float, penalty: float) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) times a penalty, as what is added to the reward."""
+    buffer = buffer_share * max_length
+    if length <= max_length - buffer:
+        return 0.0
+    if length <= max_length:
+        return penalty * ((max_length - buffer) - length) / buffer
+    return -penalty
+
+
+def kl_returns(rewards: FloatArray, token_kl: FloatArray, mask: BoolArray, kl_coef: float) -> FloatArray:
+    """REINFORCE++'s return of every token, R - kl_coef * the KL of the tokens from it to the end, (B, T)."""
+    returns = np.zeros(mask.shape)
+    for b in range(mask.shape[0]):
+        tokens = _tokens(mask, b)
+        for place, t in enumerate(tokens):
+            returns[b, t] = float(rewards[b]) - kl_coef * math.fsum(float(token_kl[b, i]) for i in tokens[place:])
+    return returns
+
+
+def token_norm(returns: FloatArray, mask: BoolArray) -> FloatArray:
+    """(return - mean) / (std + 1e-6) over all response tokens of the batch, std with n - 1, (B, T)."""
+    places = [(b, t) for b in range(mask.shape[0]) for t in _tokens(mask, b)]
+    values = [float(returns[place]) for place in places]
+    mean = math.fsum(values) / len(values)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    advantages = np.zeros(mask.shape)
+    for place, value in zip(places, values, strict=True):
+        advantages[place] = (value - mean) / (std + 1e-6)
+    return advantages
+
+
 # --- self-check ------------------------------------------------------------------------------------------------------
 
 Rule = Callable[..., OracleResult]

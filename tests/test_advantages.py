@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzoo.advantages import compute_advantages
+from rlzoo.advantages import compute_advantages, compute_token_advantages
 from rlzoo.errors import UserError
 from tests import oracle
 
@@ -42,3 +42,44 @@ def test_batch_norm_ignores_groups_and_raw_is_the_reward():
 def test_leave_one_out_refuses_a_group_of_one():
     with pytest.raises(UserError, match=r"leave_one_out needs at least 2 responses per prompt; raise rollout\.group_size"):
         compute_advantages(torch.tensor([1.0]), torch.tensor([0]), "leave_one_out")
+
+
+def ragged_kl(seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.arange(7) < torch.randint(1, 8, (12, 1), generator=rng)
+    token_kl = torch.where(mask, torch.randn(12, 7, generator=rng), torch.nan)
+    return torch.randint(0, 2, (12,), generator=rng).float(), token_kl, mask
+
+
+def test_token_returns_equal_the_explicit_loops():
+    rewards, token_kl, mask = ragged_kl()
+    arrays = rewards.numpy(), token_kl.double().numpy(), mask.numpy()
+    returns = oracle.kl_returns(*arrays, 0.3)
+    raw = compute_token_advantages(rewards, token_kl, mask, 0.3, "raw")
+    np.testing.assert_allclose(raw.numpy(), returns, rtol=1e-6, atol=1e-7)
+    normed = compute_token_advantages(rewards, token_kl, mask, 0.3, "batch_norm")
+    np.testing.assert_allclose(normed.numpy(), oracle.token_norm(returns, mask.numpy()), rtol=1e-6, atol=1e-7)
+
+
+def test_hand_worked_token_returns():
+    # KL .5 1 -.5 and 2 under weight .1: returns 1 - .1, 1 - .05, 1 + .05 and 0 - .2; the padding's 9 is not read
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    token_kl = torch.tensor([[0.5, 1.0, -0.5], [2.0, 9.0, 9.0]])
+    raw = compute_token_advantages(torch.tensor([1.0, 0.0]), token_kl, mask, 0.1, "raw")
+    assert raw.flatten().tolist() == pytest.approx([0.9, 0.95, 1.05, -0.2, 0.0, 0.0])
+    # mean 2.7 / 4 = .675; deviations .225 .275 .375 -.875, their squares sum to 1.0325; std sqrt(1.0325 / 3) = .58666
+    normed = compute_token_advantages(torch.tensor([1.0, 0.0]), token_kl, mask, 0.1, "batch_norm")
+    assert normed.flatten().tolist() == pytest.approx([0.38353, 0.46876, 0.63921, -1.49150, 0.0, 0.0], abs=1e-4)
+
+
+def test_equal_returns_give_exactly_zero():
+    mask = torch.tensor([[True, True], [True, False]])
+    for rewards in (torch.full((2,), 0.1), torch.full((2,), 0.7)):
+        assert (compute_token_advantages(rewards, torch.zeros(2, 2), mask, 0.1, "batch_norm") == 0).all()
+    lone = torch.tensor([[True]])
+    assert compute_token_advantages(torch.ones(1), torch.ones(1, 1), lone, 0.1, "batch_norm").tolist() == [[0.0]]
+
+
+def test_estimators_that_compare_groups_have_no_values_per_token():
+    with pytest.raises(UserError, match=r"'group_norm' has no values per token \(allowed: batch_norm, raw\)"):
+        compute_token_advantages(*ragged_kl(), 0.1, "group_norm")

@@ -14,12 +14,14 @@ import yaml
 
 import rlzoo
 from rlzoo import RunConfig, load_zoo
+from rlzoo.config import config_names, read_config
 from rlzoo.testing import check
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HEADINGS = ["What it clips", "Why", "Parameters", "Watch these metrics", "Differences from the paper", "Reference"]
 PLUGINS_MAY_IMPORT = {"__future__", "collections", "dataclasses", "math", "pydantic", "rlzoo", "torch", "typing"}
+OVERLAYS = [name for name in config_names() if name not in load_zoo() and "model" not in read_config(name)]
 MODULES = [module.name for module in pkgutil.walk_packages(rlzoo.__path__, "rlzoo.") if module.name != "rlzoo.__main__"]
 
 
@@ -75,13 +77,30 @@ def imports(source):
             yield node.module or "."
 
 
+def test_there_are_overlays():
+    assert {"dapo", "dr-grpo", "dual-clip", "reinforce-pp"} <= set(OVERLAYS)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_each_overlay_has_its_page_with_its_settings_and_changelog_line(name):
+    page = ROOT / "docs" / "overlays" / f"{name}.md"
+    assert re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE) == HEADINGS
+    (block,) = blocks(page, "yaml")
+    assert yaml.safe_load(block) == read_config(name)
+    assert f"`{name}`" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"docs/overlays/{name}.md" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_config_blocks_validate(page, tmp_path):
     for index, block in enumerate(blocks(page, "yaml")):
         file = tmp_path / f"{index}.yaml"
         file.write_text(block)
-        assert isinstance(yaml.safe_load(block), dict)
-        for name in load_zoo():
+        content = yaml.safe_load(block)
+        assert isinstance(content, dict)
+        clip = content.get("clip")  # a block for one policy is validated with that one
+        named = clip.get("name") if isinstance(clip, dict) else clip
+        for name in [named] if named else load_zoo():
             RunConfig.compose([file], clip=name)
 
 
@@ -106,11 +125,18 @@ def test_the_tests_named_in_the_table_of_mistakes_exist():
         assert f"def {name}(" in source, name
 
 
-def test_metrics_page_names_every_metric(tmp_path):
+SHAPED = ["reward.kl_coef=0.1", "reward.overlong_buffer=0.5", "rollout.dynamic_sampling=1", "clip.advantage=batch_norm"]
+
+
+@pytest.mark.parametrize(("clip", "more"), [("fspo", ["learner.kl_coef=0.1"]), ("grpo", SHAPED)])
+def test_metrics_page_names_every_metric(tmp_path, clip, more):
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text().replace("<k>", "0")
     overrides = ["rollout.num_prompts=4", "task.num_operands_max=3", "rollout.max_new_tokens=12", "eval.num_problems=4"]
-    config = RunConfig.compose(overrides=[*overrides, "learner.kl_coef=0.1", "tracking.mlflow=false"], steps=1, output=tmp_path)
-    for name in rlzoo.train(config).metrics[1]:
+    overrides += [*more, "tracking.mlflow=false"]
+    metrics = rlzoo.train(RunConfig.compose(clip=clip, overrides=overrides, steps=1, output=tmp_path)).metrics[1]
+    if more is SHAPED:
+        assert {"reward/shaped_mean", "reward/kl", "rollout/rounds", "rollout/dropped_groups"} <= set(metrics)
+    for name in metrics:
         assert f"`{re.sub(r'bin_[1-5]', 'bin_0', name)}`" in page, name
 
 

@@ -20,8 +20,8 @@ class GRPO(ClipPolicy):
         A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        None. DAPO (`clip_high` 0.28, token mean) and Dr. GRPO (group_mean, constant length) are settings of this policy,
-        in configs/dapo.yaml and configs/dr-grpo.yaml.
+        None. DAPO, Dr. GRPO, REINFORCE++ and the dual clip are settings of a run with this policy, in configs/dapo.yaml,
+        dr-grpo.yaml, reinforce-pp.yaml and dual-clip.yaml.
 
     Reference:
         DeepSeekMath, arXiv 2402.03300; the clip is PPO's, arXiv 1707.06347; the dual clip is arXiv 1912.09729's (c = 3

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from rlzoo.advantages import Advantage, compute_advantages
+from rlzoo.config import RewardConfig
+from rlzoo.engine.shaping import overlong_penalty, without_truncated
 from rlzoo.types import ClipInputs, RolloutGroup
 
 PaddingSide = Literal["left", "right"]
@@ -45,11 +47,12 @@ class Experience:
     sequences: tuple[Tensor, ...]  # B rows of prompt and response ids, ragged
     response_mask: Tensor  # (B, T) bool, right-padded
     rollout_log_probs: Tensor  # (B, T) float32, from the sampler
-    rewards: Tensor  # (B,)
+    rewards: Tensor  # (B,) as the estimator of the advantages sees them
     group_ids: Tensor  # (B,)
-    advantages: Tensor  # (B, 1)
+    advantages: Tensor  # (B, 1), or (B, T) with 0 on the padding, where a KL is part of the reward
+    finished: Tensor | None = None  # (B,) bool, False: cut off at the length limit
     old_log_probs: Tensor | None = None  # (B, T) from the trainer; the learner fills it in
-    ref_log_probs: Tensor | None = None  # (B, T) under the reference model, when there is a KL term
+    ref_log_probs: Tensor | None = None  # (B, T) under the reference model, when a KL to it is wanted
 
     @property
     def lengths(self) -> Tensor:
@@ -60,12 +63,25 @@ class Experience:
         return len(self.sequences)
 
     @classmethod
-    def from_groups(cls, groups: Sequence[RolloutGroup], advantage: Advantage) -> Experience:
-        """Lay graded rollouts out as tensors and turn their rewards into advantages."""
+    def from_groups(
+        cls, groups: Sequence[RolloutGroup], advantage: Advantage, reward: RewardConfig | None = None, max_length: int = 0
+    ) -> Experience:
+        """Lay graded rollouts out as tensors and turn their rewards into advantages.
+
+        Args:
+            groups: the rollouts, each with the task's reward.
+            advantage: the estimator.
+            reward: how a reward is shaped before the estimator sees it; None: not at all. Its KL comes in later, see
+                `rlzoo.engine.shaping.with_kl_in_the_reward`.
+            max_length: length limit of a response, in tokens; read only where there is a penalty on length.
+        """
+        reward = reward or RewardConfig()
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         group_ids = torch.tensor([index for index, group in enumerate(groups) for _ in group.rollouts])
-        rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float32)
         lengths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
+        rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float32)
+        rewards = rewards - overlong_penalty(lengths, max_length, reward)
+        finished = torch.tensor([rollout.finished for rollout in rollouts])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
         reported = torch.zeros(mask.shape)
         reported[mask] = torch.tensor([value for rollout in rollouts for value in rollout.rollout_log_probs])
@@ -75,7 +91,8 @@ class Experience:
             rollout_log_probs=reported,
             rewards=rewards,
             group_ids=group_ids,
-            advantages=compute_advantages(rewards, group_ids, advantage),
+            advantages=without_truncated(compute_advantages(rewards, group_ids, advantage), finished, reward),
+            finished=finished,
         )
 
     def model_batch(self, rows: Tensor, pad_id: int, padding_side: PaddingSide = "left") -> ModelBatch:
@@ -107,7 +124,7 @@ class Experience:
         return ClipInputs(
             log_probs=log_probs,
             old_log_probs=self.old_log_probs[rows, :width].to(device),
-            advantages=self.advantages[rows].to(device),
+            advantages=self.advantages[rows, :width].to(device),
             response_mask=self.response_mask[rows, :width].to(device),
             rollout_log_probs=self.rollout_log_probs[rows, :width].to(device),
             seed=seed,

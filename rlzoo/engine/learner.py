@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlzoo.config import LearnerConfig
+from rlzoo.config import LearnerConfig, RewardConfig
 from rlzoo.engine.experience import Experience, PaddingSide
 from rlzoo.engine.judge import gradient_of, judge, updated
 from rlzoo.engine.metrics import ResponseTable
 from rlzoo.engine.model import ResponseLogProbs
+from rlzoo.engine.shaping import with_kl_in_the_reward
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
@@ -74,12 +75,14 @@ class Learner:
         num_updates: int,
         temperature: float = 1.0,
         padding_side: PaddingSide = "left",
+        reward: RewardConfig | None = None,
     ) -> None:
         from accelerate import Accelerator
         from transformers import get_scheduler
 
         self.policy = policy
         self.config = config
+        self.reward = reward or RewardConfig()
         self.pad_id = pad_id
         self.max_length = max_length
         self.padding_side: PaddingSide = padding_side
@@ -87,7 +90,7 @@ class Learner:
         self.accelerator: Accelerator = Accelerator(mixed_precision="bf16" if config.autocast == "bfloat16" else "no")
         module = ResponseLogProbs(language_model, temperature)
         self.reference: ResponseLogProbs | None = None
-        if config.kl_coef > 0:
+        if config.kl_coef > 0 or self.reward.kl_coef > 0:
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
         optimizer = torch.optim.AdamW(
             module.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
@@ -108,9 +111,12 @@ class Learner:
             seed: decides which responses share a minibatch, and what rules draw that draw at random.
 
         Returns:
-            The experience with its ``old_log_probs`` filled in, and the steps in order.
+            The experience with its ``old_log_probs`` filled in, and the advantages that follow from them where the reward
+            has a KL; and the steps in order.
         """
         experience = self.with_old_log_probs(experience)
+        if self.reward.kl_coef > 0:
+            experience = with_kl_in_the_reward(experience, self.policy.advantage, self.reward)
         edges = bin_edges(experience.lengths)
         rng = torch.Generator().manual_seed(seed)
         updates: list[Update] = []
@@ -137,7 +143,7 @@ class Learner:
         log_probs, table, objective = self.accumulate(experience, rows, seed)
         limit = self.config.max_grad_norm
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), limit or float("inf")))
-        nothing_to_learn = self.reference is None and not bool((experience.advantages[rows] != 0).any())
+        nothing_to_learn = self.config.kl_coef == 0 and not bool((experience.advantages[rows] != 0).any())
         skipped = nothing_to_learn or not torch.isfinite(torch.tensor(norm)).item()
         if not skipped:
             self.optimizer.step()
@@ -187,7 +193,8 @@ class Learner:
         mask, reduction = inputs.response_mask, self.policy.reduction
         objective = total = reduce_objective(result.objective, mask, reduction, counts, self.max_length)
         kl = None
-        if experience.ref_log_probs is not None:
+        if self.config.kl_coef > 0:
+            assert experience.ref_log_probs is not None, "the reference's log-probs are recorded before the first update"
             ref_log_probs = experience.ref_log_probs[rows, : leaf.shape[1]].to(leaf.device)
             kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
             total = objective - self.config.kl_coef * reduce_objective(kl, mask, reduction, counts, self.max_length)

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from rlzoo.config import RunConfig
+from rlzoo.engine.collect import Batch, collect
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.learner import Learner, Update
 from rlzoo.engine.metrics import ResponseTable, clip_metrics, rollout_metrics
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.engine.shaping import reward_metrics
 from rlzoo.errors import PolicyError, UserError
 from rlzoo.policy import ClipPolicy
 from rlzoo.tasks import Task
@@ -81,6 +83,7 @@ class Run:
             max_length=config.rollout.max_new_tokens,
             num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
             temperature=config.rollout.temperature,
+            reward=config.reward,
         )
         if self.learner.accelerator.num_processes > 1:
             raise UserError("training runs in one process; start it without a launcher")
@@ -94,6 +97,7 @@ class Run:
         )
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins)
+        self.next_problem = 0  # training problems sampled so far, whether or not they were learned from
         self.metrics: list[dict[str, float]] = []
         self.completions: list[dict[str, Any]] = []
 
@@ -142,9 +146,11 @@ class Run:
     def step(self, step: int) -> dict[str, float]:
         """One rollout batch and everything learned from it."""
         started = time.perf_counter()
-        groups = self.rollout(step)
+        batch = self.rollout(step)
+        groups = batch.groups
         sampled = time.perf_counter()
-        experience = Experience.from_groups(groups, self.learner.policy.advantage)
+        settings, limit = self.config.reward, self.config.rollout.max_new_tokens
+        experience = Experience.from_groups(groups, self.learner.policy.advantage, settings, limit)
         updates: list[Update] = []
         if bool((experience.advantages != 0).any()) or self.learner.reference is not None:
             try:
@@ -156,7 +162,10 @@ class Run:
         self.directory.record_rollouts(step, groups, experience, updates)
         self._keep_completions(step, groups)
         num_tokens = int(experience.lengths.sum())
-        metrics = rollout_metrics(groups) | update_metrics(updates, with_kl=self.learner.reference is not None)
+        metrics = rollout_metrics(groups) | reward_metrics(experience, settings)
+        metrics |= update_metrics(updates, with_kl=self.config.learner.kl_coef > 0)
+        if self.config.rollout.dynamic_sampling:
+            metrics |= batch.metrics()
         metrics |= policy_settings(self.learner.policy, self.config.clip)
         metrics |= {
             "time/rollout": sampled - started,
@@ -174,11 +183,17 @@ class Run:
         keep = self.config.checkpoint.keep
         return self.directory.save_checkpoint(f"step-{step:06d}", self.model, self.tokenizer, self.learner.policy, keep)
 
-    def rollout(self, step: int) -> list[RolloutGroup]:
+    def rollout(self, step: int) -> Batch:
         """Sample and grade one batch: ``num_prompts`` groups of ``group_size``."""
         settings = self.config.rollout
-        problems = self.task.train_problems((step - 1) * settings.num_prompts, settings.num_prompts)
-        return self._sample_and_grade(problems, settings.group_size, settings.temperature, self._seed(step, stream=0))
+        return collect(lambda turn: self._sample_round(step, turn), settings.num_prompts, settings.dynamic_sampling)
+
+    def _sample_round(self, step: int, turn: int) -> list[RolloutGroup]:
+        """Responses to the next training problems; every round of a step has a draw of its own."""
+        settings = self.config.rollout
+        problems = self.task.train_problems(self.next_problem, settings.num_prompts)
+        self.next_problem += settings.num_prompts
+        return self._sample_and_grade(problems, settings.group_size, settings.temperature, self._seed(step, 0, turn))
 
     def evaluate(self) -> dict[str, float]:
         """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
@@ -223,9 +238,10 @@ class Run:
             for problem, rollout in shown
         ]
 
-    def _seed(self, step: int, stream: int) -> int:
-        """A seed of its own for every step and use, so that no draw depends on what was drawn before."""
-        return int(np.random.SeedSequence([self.config.seed, stream, step]).generate_state(1)[0])
+    def _seed(self, step: int, stream: int, turn: int = 0) -> int:
+        """A seed of its own for every step, use and round, so that no draw depends on what was drawn before."""
+        turns = [turn] if turn else []
+        return int(np.random.SeedSequence([self.config.seed, stream, step, *turns]).generate_state(1)[0])
 
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and step % every == 0

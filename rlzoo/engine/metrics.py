@@ -25,7 +25,8 @@ class ResponseTable:
     """
 
     length: Tensor
-    advantage: Tensor
+    advantage: Tensor  # summed over the tokens, where they differ by token
+    signal: Tensor  # 1 where any token's advantage is not 0
     clipped: Tensor
     clipped_high: Tensor  # above the band with A > 0
     clipped_low: Tensor  # below the band with A < 0
@@ -55,6 +56,8 @@ class ResponseTable:
             return values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), mask)
 
         advantages = inputs.advantages
+        if advantages.shape[-1] != 1:
+            advantages = advantages.masked_fill(~mask, 0.0)
         clipped, log_ratio, band = result.clipped, result.log_ratio, result.band
         high = clipped & (advantages > 0)
         dual = clipped & (advantages < 0)
@@ -65,7 +68,8 @@ class ResponseTable:
         token = ops.log_ratio(inputs)
         columns = (
             mask.sum(-1, keepdim=True).float(),
-            advantages if advantages.shape[-1] == 1 else ops.sequence_sum(advantages, mask),
+            advantages.sum(-1, keepdim=True),
+            (advantages != 0).any(-1, keepdim=True),
             share(clipped),
             share(high),
             share(low),
@@ -83,8 +87,8 @@ class ResponseTable:
         return cls(*(column.squeeze(-1).float().cpu() for column in columns))
 
     def judged(self) -> ResponseTable:
-        """The rows with non-zero advantage: those a clip can act on, and those every clip fraction counts."""
-        keep = self.advantage != 0
+        """The rows with a non-zero advantage: those a clip can act on, and those every clip fraction counts."""
+        keep = self.signal > 0
         return ResponseTable(*(getattr(self, field.name)[keep] for field in fields(self)))
 
     def clip_stats(self, edges: Tensor) -> ClipStats:
@@ -133,7 +137,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
     lengths = torch.tensor([len(rollout.response_ids) for rollout in rollouts], dtype=torch.float64)
-    same = [len({rollout.reward for rollout in group.rollouts}) == 1 for group in groups]
+    same = [not group.is_mixed for group in groups]
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(correction=0)),

@@ -72,8 +72,8 @@ class RunDirectory:
     ) -> None:
         """Keep a step's responses as text, and its token ids and log-probs at every optimizer step, for replay.
 
-        Per-token arrays are flat, response after response; ``lengths`` cuts them. ``log_probs/<u>`` belongs to the rows in
-        ``rows/<u>``, in that order.
+        Per-token arrays are flat, response after response; ``lengths`` cuts them; ``advantages`` is one where they differ by
+        token, else a column. ``log_probs/<u>`` belongs to the rows in ``rows/<u>``. Tensor ``rewards`` is the shaped one.
         """
         lines = [
             {
@@ -89,17 +89,16 @@ class RunDirectory:
             for rollout in group.rollouts
         ]
         stem = self.path / "rollouts" / f"{step:06d}"
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        stem.with_suffix(".jsonl").write_text(text, encoding="utf-8")
-        mask = experience.response_mask
-        old = experience.old_log_probs
+        text = [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
+        stem.with_suffix(".jsonl").write_text("".join(text), encoding="utf-8")
+        mask, old, advantages = experience.response_mask, experience.old_log_probs, experience.advantages
         tensors = {
             "sequences": torch.cat(experience.sequences),
             "sequence_lengths": torch.tensor([len(sequence) for sequence in experience.sequences]),
             "lengths": experience.lengths,
             "group_ids": experience.group_ids,
             "rewards": experience.rewards,
-            "advantages": experience.advantages,
+            "advantages": advantages if advantages.shape[-1] == 1 else advantages[mask],
             "rollout_log_probs": experience.rollout_log_probs[mask],
         }
         if old is not None:

@@ -71,6 +71,25 @@ def test_token_mean_with_a_sequence_policy(refused):
     )
 
 
+def test_kl_in_the_reward_needs_advantages_by_token(refused):
+    assert refused("train", "--clip", "gspo", "--set", "reward.kl_coef=0.1") == (
+        "reward.kl_coef=0.1: makes advantages differ by token, and gspo takes one per response; use learner.kl_coef"
+    )
+    assert refused("train", "--clip", "grpo", "--set", "reward.kl_coef=0.1") == (
+        "reward.kl_coef=0.1: advantage 'group_norm' has no values per token (allowed: batch_norm, raw); "
+        "set clip.advantage=batch_norm"
+    )
+
+
+def test_shaping_out_of_range(refused):
+    line = refused("train", "--set", "reward.overlong_buffer=1.5")
+    assert line == "reward.overlong_buffer=1.5: input should be less than or equal to 1"
+    assert refused("train", "--set", "reward.overlong=1").endswith("; did you mean 'overlong_buffer'?")
+    one = ("--set", "rollout.group_size=1", "--set", "clip.advantage=raw")
+    line = refused("train", *one, "--set", "rollout.dynamic_sampling=2")
+    assert line == "rollout.dynamic_sampling=2: needs rollout.group_size of at least 2"
+
+
 def test_missing_config_file(refused):
     line = refused("train", "--config", "arithmetics")
     assert line.startswith("no config 'arithmetics' (a file, or one of: alpha-band, arithmetic, ")

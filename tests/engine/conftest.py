@@ -46,7 +46,10 @@ def clip_fraction(policy, inputs):
 
 
 def off_policy_experience(model, policy, num_responses=18, seed=1):
-    """Ragged rows whose old log-probs lie so far from the model's that 10 to 40 % is clipped; every sixth A is 0."""
+    """Ragged rows whose old log-probs lie so far from the model's that 10 to 40 % is clipped; every sixth A is 0.
+
+    Rules that never cut get what the search ends with.
+    """
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 30, (num_responses,), generator=rng)
     lengths[0] = 30
@@ -71,7 +74,8 @@ def off_policy_experience(model, policy, num_responses=18, seed=1):
         if 0.2 <= fraction <= 0.3:
             break
         low, high = (spread, high) if fraction < 0.2 else (low, spread)
-    assert 0.1 <= fraction <= 0.4, "the data does not clip"
+    if "clipped_means_no_gradient" not in policy.exempt:
+        assert 0.1 <= fraction <= 0.4, "the data does not clip"
     return Experience(
         sequences=sequences,
         response_mask=mask,
@@ -81,6 +85,13 @@ def off_policy_experience(model, policy, num_responses=18, seed=1):
         advantages=advantages,
         old_log_probs=old,
     )
+
+
+def with_token_advantages(experience, seed=2):
+    """The same rows with an advantage of its own for every token; rows of A = 0 stay so."""
+    mask = experience.response_mask
+    noise = torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed))
+    return dataclasses.replace(experience, advantages=torch.where(mask & (experience.advantages != 0), noise, 0.0))
 
 
 POLICIES = {name: load_zoo()[name]() for name in ("fspo", "gspo", "grpo", "rloo")}

@@ -7,14 +7,21 @@ import math
 import pytest
 import torch
 
-from rlzoo import ClipPolicy, ops
+from rlzoo import load_zoo
 from rlzoo.config import LearnerConfig
 from rlzoo.engine.learner import Learner
 from tests import oracle
-from tests.engine.conftest import PAD, make_model, off_policy_experience, plain_log_probs, reordered
+from tests.engine.conftest import (
+    PAD,
+    make_model,
+    off_policy_experience,
+    plain_log_probs,
+    reordered,
+    with_token_advantages,
+)
 
 
-def make_learner(model, policy, *, padding_side="left", num_updates=10, **settings):
+def make_learner(model, policy, *, padding_side="left", num_updates=10, reward=None, **settings):
     settings = {"max_grad_norm": None, "lr": 1e-3, **settings}
     return Learner(
         copy.deepcopy(model),
@@ -24,6 +31,7 @@ def make_learner(model, policy, *, padding_side="left", num_updates=10, **settin
         max_length=30,
         num_updates=num_updates,
         padding_side=padding_side,
+        reward=reward,
     )
 
 
@@ -55,22 +63,59 @@ def plain_gradient(model, experience, derivative):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
+@torch.no_grad()
+def current_log_probs(model, experience):
+    """Float64 ``(B, T)``, row by row."""
+    current = torch.zeros(experience.response_mask.shape, dtype=torch.float64)
+    for row, sequence in enumerate(experience.sequences):
+        length = int(experience.lengths[row])
+        current[row, :length] = plain_log_probs(model, sequence, length)
+    return current
+
+
+def oracle_step(model, policy, experience, **options):
+    """Value and model gradient of one step, by the oracle."""
+    mask = experience.response_mask.numpy()
+    current, old = current_log_probs(model, experience).numpy(), experience.old_log_probs.double().numpy()
+    expected = getattr(oracle, policy.name)(current, old, experience.advantages.double().numpy(), mask, **options)
+    value, _ = oracle.reduce(expected.objective, mask, policy.reduction)
+    return value, plain_gradient(model, experience, oracle.gradient(expected, mask, policy.reduction))
+
+
 @pytest.mark.parametrize("max_tokens", [1, 100, 100_000])
 def test_gradient_equals_the_float64_oracle(model, policy, max_tokens):
     experience = off_policy_experience(model, policy)
-    mask = experience.response_mask.numpy()
-    current = torch.zeros(mask.shape, dtype=torch.float64)
-    with torch.no_grad():
-        for row, sequence in enumerate(experience.sequences):
-            length = int(experience.lengths[row])
-            current[row, :length] = plain_log_probs(model, sequence, length)
-    old, advantages = experience.old_log_probs.double().numpy(), experience.advantages.double().numpy()
-    expected = getattr(oracle, policy.name)(current.numpy(), old, advantages, mask)
-    value, _ = oracle.reduce(expected.objective, mask, "sequence_mean")
-    derivative = oracle.gradient(expected, mask, "sequence_mean")
+    value, expected = oracle_step(model, policy, experience)
     gradient, objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=max_tokens)
     assert objective == pytest.approx(value, rel=1e-5)
-    assert relative_error(gradient.double(), plain_gradient(model, experience, derivative)) < 1e-5
+    assert relative_error(gradient.double(), expected) < 1e-5
+
+
+@pytest.mark.parametrize("max_tokens", [1, 100, 100_000])
+@pytest.mark.parametrize("reduction", ["sequence_mean", "token_mean"])
+def test_gradient_equals_the_oracle_where_advantages_differ_by_token(model, reduction, max_tokens):
+    from rlzoo_grpo import GRPO
+
+    policy = GRPO(reduction=reduction)
+    experience = with_token_advantages(off_policy_experience(model, policy))
+    value, expected = oracle_step(model, policy, experience)
+    gradient, objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=max_tokens)
+    assert objective == pytest.approx(value, rel=1e-5)
+    assert relative_error(gradient.double(), expected) < 1e-5
+
+
+def test_a_step_with_advantages_by_token_does_not_depend_on_how_it_is_cut(model):
+    from rlzoo_grpo import GRPO
+
+    experience = with_token_advantages(off_policy_experience(model, GRPO()))
+    whole, objective = step_gradient(model, GRPO(), experience, max_tokens_per_micro_batch=100_000)
+    order = torch.randperm(len(experience), generator=torch.Generator().manual_seed(5))
+    at_once = type("WholeStep", (GRPO,), {"scope": "batch", "__doc__": GRPO.__doc__})()
+    for policy, rows, max_tokens in ((GRPO(), experience, 1), (GRPO(), experience, 60), (at_once, experience, 60),
+                                     (GRPO(), reordered(experience, order), 60)):  # fmt: skip
+        cut, cut_objective = step_gradient(model, policy, rows, max_tokens_per_micro_batch=max_tokens)
+        assert relative_error(cut, whole) < 1e-5
+        assert cut_objective == pytest.approx(objective, rel=1e-5)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 200])
@@ -80,6 +125,32 @@ def test_gradient_does_not_depend_on_the_micro_batch_size(model, policy, max_tok
     cut, cut_objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=max_tokens)
     assert relative_error(cut, whole) < 1e-5
     assert cut_objective == pytest.approx(objective, rel=1e-5)
+
+
+def narrow(policy):
+    """The policy, with a narrower band where it looks at probabilities, which are small in a model of random weights."""
+    return policy.scaled(0.1) if policy.name.startswith("dppo") else policy
+
+
+@pytest.mark.parametrize("name", list(load_zoo()))
+def test_every_policy_gives_one_gradient_for_any_micro_batch_size_and_padding_side(model, name):
+    policy = narrow(load_zoo()[name]())
+    experience = off_policy_experience(model, policy)
+    whole, objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=100_000)
+    cut, cut_objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=60, padding_side="right")
+    assert whole.norm() > 0
+    assert relative_error(cut, whole) < 1e-5
+    assert cut_objective == pytest.approx(objective, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", [name for name in load_zoo() if name != "clip-cov"])  # whose draw goes by the place of a row
+def test_no_policy_depends_on_the_order_of_rows(model, name):
+    policy = narrow(load_zoo()[name]())
+    experience = off_policy_experience(model, policy)
+    expected, _ = step_gradient(model, policy, experience, max_tokens_per_micro_batch=100)
+    order = torch.randperm(len(experience), generator=torch.Generator().manual_seed(6))
+    shuffled, _ = step_gradient(model, policy, reordered(experience, order), max_tokens_per_micro_batch=100)
+    assert relative_error(shuffled, expected) < 1e-5
 
 
 def test_gradient_does_not_depend_on_the_order_of_rows(model, policy):
@@ -164,24 +235,17 @@ def test_an_update_with_nothing_to_learn_leaves_the_weights(model, policy):
     assert all(torch.equal(old, new) for old, new in zip(before, learner.model.parameters(), strict=True))
 
 
-def test_a_gradient_that_is_not_finite_is_not_applied(model):
-    class Poisoned(ClipPolicy):
-        """Divides by zero."""
-
-        name, paper, scope = "poisoned", "none", "token"
-
-        def __call__(self, inputs):
-            result = ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
-            return type(result)(result.objective / 0.0, result.log_ratio, result.clipped)
-
-    learner = make_learner(model, Poisoned(), num_minibatches=1)
+def test_a_model_that_is_not_finite_is_not_updated(model, policy):
+    experience = off_policy_experience(model, policy)
+    learner = make_learner(model, policy, num_minibatches=1)
+    with torch.no_grad():
+        next(learner.model.parameters())[5] = math.nan  # one token of the vocabulary: most responses stay finite
     before = [parameter.clone() for parameter in learner.model.parameters()]
-    from rlzoo_grpo import GRPO
-
-    _, updates = learner.update(off_policy_experience(model, GRPO()), seed=0)
-    assert updates[0].skipped
-    assert not math.isfinite(updates[0].grad_norm)
-    assert all(torch.equal(old, new) for old, new in zip(before, learner.model.parameters(), strict=True))
+    update = learner.step(experience, torch.arange(len(experience)))
+    assert update.skipped
+    assert not math.isfinite(update.grad_norm)
+    after = learner.model.parameters()
+    assert all(bool(((old == new) | old.isnan()).all()) for old, new in zip(before, after, strict=True))
     assert learner.num_optimizer_steps == 0
 
 

@@ -56,6 +56,22 @@ def test_a_token_rule_counts_a_response_by_its_share_of_clipped_tokens():
     assert row.clipped_high.tolist() == [0.25]
 
 
+def test_a_response_with_advantages_by_token_counts_if_any_token_has_one():
+    # tokens +1 -1 +0 cancel to 0 but carry a signal; the second response carries none; what the padding says is not read
+    old = torch.full((3, 4), -1.0)
+    mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
+    advantages = torch.tensor([[1.0, -1.0, 0.0, 5.0], [0.0, 0.0, 5.0, 5.0], [-2.0, 0.0, 0.0, 0.5]])
+    inputs = ClipInputs(old + torch.tensor([0.5, -0.5, 0.0, 0.5]), old, advantages, mask)
+    rows = ResponseTable.measure(inputs, GRPO()(inputs), torch.zeros_like(old), None)
+    assert rows.advantage.tolist() == [0.0, 0.0, -1.5]
+    assert rows.signal.tolist() == [1.0, 0.0, 1.0]
+    # exp(.5) > 1.2 is cut where A > 0, exp(-.5) < .8 where A < 0: two tokens of the first, the last of the third
+    assert rows.clipped.tolist() == pytest.approx([2 / 3, 0.0, 1 / 4])
+    assert rows.clipped_high.tolist() == pytest.approx([1 / 3, 0.0, 1 / 4])
+    assert clip_metrics(rows, with_kl=False)["clip/fraction"] == pytest.approx((2 / 3 + 1 / 4) / 2)
+    assert rows.clip_stats(torch.tensor([1.0, 9.0])).num_responses.tolist() == [[2, 0]]  # summed: 0 and -1.5
+
+
 def test_rows_beyond_the_exponent_limit_are_counted_apart():
     metrics = clip_metrics(table(FSPO(width_ceiling=None), [6.0], [-1.0]), with_kl=False)  # S = 24 > 20, no ceiling
     assert (metrics["clip/fraction"], metrics["clip/fraction_limited"]) == (0.0, 1.0)

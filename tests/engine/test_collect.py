@@ -1,0 +1,36 @@
+"""Dynamic sampling: groups of equal rewards are replaced, and the batch keeps its size."""
+
+import pytest
+
+from rlzoo.engine.collect import collect
+from rlzoo.types import Problem, Rollout, RolloutGroup
+
+
+def group(name, *rewards):
+    return RolloutGroup(Problem(name, ""), tuple(Rollout((1,), (2,), (0.0,), "", True, 0, reward) for reward in rewards))
+
+
+def rounds(*texts):
+    """A sampler of the rounds given: a capital is a group whose rewards differ, a small letter one of equal rewards."""
+
+    def sample(turn):
+        return [group(name, 1.0, 0.0 if name.isupper() else 1.0) for name in texts[turn]]
+
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("texts", "extra", "kept", "num_rounds", "num_dropped"),
+    [
+        (["aBc"], 0, "aBc", 1, 0),  # off: the first round as it is
+        (["ABC", "DEF"], 2, "ABC", 1, 0),
+        (["aBc", "DeF", "GHI"], 2, "BDF", 2, 3),
+        (["aBC", "DEF"], 2, "BCD", 2, 1),  # E and F are surplus
+        (["aBc", "deF", "ghi"], 2, "BFa", 3, 6),  # seven equal groups, one of them fills up
+        (["abc", "def"], 1, "abc", 2, 3),
+    ],
+)
+def test_groups_of_equal_rewards_are_replaced_within_the_bound(texts, extra, kept, num_rounds, num_dropped):
+    batch = collect(rounds(*texts), 3, extra)
+    assert "".join(group.problem.question for group in batch.groups) == kept
+    assert (batch.num_rounds, batch.num_dropped) == (num_rounds, num_dropped)
