@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -11,10 +12,14 @@ from rlzoo.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Advantage = Literal["group_norm", "group_mean", "leave_one_out", "batch_norm", "raw"]
+Advantage = Literal[
+    "group_norm", "group_mean", "leave_one_out", "max_rl", "pass@2", "pass@4", "pass@8", "pass@16", "pass@32",
+    "batch_norm", "raw",
+]  # fmt: skip
 """How rewards become advantages. ``group_norm`` (arXiv 2402.03300): ``(R - mean) / (std + 1e-6)`` in the group, std with n - 1;
-``group_mean`` (2503.20783): ``R - mean``; ``leave_one_out`` (2402.14740): ``R - mean of the others``; ``batch_norm``
-(2501.03262): normalised over the whole batch; ``raw``: the reward itself."""
+``group_mean`` (2503.20783): ``R - mean``; ``leave_one_out`` (2402.14740): ``R - mean of the others``; ``max_rl`` (2602.02710):
+``(R - mean) / mean``, 0 where the mean is not positive; ``pass@k`` (2508.10751): what a response adds to the best of k, see
+`pass_at_k`; ``batch_norm`` (2501.03262): normalised over the whole batch; ``raw``: the reward itself."""
 
 TOKEN_ADVANTAGES: tuple[Advantage, ...] = ("batch_norm", "raw")
 """The estimators that have a value per token, see `compute_token_advantages`."""
@@ -35,7 +40,7 @@ def compute_advantages(rewards: Tensor, group_ids: Tensor, advantage: Advantage)
         compares within groups.
 
     Raises:
-        UserError: an unknown estimator, or leave_one_out on a group of one.
+        UserError: an unknown estimator, or groups smaller than `min_group_size`.
 
     Example:
         >>> rewards, group_ids = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 0])
@@ -51,16 +56,63 @@ def compute_advantages(rewards: Tensor, group_ids: Tensor, advantage: Advantage)
         group_ids = torch.zeros_like(group_ids)
     group = torch.unique(group_ids, return_inverse=True)[1]
     count = torch.bincount(group).double()[group]
-    if advantage == "leave_one_out" and bool((count < 2).any()):
-        raise UserError("leave_one_out needs at least 2 responses per prompt; raise rollout.group_size")
+    smallest, needed = int(count.min()), min_group_size(advantage)
+    if smallest < needed and advantage not in ("group_norm", "group_mean", "max_rl"):  # which give a group of one 0
+        raise UserError(f"{advantage} needs at least {needed} responses per prompt, not {smallest}; raise rollout.group_size")
+    if advantage.startswith("pass@"):
+        return pass_at_k(rewards, group, k=needed)[:, None].float()
     mean = _group_sum(rewards, group)[group] / count
     centred = torch.where(_is_constant(rewards, group), 0.0, rewards - mean)
     if advantage == "group_mean":
         return centred[:, None].float()
     if advantage == "leave_one_out":
         return (centred * count / (count - 1))[:, None].float()
+    if advantage == "max_rl":
+        return torch.where(mean > 0, centred / mean, 0.0)[:, None].float()
     variance = _group_sum(centred**2, group)[group] / (count - 1).clamp(min=1)
     return (centred / (variance.sqrt() + STD_FLOOR))[:, None].float()
+
+
+def min_group_size(advantage: Advantage) -> int:
+    """Responses per prompt that an estimator needs to say anything: 2 if it compares them, k for ``pass@k``."""
+    if advantage.startswith("pass@"):
+        return int(advantage.removeprefix("pass@"))
+    return 1 if advantage in TOKEN_ADVANTAGES else 2
+
+
+def pass_at_k(rewards: Tensor, group: Tensor, k: int) -> Tensor:
+    """What each response adds to the best of k drawn from its group (arXiv 2508.10751, for any rewards).
+
+    With M the largest reward of a k-subset of the group, E its mean and sd its standard deviation over all such subsets:
+    ``(mean of M over the subsets that hold the response - E) / sd``, and 0 where every subset has the same M.
+
+    Args:
+        rewards: ``(B,)`` float64.
+        group: ``(B,)`` integers from 0.
+        k: size of the subsets, at most that of the smallest group.
+
+    Returns:
+        ``(B,)`` float64.
+    """
+    advantages = torch.zeros_like(rewards)
+    for index in range(int(group.max()) + 1):
+        rows = (group == index).nonzero()[:, 0]
+        values = rewards[rows]
+        best = _share_of_maxima(len(values), k).to(values)  # of the ascending rewards
+        ascending = values.sort().values
+        mean = (best * ascending).sum()
+        spread = (best * (ascending - mean).square()).sum().sqrt()
+        if bool((ascending[best > 0] == ascending[-1]).all()):
+            continue
+        others = torch.stack([torch.cat([values[:i], values[i + 1 :]]) for i in range(len(values))]).sort(dim=-1).values
+        with_it = (torch.maximum(others, values[:, None]) * _share_of_maxima(len(values) - 1, k - 1).to(values)).sum(dim=-1)
+        advantages[rows] = (with_it - mean) / spread
+    return advantages
+
+
+def _share_of_maxima(n: int, k: int) -> Tensor:
+    """For the j-th smallest of n numbers the share of k-subsets whose largest it is, ``C(j - 1, k - 1) / C(n, k)``."""
+    return torch.tensor([math.comb(j, k - 1) / math.comb(n, k) for j in range(n)], dtype=torch.float64)
 
 
 def compute_token_advantages(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlzoo.advantages import Advantage, compute_advantages
-from rlzoo.config import RewardConfig
 from rlzoo.engine.shaping import overlong_penalty, without_truncated
+from rlzoo.sections import RewardConfig
 from rlzoo.types import ClipInputs, RolloutGroup
 
 PaddingSide = Literal["left", "right"]

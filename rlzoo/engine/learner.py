@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlzoo.config import LearnerConfig, RewardConfig
 from rlzoo.engine.experience import Experience, PaddingSide
 from rlzoo.engine.judge import gradient_of, judge, updated
 from rlzoo.engine.metrics import ResponseTable
@@ -20,6 +19,7 @@ from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
+from rlzoo.sections import LearnerConfig, RewardConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.advantages import Advantage, compute_token_advantages
-from rlzoo.config import RewardConfig
+from rlzoo.sections import RewardConfig
 
 if TYPE_CHECKING:
     from rlzoo.engine.experience import Experience
