@@ -55,8 +55,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Types, by mypy in strict mode."""
-    session.run(str(project(session) / "mypy"), external=True)
+    """Types, by mypy in strict mode: ours, and those a plugin author is helped by."""
+    mypy = str(project(session) / "mypy")
+    session.run(mypy, external=True)
+    session.run(mypy, "tests/typing/plugin.py", external=True)
 
 
 @nox.session
@@ -80,6 +82,18 @@ def slow(session: nox.Session) -> None:
     session.run(str(project(session) / "pytest"), "-m", "slow", "--timeout=1800", *session.posargs, external=True, env=OFFLINE)
 
 
+@nox.session
+def published(session: nox.Session) -> None:
+    """Our rules and adapters against TRL's and verl's own losses; not part of continuous integration."""
+    light = ("ray", "tensordict", "omegaconf", "codetiming", "orjson")  # what verl's losses import
+    bin_folder = environment(session, "published", "-e", ".[dev]", "trl==1.16.0", *light)
+    # verl's own requirements pin an older transformers and tensordict; its losses need neither
+    python = str(bin_folder / "python")
+    session.run(python, "-m", "pip", "install", "-q", "--no-deps", "verl==0.9.1", external=True)
+    session.run(python, "-c", "import trl, verl.trainer.ppo.core_algos", external=True)  # a missing one would be left out
+    session.run(str(bin_folder / "pytest"), "tests/published", *session.posargs, external=True, env=OFFLINE)
+
+
 def installed(session: nox.Session) -> Path:
     """A wheel of this checkout, installed as a user would."""
     bin_folder = environment(session, "installed", ".", "pytest")
@@ -97,15 +111,19 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def outside_plugin(session: nox.Session) -> None:
-    """A plugin distribution from outside the tree, beside an installed rlzoo: its tests pass and it trains."""
-    bin_folder, plugin = installed(session), ROOT / "examples" / "rlzoo-sapo"
-    install(session, bin_folder, str(plugin))
+    """Plugin distributions from outside the tree, one of them just written, beside an installed rlzoo: tested and trained."""
+    bin_folder = installed(session)
     folder = Path(session.create_tmp())
-    shutil.rmtree(folder / "run", ignore_errors=True)
+    for leftover in ("run-sapo", "run-my-rule", "rlzoo-my-rule"):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
     with session.chdir(folder):
-        settings = ["-c", str(plugin / "pyproject.toml"), "-W", "error"]  # the plugin's, not those of this checkout
-        session.run(str(bin_folder / "pytest"), *settings, str(plugin / "tests"), external=True, env=OFFLINE)
-        session.run(str(bin_folder / "rlzoo"), "clips", "show", "sapo", external=True, env=OFFLINE)
-        command = [str(bin_folder / "rlzoo"), "train", "--clip", "sapo", "--steps", "2", "--output", "run"]
-        session.run(*command, external=True, env=OFFLINE)
-        session.run(str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-sapo", external=True)
+        session.run(str(bin_folder / "rlzoo"), "clips", "new", "my-rule", external=True, env=OFFLINE)
+        for name, plugin in (("sapo", ROOT / "examples" / "rlzoo-sapo"), ("my-rule", folder.resolve() / "rlzoo-my-rule")):
+            install(session, bin_folder, str(plugin))
+            settings = ["-c", str(plugin / "pyproject.toml"), "-W", "error"]  # the plugin's, not those of this checkout
+            session.run(str(bin_folder / "pytest"), *settings, str(plugin / "tests"), external=True, env=OFFLINE)
+            session.run(str(bin_folder / "rlzoo"), "clips", "check", name, external=True, env=OFFLINE)
+            command = [str(bin_folder / "rlzoo"), "train", "--clip", name, "--steps", "2", "--output", f"run-{name}"]
+            session.run(*command, external=True, env=OFFLINE)
+        uninstall = [str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-sapo", "rlzoo-my-rule"]
+        session.run(*uninstall, external=True)

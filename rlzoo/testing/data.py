@@ -36,15 +36,14 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
         rollout = old_log_probs + 0.001 * noise
         return ClipInputs(old_log_probs + spread * noise, old_log_probs, advantages, mask, rollout)
 
-    low, high = 1e-6, 8.0
+    spread, low, high = 0.1, 1e-6, 8.0  # from the middle, for rules that look at signs alone and take any spread
     for _ in range(40):
-        spread = (low * high) ** 0.5
         fraction = clip_fraction(policy, with_spread(spread))
         if 0.2 <= fraction <= 0.3:
-            return with_spread(spread)
+            break
         low, high = (spread, high) if fraction < 0.2 else (low, spread)
-    inputs = with_spread(spread)
-    return inputs if 0.1 <= clip_fraction(policy, inputs) <= 0.4 else with_spread(0.1)
+        spread = (low * high) ** 0.5
+    return with_spread(spread if 0.1 <= clip_fraction(policy, with_spread(spread)) <= 0.4 else 0.1)
 
 
 def clipping_inputs(policy: ClipPolicy) -> ClipInputs:

@@ -10,7 +10,7 @@ from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
 from tests.plugins.closed_form import ClosedForm, arrays_of, assert_equals_closed_form, inputs_for
 
-CASES = [{}, {"fraction": 0.15}, {"fraction": 0.25, "kl_coef": 0.3}, {"fraction": 1.0, "kl_coef": 2.0}]
+CASES = [{}, {"fraction": 0.17}, {"fraction": 0.25, "kl_coef": 0.3}, {"fraction": 1.0, "kl_coef": 2.0}]
 
 
 def penalised_tokens(log_probs, advantages, mask, fraction):
