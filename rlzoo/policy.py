@@ -49,17 +49,15 @@ class ClipStats:
 
     @classmethod
     def of(cls, bin_edges: Tensor, length: Tensor, advantage: Tensor, clipped: Tensor, log_ratio: Tensor) -> ClipStats:
-        """Sum rows up, in float64; rows with zero advantage are left out.
+        """Sum rows up, in float64; give those with a non-zero advantage only.
 
         Args:
             bin_edges: ``(num_bins + 1,)`` in tokens.
             length: ``(n,)`` in tokens.
-            advantage: ``(n,)``, of which the sign counts.
+            advantage: ``(n,)``, of which the sign counts; summed over the tokens where they differ by token.
             clipped: ``(n,)`` from 0 to 1.
             log_ratio: ``(n,)`` what the policy judged.
         """
-        keep = advantage != 0
-        length, advantage, clipped, log_ratio = length[keep], advantage[keep], clipped[keep], log_ratio[keep]
         cell = bin_index(length, bin_edges) * 2 + (advantage > 0)
 
         def total(values: Tensor) -> Tensor:

@@ -23,9 +23,10 @@ class FSPOAdaptive(ClipPolicy):
         J = mean over responses of exp(clamp(S)) A,   S = sum_t log(pi_t / pi_old_t)
         clamp(S) = min(S, drift L + width_high(L)) where A > 0
         clamp(S) = max(S, drift L - width_low(L)), at most drift L + ceiling_factor width_low(L) where A < 0
+        S = 0 is always inside the band.
         width(L) = factor x spread x exp(exponent x + bend x^2),   x = log(L / reference_length), for each sign of A
-        After each update, by sign: fit clip fraction - target over the length bins by c0 + c1 x + c2 x^2; then
-        log factor += rate c0,  exponent += shape_rate c1,  bend += shape_rate c2
+        After each update, by sign: the mean m of e = clip fraction - target over the length bins moves the level,
+        log width += rate m, and the fit of e - m by c0 + c1 x + c2 x^2 the shape, log width += shape_rate (c0 + c1 x + c2 x^2)
 
     Where:
         L is the response's length, A its advantage. spread is the typical |S - drift L| at the reference length, drift the
@@ -51,9 +52,9 @@ class FSPOAdaptive(ClipPolicy):
     }
 
     target_clip_fraction: float = Field(0.1, gt=0, lt=0.5, description="share of responses to clip, at every length and sign")
-    rate: float = Field(0.3, ge=0, le=10, description="step of the log factors per update; 0 keeps them")
-    shape_rate: float = Field(0.1, ge=0, le=10, description="step of exponents and bends per update; 0 keeps them")
-    average: float = Field(0.05, gt=0, le=1, description="weight of the newest update in drift and spread")
+    rate: float = Field(0.5, ge=0, le=10, description="step of the log factors per update; 0 keeps them")
+    shape_rate: float = Field(0.5, ge=0, le=10, description="step of exponents and bends per update; 0 keeps them")
+    average: float = Field(0.02, gt=0, le=1, description="weight of the newest update in drift and spread")
     ceiling_factor: float | None = Field(
         3.0, gt=0, le=1000, description="dual clip where A < 0: ceiling in units of the width below; null for none"
     )
@@ -75,8 +76,9 @@ class FSPOAdaptive(ClipPolicy):
         centre, x = self.drift * length, (length / self.reference_length).log()
         low = self.factor_low * self.spread_low * (self.exponent_low * x + self.bend_low * x * x).exp()
         high = self.factor_high * self.spread_high * (self.exponent_high * x + self.bend_high * x * x).exp()
-        ceiling = None if self.ceiling_factor is None else centre + self.ceiling_factor * low
-        band = ClipBand(low=centre - low, high=centre + high, ceiling=ceiling)
+        ceiling = None if self.ceiling_factor is None else (centre + self.ceiling_factor * low).clamp(min=INERT)
+        # whatever the drift, ratio 1 is inside: the first update of a rollout batch is never clipped
+        band = ClipBand(low=(centre - low).clamp(max=-INERT), high=(centre + high).clamp(min=INERT), ceiling=ceiling)
         log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
         return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
 
@@ -115,17 +117,17 @@ class FSPOAdaptive(ClipPolicy):
         if len(count) == 0:
             return self
         error = stats.num_clipped[filled, sign] / count - self.target_clip_fraction
+        share = (count / count.sum())[:, None]
         x = (stats.length[filled, sign] / count / self.reference_length).log()
-        powers = torch.stack([torch.ones_like(x), x, x**2], dim=-1)
-        weighted = powers * (count / count.sum())[:, None]
-        fitted = torch.linalg.solve(weighted.T @ powers + torch.diag(x.new_tensor([0.0, RIDGE, RIDGE])), weighted.T @ error)
+        powers = torch.stack([x, x**2], dim=-1)
+        middle, mean = (share * powers).sum(0), (share[:, 0] * error).sum()
+        centred = powers - middle
+        fitted = torch.linalg.solve((share * centred).T @ centred + RIDGE * torch.eye(2).to(x), (share * centred).T @ error)
+        slope, curve = (self.shape_rate * fitted).tolist()
         names = (f"factor_{side}", f"exponent_{side}", f"bend_{side}")
         factor, exponent, bend = (getattr(self, name) for name in names)
-        stepped = (
-            factor * math.exp(self.rate * float(fitted[0])),
-            exponent + self.shape_rate * float(fitted[1]),
-            bend + self.shape_rate * float(fitted[2]),
-        )
+        level = self.rate * float(mean) - slope * float(middle[0]) - curve * float(middle[1])
+        stepped = (factor * math.exp(level), exponent + slope, bend + curve)
         limits = ((1e-6, 1e6), (-1.0, 2.0), (-2.0, 2.0))
         kept = {name: min(max(value, low), high) for name, value, (low, high) in zip(names, stepped, limits, strict=True)}
         return self.replace(**kept)

@@ -163,10 +163,10 @@ class Run:
         self._keep_completions(step, groups)
         num_tokens = int(experience.lengths.sum())
         metrics = rollout_metrics(groups) | reward_metrics(experience, settings)
-        metrics |= update_metrics(updates, with_kl=self.config.learner.kl_coef > 0)
+        moved = policy_settings(self.learner.policy, self.config.clip)
+        metrics |= update_metrics(updates, with_kl=self.config.learner.kl_coef > 0, with_band=bool(moved)) | moved
         if self.config.rollout.dynamic_sampling:
             metrics |= batch.metrics()
-        metrics |= policy_settings(self.learner.policy, self.config.clip)
         metrics |= {
             "time/rollout": sampled - started,
             "time/learner": learned - sampled,
@@ -247,13 +247,13 @@ class Run:
         return every > 0 and step % every == 0
 
 
-def update_metrics(updates: list[Update], *, with_kl: bool) -> dict[str, float]:
+def update_metrics(updates: list[Update], *, with_kl: bool, with_band: bool) -> dict[str, float]:
     """Learner and clip metrics of one step's updates; a step without any counts as skipped."""
     if not updates:
         return {"learner/skipped": 1.0}
     table = ResponseTable.concat([update.table for update in updates])
     count = len(updates)
-    return clip_metrics(table, with_kl) | {
+    return clip_metrics(table, with_kl, with_band) | {
         "learner/objective": sum(update.objective for update in updates) / count,
         "learner/loss": -sum(update.objective for update in updates) / count,
         "learner/grad_norm": sum(update.grad_norm for update in updates) / count,

@@ -34,6 +34,8 @@ class ResponseTable:
     limited: Tensor  # not clipped, but beyond the log-ratio that is exponentiated
     weight: Tensor  # mean over tokens of the ratio where the gradient flows, 0 where it is cut
     log_ratio: Tensor  # what the policy judged; for a token rule its mean over the response
+    band_low: Tensor  # edges of the band on it; NaN for a rule without one
+    band_high: Tensor
     token_log_ratio_sum: Tensor
     token_log_ratio_squared: Tensor
     token_log_ratio_min: Tensor
@@ -65,6 +67,7 @@ class ResponseTable:
         low = clipped & (advantages < 0) & ~dual
         limited = ~clipped & (log_ratio.abs() > ops.LOG_RATIO_LIMIT)
         ratio = ops.limited_exp(log_ratio)
+        edges = [] if band is None else [band.low, band.high]
         token = ops.log_ratio(inputs)
         columns = (
             mask.sum(-1, keepdim=True).float(),
@@ -77,6 +80,7 @@ class ResponseTable:
             share(limited),
             share(torch.where(clipped | limited, 0.0, ratio)),
             share(log_ratio),
+            *(share(edge.expand_as(log_ratio)) for edge in edges or [log_ratio.new_tensor(torch.nan)] * 2),
             ops.sequence_sum(token, mask),
             ops.sequence_sum(token.square(), mask),
             token.masked_fill(~mask, torch.inf).amin(-1, keepdim=True),
@@ -93,11 +97,12 @@ class ResponseTable:
 
     def clip_stats(self, edges: Tensor) -> ClipStats:
         """Sums per length bin and sign of the advantage, for adaptive policies."""
-        return ClipStats.of(edges, self.length, self.advantage, self.clipped, self.log_ratio)
+        rows = self.judged()
+        return ClipStats.of(edges, rows.length, rows.advantage, rows.clipped, rows.log_ratio)
 
 
-def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
-    """Clip, fairness and ratio metrics of the updates of one step, by their MLflow names."""
+def clip_metrics(table: ResponseTable, with_kl: bool, with_band: bool = False) -> dict[str, float]:
+    """Clip, fairness and ratio metrics of the updates of one step, by their MLflow names; the band where it moves."""
     num_tokens = float(table.length.sum())
     mean = float(table.token_log_ratio_sum.sum()) / num_tokens
     metrics = {
@@ -127,6 +132,9 @@ def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
         if by_length.count[k] > 0:
             metrics[f"clip/fraction_length_bin_{k}"] = float(by_length.fraction[k])
             metrics[f"fairness/ess_length_bin_{k}"] = effective_sample_size(rows.weight[index == k])
+            if with_band and not bool(rows.band_low.isnan().any()):
+                metrics[f"clip/band_low_length_bin_{k}"] = float(rows.band_low[index == k].mean())
+                metrics[f"clip/band_high_length_bin_{k}"] = float(rows.band_high[index == k].mean())
     if by_length.lre_max is not None and by_length.lre_mean is not None:
         metrics |= {"fairness/lre_max": by_length.lre_max, "fairness/lre_mean": by_length.lre_mean}
     return metrics

@@ -99,8 +99,9 @@ def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
 
     length = mask.sum(dim=-1).float()
     edges = torch.stack([length.min(), length.median(), length.max()])
-    advantage = inputs.advantages.sum(dim=-1)
-    return ClipStats.of(edges, length, advantage, per_response(result.clipped), per_response(result.log_ratio))
+    keep = (inputs.advantages != 0).any(dim=-1)
+    columns = (length, inputs.advantages.sum(dim=-1), per_response(result.clipped), per_response(result.log_ratio))
+    return ClipStats.of(edges, *(column[keep] for column in columns))
 
 
 def map_tokens(inputs: ClipInputs, change: Change) -> ClipInputs:

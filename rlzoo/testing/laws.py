@@ -222,6 +222,9 @@ def update_is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
         assert first == second, "the same sums gave another policy"
         assert type(policy).model_validate(first.model_dump()) == first, "an updated policy does not survive its dump"
         assert evaluate(first, inputs)[0].objective.isfinite().all(), "an updated policy gives values that are not finite"
+        if ratio_one_is_reinforce.name not in policy.exempt:
+            at_one = data.on_policy_inputs(first)
+            assert not visible(first(at_one).clipped, at_one).any(), "an updated policy clips at ratio 1"
     assert policy.model_dump() == before, "updated changed the policy it was called on"
 
 

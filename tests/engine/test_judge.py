@@ -194,3 +194,5 @@ def test_the_state_of_an_adaptive_policy_is_in_checkpoint_and_metrics(tmp_path, 
     moved = [key.removeprefix("clip/setting_") for key in last if key.startswith("clip/setting_")]
     assert {"factor_low", "factor_high", "spread_low", "num_updates"} <= set(moved)
     assert all(last[f"clip/setting_{name}"] == getattr(policy, name) for name in moved)
+    assert last["clip/band_low_length_bin_0"] < 0 < last["clip/band_high_length_bin_0"]
+    assert "clip/band_low_length_bin_0" not in result.metrics[0]
