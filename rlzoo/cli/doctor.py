@@ -57,7 +57,12 @@ def examine() -> dict[str, str]:
     else:
         findings["accelerator"] = "none; runs on the CPU"
     findings["cpu threads"] = str(torch.get_num_threads())
-    findings["clip policies"] = ", ".join(f"{name} ({entry.source})" for name, entry in load_zoo().entries.items())
+    zoo = load_zoo()
+    sources: dict[str, list[str]] = {}
+    for name, entry in zoo.entries.items():
+        sources.setdefault(entry.source, []).append(name)
+    findings |= {f"policies of {source}": ", ".join(names) for source, names in sources.items()}
+    findings["plugins left out"] = "; ".join(problem.text for problem in zoo.problems) or "none"
     findings["configs"] = ", ".join(config_names())
     findings["MLflow store"] = tracking_uri()
     findings["current directory"] = (
