@@ -1,0 +1,56 @@
+"""DCPO: a band per token, from the token's old probability."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlzoo import ClipInputs, load_zoo
+from rlzoo.testing import evaluate
+from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
+
+
+def rule(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, eps_low=0.16, eps_high=0.2, cap=10.0):
+    """PPO's minimum on ratios, token by token, each with its own edges."""
+    objective, derivative, clipped = np.zeros(mask.shape), np.zeros(mask.shape), np.zeros(mask.shape, dtype=bool)
+    for b, t in np.argwhere(mask):
+        advantage = advantages[b, 0] if advantages.shape[1] == 1 else advantages[b, t]
+        ratio, before = math.exp(log_probs[b, t] - old_log_probs[b, t]), math.exp(old_log_probs[b, t])
+        low = 0.5 + 0.5 * math.sqrt(max(1 - 4 * eps_low / before, 0))
+        high = min(0.5 + 0.5 * math.sqrt(1 + 4 * eps_high / before), cap)
+        edge = min(max(ratio, low), high)
+        objective[b, t] = min(ratio * advantage, edge * advantage)
+        clipped[b, t] = edge * advantage < ratio * advantage
+        derivative[b, t] = 0 if clipped[b, t] else ratio * advantage
+    return ClosedForm(objective, derivative, clipped)
+
+
+@pytest.mark.parametrize("token_advantages", [False, True])
+@pytest.mark.parametrize("widen", [1.0, 6.0])
+@pytest.mark.parametrize("settings", [{}, {"eps_low": 0.05, "eps_high": 0.4, "cap": 1.5}], ids=["defaults", "others"])
+@pytest.mark.parametrize("seed", range(3))
+def test_value_gradient_and_clip_decisions_equal_the_closed_form(settings, seed, widen, token_advantages):
+    assert_equals_closed_form("dcpo", rule, settings, seed=seed, widen=widen, token_advantages=token_advantages, rtol=2e-4)
+
+
+def one_token(before, ratio, advantage):
+    old = torch.tensor([[math.log(before)]])
+    return ClipInputs(old + math.log(ratio), old, torch.tensor([[advantage]]), torch.tensor([[True]]))
+
+
+def test_edges_worked_by_hand():
+    # q = 0.05: high = 1/2 + 1/2 sqrt(1 + 0.8 / 0.05) = 1/2 + 1/2 sqrt(17) = 2.561553; a ratio of 3 with A = 1 is cut there
+    result, gradient = evaluate(load_zoo()["dcpo"](), one_token(0.05, 3.0, 1.0))
+    assert result.objective.item() == pytest.approx(2.561553, rel=1e-5)
+    assert gradient.item() == 0
+    # q = 0.8: low = 1/2 + 1/2 sqrt(1 - 0.64 / 0.8) = 1/2 + 1/2 sqrt(0.2) = 0.723607; a ratio of 0.7 with A = -2 is cut there
+    result, gradient = evaluate(load_zoo()["dcpo"](), one_token(0.8, 0.7, -2.0))
+    assert result.objective.item() == pytest.approx(-2 * 0.723607, rel=1e-5)
+    assert gradient.item() == 0
+
+
+def test_a_rare_token_keeps_the_gradient_that_one_band_for_all_takes():
+    inputs = one_token(0.01, 2.0, 1.0)  # high = 1/2 + 1/2 sqrt(81) = 5
+    assert evaluate(load_zoo()["dcpo"](), inputs)[1].item() == pytest.approx(2.0, rel=1e-5)
+    assert evaluate(load_zoo()["grpo"](), inputs)[1].item() == 0
