@@ -24,7 +24,7 @@ class RLOO(ClipPolicy):
 
     Reference:
         Back to Basics, arXiv 2402.14740, which takes one update per rollout and needs no clip; the clip is that of the
-        RLOO baseline in arXiv 2509.09177, with the usual 0.2 (ours). `dual_clip` is ours.
+        RLOO baseline in arXiv 2509.09177, its 0.2 that of TRL's RLOOTrainer. `dual_clip` is ours.
     """
 
     name = "rloo"
