@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import rlzoo
+from rlzoo.config import config_names
 
 home = Path(rlzoo.__file__).resolve().parent
 assert "site-packages" in home.parts, f"imports the checkout at {home}"
@@ -13,7 +14,8 @@ command = [str(Path(sys.executable).with_name("rlzoo"))]
 listed = subprocess.run([*command, "clips", "list", "--json"], capture_output=True, text=True, check=True).stdout
 names = [row["name"] for row in json.loads(listed)]
 assert len(names) >= 20, names
-for config in ("arithmetic", "dapo", "dr-grpo", "dual-clip", "reinforce-pp", *names):
+assert set(names) < set(config_names()), "a policy without its overlay"
+for config in ("arithmetic", "fspo", "dapo", "dr-grpo", "dual-clip", "reinforce-pp"):
     subprocess.run([*command, "train", "--config", config, "--dry-run"], capture_output=True, check=True)
 assert (home / "assets" / "embedded" / "model.safetensors").is_file(), "the shipped model is missing"
 assert not Path("runs").exists()
