@@ -113,12 +113,12 @@ def package(session: nox.Session) -> None:
 def outside_plugin(session: nox.Session) -> None:
     """Plugin distributions from outside the tree, one of them just written, beside an installed rlzoo: tested and trained."""
     bin_folder = installed(session)
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     for leftover in ("run-sapo", "run-my-rule", "rlzoo-my-rule"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
     with session.chdir(folder):
         session.run(str(bin_folder / "rlzoo"), "clips", "new", "my-rule", external=True, env=OFFLINE)
-        for name, plugin in (("sapo", ROOT / "examples" / "rlzoo-sapo"), ("my-rule", folder.resolve() / "rlzoo-my-rule")):
+        for name, plugin in (("sapo", ROOT / "examples" / "rlzoo-sapo"), ("my-rule", folder / "rlzoo-my-rule")):
             install(session, bin_folder, str(plugin))
             settings = ["-c", str(plugin / "pyproject.toml"), "-W", "error"]  # the plugin's, not those of this checkout
             session.run(str(bin_folder / "pytest"), *settings, str(plugin / "tests"), external=True, env=OFFLINE)

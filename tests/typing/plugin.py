@@ -1,82 +1,187 @@
-"""A plugin as a stranger writes it; read by the type checker only, which must complete what is right and catch what is not."""
+"""A plugin as a stranger would write it, for mypy alone: nothing here is ever run.
+
+``mypy tests/typing/plugin.py`` checks it under the project's strict settings. Types that a plugin author may rely on are
+asserted; mistakes that must not pass are each marked with the error they must raise, and strict mode complains about a mark
+without its error.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, assert_type
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, assert_type
 
 from pydantic import Field
 from torch import Tensor
 
-from rlzoo import Advantage, ClipBand, ClipInputs, ClipPolicy, ClipResult, ClipStats, Width, hookimpl, load_zoo, ops
+from rlzoo import (
+    Advantage,
+    ClipBand,
+    ClipInputs,
+    ClipPolicy,
+    ClipResult,
+    ClipStats,
+    Reduction,
+    RunConfig,
+    Width,
+    hookimpl,
+    load_zoo,
+    ops,
+)
+from rlzoo.policy import Scope
+from rlzoo.testing import LAWS, Law, Outcome, check, evaluate, parametrize_with_checks
 
 
-class Mine(ClipPolicy):
-    """A sequence rule with one width."""
+class Stranger(ClipPolicy):
+    """A band on the mean log-ratio that follows what was clipped."""
 
-    name = "mine"
+    name = "stranger"
     paper = "none"
     scope = "sequence"
+    watch: ClassVar = {"clip/fraction": "approaches a tenth"}
+    exempt: ClassVar[Mapping[str, str]] = {"compiles": "an example of a reason"}
 
-    width: Annotated[float, Width()] = Field(0.2, gt=0, le=10, description="half-width of the band")
+    advantage: Advantage = Field("leave_one_out", description="how the rewards of a group become advantages")
+    reduction: Reduction = Field("sequence_mean", description="how the objective becomes a scalar")
+    width_low: Annotated[float, Width()] = Field(0.1, gt=0, le=10, description="width of the band below")
+    width_high: Annotated[float, Width()] = Field(0.1, gt=0, le=10, description="width of the band above")
+    ceiling: float | None = Field(None, gt=0, le=10, description="dual clip; null for none")
+    num_updates: int = Field(0, ge=0, description="updates seen")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip the summed log-ratio."""
-        log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
-        assert_type(log_ratio, Tensor)
-        edge = log_ratio.new_full((), self.width)
-        result = ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
-        assert_type(result, ClipResult)
-        return result
+        """Clip each response's mean log-ratio."""
+        assert_type(inputs.log_probs, Tensor)
+        assert_type(inputs.rollout_log_probs, Tensor | None)
+        assert_type(inputs.seed, int)
+        log_ratio = ops.sequence_mean(ops.log_ratio(inputs, against="rollout"), inputs.response_mask)
+        one = assert_type(log_ratio.new_ones(()), Tensor)
+        band = ClipBand(low=-self.width_low * one, high=self.width_high * one)
+        assert_type(ops.clamp_by_advantage(log_ratio, inputs.advantages, band), tuple[Tensor, Tensor])
+        return assert_type(ops.clipped_surrogate(log_ratio, inputs.advantages, band), ClipResult)
 
-    def updated(self, stats: ClipStats) -> Mine:
-        """Widen as the drift grows."""
-        drift = stats.log_ratio / stats.length
-        assert_type(drift, Tensor)
-        return self.replace(width=float(drift.abs().max()))
+    def updated(self, stats: ClipStats) -> Self:
+        """Count the update and widen the band above."""
+        number = assert_type(stats.num_responses, Tensor)
+        wider = self.replace(num_updates=self.num_updates + 1, width_high=float(number.sum()))
+        return assert_type(wider, Self)
 
 
 @hookimpl
-def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+def rlzoo_clip_policies() -> Iterable[type[ClipPolicy]]:
     """The policies of this plugin."""
-    return [Mine]
+    return [Stranger]
 
 
-def what_an_editor_knows(inputs: ClipInputs) -> None:
-    """Types of fields, methods and results."""
-    policy = Mine(width=0.3, advantage="group_mean", reduction="sequence_mean")
-    assert_type(policy.width, float)
+def what_an_author_may_rely_on(inputs: ClipInputs, stats: ClipStats) -> None:
+    """The types of the public names."""
+    policy = Stranger(width_high=0.2, ceiling=None)
+    assert_type(policy.width_high, float)
+    assert_type(policy.ceiling, float | None)
     assert_type(policy.advantage, Advantage)
-    assert_type(policy.scaled(2.0), Mine)
-    assert_type(policy.replace(width=0.1), Mine)
-    assert_type(policy(inputs).clipped, Tensor)
-    assert_type(inputs.rollout_log_probs, Tensor | None)
-    assert_type(inputs.seed, int)
-    assert_type(load_zoo()["mine"], type[ClipPolicy])
-    assert_type(Mine.width_fields(), tuple[str, ...])
+    assert_type(policy.reduction, Reduction)
+    assert_type(policy.name, str)
+    assert_type(policy.scope, Literal["sequence"])
+    assert_type(policy.exempt, Mapping[str, str])
+    assert_type(policy(inputs), ClipResult)
+    assert_type(policy.scaled(2.0), Stranger)
+    assert_type(policy.updated(stats), Stranger)
+    assert_type(policy.replace(width_low=0.3), Stranger)
+    assert_type(Stranger.width_fields(), tuple[str, ...])
+    assert_type(rlzoo_clip_policies(), Iterable[type[ClipPolicy]])
+
+    result = policy(inputs)
+    assert_type(result.objective, Tensor)
+    assert_type(result.clipped, Tensor)
+    assert_type(result.band, ClipBand | None)
+
+    zoo = load_zoo(["my_rule.py"])
+    assert_type(zoo["stranger"], type[ClipPolicy])
+    assert_type(zoo["stranger"](), ClipPolicy)
+    assert_type(zoo["stranger"].scope, Scope)
+    assert_type(zoo.get("stranger"), type[ClipPolicy] | None)
+    assert_type(list(zoo), list[str])
+    assert_type(zoo.entries["stranger"].source, str)
+    assert_type(RunConfig.compose(clip="stranger").clip, ClipPolicy)
+
+    assert_type(LAWS, tuple[Law, ...])
+    assert_type(check(policy), list[Outcome])
+    assert_type(check(policy)[0].status, Literal["pass", "fail", "opted out"])
+    assert_type(evaluate(policy, inputs), tuple[ClipResult, Tensor])
+    parametrize_with_checks([policy, zoo["stranger"]()])
 
 
-def what_is_caught(inputs: ClipInputs) -> None:
-    """Each line is a mistake; an ignore that caught nothing would be an error itself."""
-    Mine(widht=0.3)  # type: ignore[call-arg]
-    Mine(width="wide")  # type: ignore[arg-type]
-    Mine(advantage="gropu_norm")  # type: ignore[arg-type]
-    Mine(reduction="mean")  # type: ignore[arg-type]
-    Mine().width = 0.1  # type: ignore[misc]
-    print(inputs.logprobs)  # type: ignore[attr-defined]
-    inputs.log_probs = inputs.old_log_probs  # type: ignore[misc]
-    ops.log_ratio(inputs, against="sampler")  # type: ignore[arg-type]
-    ops.sequence_sum(inputs)  # type: ignore[call-arg, arg-type]
-    ClipResult(inputs.log_probs)  # type: ignore[call-arg]
-    ClipPolicy()  # type: ignore[abstract]
+class Unfinished(ClipPolicy):
+    """Has no `__call__`, so there is no instance of it."""
 
-
-class WrongAnswer(ClipPolicy):
-    """Returns a tensor, has a scope there is none of."""
-
-    name = "wrong"
+    name = "unfinished"
     paper = "none"
-    scope = "word"  # type: ignore[assignment]
+    scope = "token"
+
+
+def mistakes_in_the_use_of_a_policy(policy: Stranger, inputs: ClipInputs, settings: dict[str, Any]) -> None:
+    """Each line holds one mistake, and mypy says so."""
+    Stranger(width_hihg=0.2)  # type: ignore[call-arg]
+    Stranger(width_high="wide")  # type: ignore[arg-type]
+    Stranger(width_high=None)  # type: ignore[arg-type]
+    Stranger(advantage="group_nrom")  # type: ignore[arg-type]
+    Stranger(reduction="mean")  # type: ignore[arg-type]
+    Unfinished()  # type: ignore[abstract]
+    ClipPolicy(**settings)  # type: ignore[abstract]
+    policy.width_high = 0.2  # type: ignore[misc]
+    print(policy.width_hihg)  # type: ignore[attr-defined]
+    policy.scaled("twice")  # type: ignore[arg-type]
+    policy(inputs.log_probs)  # type: ignore[arg-type]
+    print(policy(inputs).loss)  # type: ignore[attr-defined]
+    print(policy(inputs).objective.requires_gradient)  # type: ignore[attr-defined]
+    print(inputs.logprobs)  # type: ignore[attr-defined]
+    inputs.seed = 1  # type: ignore[misc]
+    ClipInputs(inputs.log_probs, inputs.old_log_probs, inputs.advantages)  # type: ignore[call-arg]
+    ClipResult(inputs.log_probs, inputs.log_probs)  # type: ignore[call-arg]
+    ops.log_ratio(inputs, against="reference")  # type: ignore[arg-type]
+    ops.lengths(inputs)  # type: ignore[arg-type]
+    parametrize_with_checks([Stranger])  # type: ignore[list-item]
+
+
+class WrongAnswer(Stranger):
+    """Returns the objective alone."""
 
     def __call__(self, inputs: ClipInputs) -> Tensor:  # type: ignore[override]
-        """Forget the result's type."""
+        """Return a tensor."""
         return inputs.log_probs
+
+
+class WrongReturn(Stranger):
+    """Promises a result and returns a tensor."""
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Return a tensor."""
+        return inputs.log_probs  # type: ignore[return-value]
+
+
+class WrongArgument(Stranger):
+    """Wants to be called with tensors."""
+
+    def __call__(self, log_probs: Tensor, old_log_probs: Tensor) -> ClipResult:  # type: ignore[override]
+        """Take tensors."""
+        return ClipResult(log_probs, old_log_probs, log_probs > 0)
+
+
+class WrongScope(Stranger):
+    """Has a scope that there is not."""
+
+    scope = "word"  # type: ignore[assignment]
+
+
+class WrongUpdate(Stranger):
+    """Updates into another class."""
+
+    def updated(self, stats: ClipStats) -> ClipPolicy:  # type: ignore[override]
+        """Return some policy."""
+        return self
+
+
+class WrongDefault(Stranger):
+    """Has a default of another type than its field."""
+
+    advantage: Advantage = "group_nrom"  # type: ignore[assignment]
+    width_low: float = Field("wide", description="no number")  # type: ignore[assignment]
+    name: int = 3  # type: ignore[misc, assignment]
