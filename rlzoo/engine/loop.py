@@ -25,6 +25,7 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.tasks import Task
 from rlzoo.tracking import Tracker, git_commit
 from rlzoo.types import Problem, RolloutGroup
+from rlzoo.zoo import load_zoo
 
 logger = logging.getLogger("rlzoo")
 
@@ -106,6 +107,7 @@ class Run:
         config = self.config
         tags = {
             "clip": config.clip.name,
+            "clip_source": self.clip_source(),
             "seed": str(config.seed),
             "task": self.task.name,
             "model": config.model.path,
@@ -118,6 +120,12 @@ class Run:
             tags=tags,
             params=config.model_dump(mode="json"),
         )
+
+    def clip_source(self) -> str:
+        """Distribution and version, or file, that the policy comes from; its module for one made in Python."""
+        entry = load_zoo(self.config.plugins).entries.get(self.config.clip.name)
+        kind = type(self.config.clip)
+        return entry.source if entry is not None and entry.policy is kind else kind.__module__
 
     def execute(self, tracker: Tracker, observer: Observer | None) -> RunResult:
         """Run every step; a run that is stopped or fails leaves its last checkpoint and its completions."""
