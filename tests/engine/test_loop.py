@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlzoo
-from rlzoo import RunConfig
+from rlzoo import RunConfig, load_zoo
 
 QUICK = [
     "rollout.num_prompts=8",
@@ -121,10 +121,15 @@ def test_mlflow_has_parameters_metrics_tags_completions_and_config(run):
     assert {"config.yaml", "completions.json", "metrics.jsonl"} <= artifacts
 
 
-@pytest.mark.parametrize("clip", ["gspo", "grpo", "rloo"])
+@pytest.mark.parametrize("clip", list(load_zoo()))
 def test_every_bundled_policy_trains(clip, tmp_path):
-    result = rlzoo.train(quick(tmp_path / "out", clip=clip, overrides=["tracking.mlflow=false"]))
+    result = rlzoo.train(
+        quick(tmp_path / "out", clip=clip, overrides=["tracking.mlflow=false", "eval.num_problems=0"], steps=1)
+    )
     assert result.mlflow_run_id is None
+    assert result.metrics[1]["learner/skipped"] < 1
+    assert result.metrics[1]["learner/grad_norm"] > 0
+    assert all(math.isfinite(value) for value in result.metrics[1].values())
     assert result.metrics[-1]["learner/grad_norm"] > 0
     assert result.metrics[-1]["ratio/log_ratio_max"] > 1e-3
 
