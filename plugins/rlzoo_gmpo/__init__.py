@@ -48,8 +48,9 @@ class GMPO(ClipPolicy):
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         edges = torch.tensor([-self.width_low, self.width_high], device=log_ratio.device)
         band = ClipBand(low=edges[0], high=edges[1])
-        clamped, clipped = ops.clamp_by_advantage(log_ratio, advantages, band)
-        pooled = ops.sequence_mean(clamped, inputs.response_mask)
+        _, clipped = ops.clamp_by_advantage(log_ratio, advantages, band)
+        clamped = torch.where(clipped, torch.where(advantages > 0, band.high, band.low), log_ratio)
+        pooled = ops.sequence_mean(clamped, inputs.response_mask)  # only the mean is exponentiated, and limited
         return ClipResult(ops.limited_exp(pooled) * advantages, log_ratio.detach(), clipped, band)
 
 

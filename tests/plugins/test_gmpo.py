@@ -1,0 +1,122 @@
+"""GMPO against loops in float64: the geometric mean of token ratios, each cut on its own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlzoo import ClipInputs, load_zoo
+from rlzoo.testing import evaluate
+from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form, inputs_for
+
+NARROW = {"width_low": 0.1, "width_high": 0.3}
+
+
+def gmpo(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, width_low=0.4, width_high=0.4):
+    rows, columns = mask.shape
+    objective, derivative = np.zeros((rows, 1)), np.zeros((rows, columns))
+    clipped = np.zeros((rows, columns), dtype=bool)
+    for b in range(rows):
+        advantage = advantages[b, 0]
+        tokens = [t for t in range(columns) if mask[b, t]]
+        pooled = 1.0
+        for t in tokens:
+            ratio = math.exp(log_probs[b, t] - old_log_probs[b, t])
+            banded = ratio
+            if advantage > 0:
+                banded = min(ratio, math.exp(width_high))
+            elif advantage < 0:
+                banded = max(ratio, math.exp(-width_low))
+            clipped[b, t] = banded != ratio
+            pooled *= banded ** (1.0 / len(tokens))
+        limited = min(max(pooled, math.exp(-20.0)), math.exp(20.0))
+        objective[b, 0] = limited * advantage
+        for t in tokens:
+            if not clipped[b, t] and limited == pooled:
+                derivative[b, t] = objective[b, 0] / len(tokens)
+    return ClosedForm(objective, derivative, clipped)
+
+
+def response(log_ratios, advantage):
+    old = torch.full((1, len(log_ratios)), -1.0)
+    mask = torch.ones_like(old, dtype=torch.bool)
+    return ClipInputs(old + torch.tensor([log_ratios]), old, torch.tensor([[advantage]]), mask)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("settings", [{}, NARROW], ids=str)
+def test_value_gradient_and_clip_decisions_equal_the_closed_form(settings, seed):
+    _, expected = assert_equals_closed_form("gmpo", gmpo, settings, seed=seed)
+    assert expected.clipped.any()
+    assert expected.derivative.any()
+
+
+@pytest.mark.parametrize("settings", [{}, NARROW], ids=str)
+def test_far_off_policy_equals_the_closed_form(settings):
+    _, expected = assert_equals_closed_form("gmpo", gmpo, settings, seed=5, widen=6.0, rtol=2e-4)
+    assert expected.clipped.any()
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "advantage", "objective", "gradient", "clipped"),
+    [
+        # 0.6 is cut to 0.4: mean (0.4 + 0.2) / 2 = 0.3, 2 e^0.3 = 2.6997176; half of it at the token not cut
+        ([0.6, 0.2], 2.0, 2.6997176, [0.0, 1.3498588], [True, False]),
+        # A = -1: nothing to cut above, mean 0.4: -e^0.4 = -1.4918247, half of it at each
+        ([0.6, 0.2], -1.0, -1.4918247, [-0.7459123, -0.7459123], [False, False]),
+        # A = -1: -0.9 is raised to -0.4: mean (-0.4 + 0.2 - 0.1) / 3 = -0.1, -e^-0.1 = -0.9048374, a third each
+        ([-0.9, 0.2, -0.1], -1.0, -0.9048374, [0.0, -0.3016125, -0.3016125], [True, False, False]),
+        # A = 1: nothing to cut below, mean -0.8 / 3: e^-0.2666667 = 0.7659283, a third each
+        ([-0.9, 0.2, -0.1], 1.0, 0.7659283, [0.2553094, 0.2553094, 0.2553094], [False, False, False]),
+        # every token cut: e^0.4 whatever their number, no gradient left
+        ([0.5, 3.0], 1.0, 1.4918247, [0.0, 0.0], [True, True]),
+        # A = 0 cuts nothing
+        ([0.6, -0.9], 0.0, 0.0, [0.0, 0.0], [False, False]),
+        # the mean, 30, is what is limited: -e^20 = -485165195.4, no gradient, and that is not clipping
+        ([40.0, 20.0], -1.0, -485165195.4, [0.0, 0.0], [False, False]),
+        # a single token beyond 20 is not: mean (30 - 10) / 2 = 10 (raised from -12 to -0.4 it would be 14.8)
+        ([30.0, -10.0], 0.0, 0.0, [0.0, 0.0], [False, False]),
+        # mean (30 - 0.4) / 2 = 14.8: -e^14.8 = -2676445.0552, half at the first
+        ([30.0, -12.0], -1.0, -2676445.0552, [-1338222.5276, 0.0], [False, True]),
+    ],
+)
+def test_hand_worked_responses(log_ratios, advantage, objective, gradient, clipped):
+    result, slope = evaluate(load_zoo()["gmpo"](), response(log_ratios, advantage))
+    assert result.objective.shape == (1, 1)
+    assert result.objective.item() == pytest.approx(objective, rel=1e-5)
+    assert slope.flatten().tolist() == pytest.approx(gradient, rel=1e-5)
+    assert result.clipped.flatten().tolist() == clipped
+
+
+@pytest.mark.parametrize("widen", [1.0, 6.0])
+def test_a_cut_token_stops_and_the_others_of_its_response_share_one_gradient(widen):
+    policy = load_zoo()["gmpo"]()
+    inputs = inputs_for(policy, seed=3, widen=widen)
+    result, slope = evaluate(policy, inputs)
+    mixed = 0
+    for b in range(len(inputs.advantages)):
+        mask = inputs.response_mask[b]
+        cut, free = mask & result.clipped[b], mask & ~result.clipped[b]
+        assert (slope[b][cut] == 0).all()
+        share = result.objective[b].detach() / mask.sum()
+        torch.testing.assert_close(slope[b][free], share.expand(int(free.sum())), rtol=1e-5, atol=1e-7)
+        mixed += bool(cut.any() and free.any())
+    assert mixed > 3
+
+
+def test_a_cut_token_can_go_no_further_and_an_uncut_one_can():
+    # log-ratios 0.6 and 0.2, A = 1: 0.6 may become 6 at no gain; 0.2 becoming 0.4 moves the mean from 0.3 to 0.4
+    policy = load_zoo()["gmpo"]()
+    values = [policy(response(pair, 1.0)).objective.item() for pair in ([0.6, 0.2], [6.0, 0.2], [0.6, 0.4])]
+    assert values == pytest.approx([1.3498588, 1.3498588, 1.4918247], rel=1e-5)
+
+
+def test_within_the_band_it_is_gspo_without_a_clip():
+    inputs = inputs_for(load_zoo()["gmpo"](), seed=0, widen=0.5)
+    wide = load_zoo()["gspo"](clip_low=0.999, clip_high=100.0)
+    mean, mean_slope = evaluate(wide, inputs)
+    result, slope = evaluate(load_zoo()["gmpo"](width_low=10.0, width_high=10.0), inputs)
+    assert not mean.clipped.any()
+    torch.testing.assert_close(result.objective, mean.objective, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(slope, mean_slope, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,181 @@
+"""What holds of every installed policy on any batch: ragged, padded anywhere, of up to 8192 tokens, with extreme ratios."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rlzoo import load_zoo
+from rlzoo.testing import evaluate
+from rlzoo.testing.data import map_tensors, visible
+from tests.test_properties import BATCHES, EXTREME, LONGEST, POISONS, Batch
+
+ZOO = load_zoo()
+SETTINGS = settings(max_examples=15, deadline=None, derandomize=True, database=None)
+BY_TOKEN = [name for name, policy in ZOO.items() if policy.scope != "sequence"]
+BY_ROW = [name for name, policy in ZOO.items() if policy.scope != "batch"]
+PENALISED = {name for name, policy in ZOO.items() if "zero_advantage_zero_gradient" in policy.exempt}
+WIDE = [name for name, policy in ZOO.items() if policy.width_fields() and name != "clip-cov"]  # its draw depends on the band
+# the size of A decides, not only its sign: covariance bounds, and penalties that A does not multiply
+SIZE_MATTERS = {"clip-cov", "kl-cov", "opmd"}
+PROPORTIONAL = [name for name in ZOO if name not in SIZE_MATTERS]
+
+policies = partial(pytest.mark.parametrize, "name")
+EVERY = policies(list(ZOO))
+NOTHING = Batch(rows=((0, 1.0), (0, -1.0)))  # two responses without a token
+ONE = Batch(rows=((1, 1e6),), push=1)
+TOKENWISE = dataclasses.replace(EXTREME, by_token=True)
+
+
+def chosen(values, inputs):
+    """A result's values per token, in order, where a token is; a value per response as often as it has tokens."""
+    return values.expand_as(inputs.response_mask)[inputs.response_mask]
+
+
+def assert_same(first, second, first_inputs, second_inputs):
+    """Two results, each with its gradient, agree in value to rounding and in every decision."""
+    (ours, our_gradient), (theirs, their_gradient) = first, second
+    for one, other in ((ours.objective, theirs.objective), (our_gradient, their_gradient), (ours.log_ratio, theirs.log_ratio)):
+        torch.testing.assert_close(chosen(one, first_inputs), chosen(other, second_inputs), rtol=1e-4, atol=1e-6)
+    assert torch.equal(chosen(ours.clipped, first_inputs), chosen(theirs.clipped, second_inputs))
+
+
+@EVERY
+@SETTINGS
+@given(batch=BATCHES)
+@example(batch=EXTREME)
+@example(batch=ONE)
+@example(batch=NOTHING)
+def test_shapes_and_types_are_those_of_the_contract(name, batch):
+    policy, inputs = ZOO[name](), batch.inputs()
+    result = policy(inputs)
+    size, length = inputs.response_mask.shape
+    either = {(size, 1), (size, length)}
+    assert tuple(result.objective.shape) in {"token": {(size, length)}, "sequence": {(size, 1)}, "batch": either}[policy.scope]
+    assert tuple(result.log_ratio.shape) in either
+    assert tuple(result.clipped.shape) in either
+    assert (result.objective.dtype, result.clipped.dtype) == (torch.float32, torch.bool)
+
+
+@EVERY
+@SETTINGS
+@given(batch=BATCHES, padding=st.sampled_from(["right", "left", "scattered"]))
+@example(batch=EXTREME, padding="right")
+@example(batch=dataclasses.replace(EXTREME, push=-1), padding="right")
+@example(batch=ONE, padding="right")
+@example(batch=NOTHING, padding="right")
+def test_value_and_gradient_are_finite(name, batch, padding):
+    inputs = batch.inputs(padding)
+    result, gradient = evaluate(ZOO[name](), inputs)
+    assert visible(result.objective, inputs).isfinite().all()
+    assert visible(result.log_ratio, inputs).isfinite().all()
+    assert gradient.isfinite().all()
+
+
+@EVERY
+@SETTINGS
+@given(batch=BATCHES, poison=st.sampled_from(POISONS), padding=st.sampled_from(["right", "left", "scattered"]))
+@example(batch=EXTREME, poison=float("nan"), padding="left")
+@example(batch=NOTHING, poison=float("nan"), padding="right")
+def test_what_stands_in_the_padding_never_matters(name, batch, poison, padding):
+    policy, inputs, poisoned = ZOO[name](), batch.inputs(padding), batch.inputs(padding, fill=poison)
+    (expected, expected_gradient), (result, gradient) = evaluate(policy, inputs), evaluate(policy, poisoned)
+    assert torch.equal(gradient, expected_gradient)
+    assert (gradient[~inputs.response_mask] == 0).all()
+    for field in ("objective", "log_ratio", "clipped"):
+        assert torch.equal(visible(getattr(result, field), inputs), visible(getattr(expected, field), inputs)), field
+
+
+@EVERY
+@SETTINGS
+@given(batch=BATCHES, padding=st.sampled_from(["left", "scattered"]))
+@example(batch=EXTREME, padding="left")
+def test_where_the_padding_is_never_matters(name, batch, padding):
+    right, other = batch.inputs(), batch.inputs(padding)
+    assert_same(evaluate(ZOO[name](), right), evaluate(ZOO[name](), other), right, other)
+
+
+@policies(BY_ROW)
+@SETTINGS
+@given(batch=BATCHES)
+@example(batch=EXTREME)
+def test_a_row_alone_is_the_row_in_its_batch(name, batch):
+    policy, inputs = ZOO[name](), batch.inputs()
+    whole, gradient = evaluate(policy, inputs)
+    for row in range(len(batch.rows)):
+        cut = slice(row, row + 1)
+        alone = map_tensors(inputs, lambda values, cut=cut: values[cut])
+        part = dataclasses.replace(
+            whole, objective=whole.objective[cut], log_ratio=whole.log_ratio[cut], clipped=whole.clipped[cut]
+        )
+        assert_same(evaluate(policy, alone), (part, gradient[cut]), alone, alone)
+
+
+@policies([name for name in ZOO if name != "clip-cov"])  # which draws tokens by their place in the batch
+@SETTINGS
+@given(batch=BATCHES, order=st.permutations([0, 1, 2, 3]))
+@example(batch=EXTREME, order=[3, 1, 0, 2])
+def test_rows_in_another_order_give_the_answer_in_that_order(name, batch, order):
+    policy, inputs = ZOO[name](), batch.inputs()
+    order = [row for row in order if row < len(batch.rows)]
+    result, gradient = evaluate(policy, inputs)
+    moved = map_tensors(inputs, lambda values: values[order])
+    expected = dataclasses.replace(
+        result, objective=result.objective[order], log_ratio=result.log_ratio[order], clipped=result.clipped[order]
+    )
+    assert_same(evaluate(policy, moved), (expected, gradient[order]), moved, moved)
+
+
+@EVERY
+@SETTINGS
+@given(batch=BATCHES)
+@example(batch=EXTREME)
+@example(batch=Batch(rows=((LONGEST, 0.0), (3, 0.0)), push=-1))
+def test_zero_advantage_has_no_gradient_and_is_not_clipped(name, batch):
+    inputs = batch.inputs()
+    result, gradient = evaluate(ZOO[name](), inputs)
+    zero = inputs.advantages == 0
+    assert not (result.clipped & zero).any()
+    assert name in PENALISED or (gradient[zero.expand_as(gradient)] == 0).all()
+
+
+@policies(BY_TOKEN)
+@SETTINGS
+@given(batch=BATCHES, poison=st.sampled_from(POISONS))
+@example(batch=EXTREME, poison=float("nan"))
+def test_advantages_that_differ_by_token_keep_all_of_it(name, batch, poison):
+    policy, batch = ZOO[name](), dataclasses.replace(batch, by_token=True)
+    inputs, other = batch.inputs(), batch.inputs("left", fill=poison)
+    first, second = evaluate(policy, inputs), evaluate(policy, other)
+    assert_same(first, second, inputs, other)
+    result, gradient = first
+    assert gradient.isfinite().all()
+    zero = inputs.advantages == 0
+    assert not (result.clipped & zero).any()
+    assert name in PENALISED or (gradient[zero] == 0).all()
+
+
+@policies(WIDE)
+@SETTINGS
+@given(batch=BATCHES, narrow=st.floats(0.01, 1.0), wide=st.floats(1.0, 100.0))
+@example(batch=EXTREME, narrow=0.5, wide=2.0)
+def test_a_wider_band_clips_nothing_that_a_narrower_one_does_not(name, batch, narrow, wide):
+    inputs = batch.inputs()
+    fewer, more = (ZOO[name]().scaled(factor)(inputs).clipped for factor in (wide, narrow))
+    assert not (fewer & ~more).any()
+
+
+@policies(PROPORTIONAL)
+@SETTINGS
+@given(batch=BATCHES, factor=st.sampled_from([2.0**-10, 0.5, 2.0, 2.0**10]))
+@example(batch=EXTREME, factor=2.0)
+def test_a_multiple_of_the_advantage_gives_that_multiple_of_the_objective(name, batch, factor):
+    policy, inputs = ZOO[name](), batch.inputs()
+    result, gradient = evaluate(policy, inputs)
+    scaled, scaled_gradient = evaluate(policy, dataclasses.replace(inputs, advantages=factor * inputs.advantages))
+    assert torch.equal(scaled.clipped, result.clipped)
+    for one, other in ((scaled.objective, result.objective), (scaled_gradient, gradient)):
+        torch.testing.assert_close(one, factor * other, rtol=1e-5, atol=1e-35)  # exact but for numbers too small for float32
