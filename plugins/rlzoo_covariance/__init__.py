@@ -116,9 +116,12 @@ class KLCov(ClipPolicy):
 
 
 def covariance(inputs: ClipInputs) -> Tensor:
-    """``(A - mean A) (log pi - mean log pi)`` per token, means over the step's response tokens; ``(B, T)``, no gradient."""
-    log_probs, mask = ops.log_probs(inputs).detach(), inputs.response_mask
-    advantages = inputs.advantages.detach().float().expand_as(log_probs)
+    """``(A - mean A) (log pi - mean log pi)`` per token, means over the step's response tokens; ``(B, T)``, no gradient.
+
+    In float64, so that equal advantages differ from their mean by exactly 0.
+    """
+    log_probs, mask = ops.log_probs(inputs).detach().double(), inputs.response_mask
+    advantages = inputs.advantages.detach().double().expand_as(log_probs)
     return (advantages - ops.step_mean(advantages, mask)) * (log_probs - ops.step_mean(log_probs, mask))
 
 

@@ -44,7 +44,7 @@ def _print(console: Console, policy: type[ClipPolicy], outcomes: list[Outcome], 
     statements = {law.name: law.statement for law in LAWS}
     failed = [outcome for outcome in outcomes if outcome.status == "fail"]
     opted_out = sum(outcome.status == "opted out" for outcome in outcomes)
-    console.print(f"[bold]{policy.name}[/]  {policy.paper}")
+    console.print(Text.assemble((policy.name, "bold"), f"  {policy.paper}"))  # plain text: brackets are no markup
     console.print(table)
     for outcome in failed:
         console.print(f"\n[bold]{outcome.law}[/]: {statements[outcome.law]}")

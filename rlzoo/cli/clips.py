@@ -25,7 +25,7 @@ def list_policies(plugins: Sequence[str], as_json: bool) -> None:
     console = Console(highlight=False)
     for row in rows:
         defaults = f"{row['scope']}, {row['advantage']}, {row['reduction']}"
-        console.print(f"[bold]{row['name']}[/]  {defaults}  [dim]{row['paper']}  {row['from']}[/]")
+        console.print(Text.assemble((row["name"], "bold"), f"  {defaults}  ", (f"{row['paper']}  {row['from']}", "dim")))
         console.print(Padding(Text(row["what it does"]), (0, 0, 0, 6)))
 
 
@@ -44,7 +44,7 @@ def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
         print(json.dumps({**_summary(zoo.entries[name]), **more}, indent=2))
         return
     console = Console(highlight=False)
-    console.print(f"[bold]{name}[/]  {zoo.entries[name].source}  {policy.paper}\n")
+    console.print(Text.assemble((name, "bold"), f"  {zoo.entries[name].source}  {policy.paper}\n"))
     console.print(inspect.getdoc(policy) or "", markup=False)
     table = Table(title="\nSettings (--set clip.NAME=VALUE)", title_justify="left", box=None, pad_edge=False)
     for column in ("name", "default", "allowed", "meaning"):

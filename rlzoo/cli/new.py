@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import keyword
 from importlib import resources
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
 from rlzoo.errors import UserError
 from rlzoo.hookspecs import API_VERSION
 from rlzoo.zoo import NAME, load_zoo
+
+LONGEST = 40  # characters of a name
+TAKEN = {*keyword.kwlist, "Annotated", "ClassVar", "Field", "Width", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult"}
+"""Class names that the written module could not have beside what it imports."""
 
 FILES = {
     "pyproject.toml.txt": "pyproject.toml",
@@ -26,12 +32,14 @@ def write_distribution(name: str, folder: Path) -> None:
     zoo = load_zoo()
     if name in zoo:
         raise UserError(f"name {name!r} is taken by {zoo.entries[name].source}; choose another")
-    short = name.replace("-", "_")
+    short, title = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
+    if len(name) > LONGEST or title in TAKEN or find_spec(f"rlzoo_{short}"):
+        raise UserError(f"name {name!r} cannot be used: too long, or Python or rlzoo has its module or class; choose another")
     words = {
         "name": name,
         "short": short,
         "module": f"rlzoo_{short}",
-        "title": "".join(word.capitalize() for word in name.split("-")),
+        "title": title,
         "version": ".".join(version("rlzoo").split(".")[:2]),
         "api": "{}.{}".format(*API_VERSION),
     }

@@ -88,7 +88,11 @@ def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> Cli
 
 
 def _smaller(inputs: ClipInputs) -> Iterator[ClipInputs]:
-    """Candidates a step smaller, the boldest first."""
+    """Candidates a step smaller, the boldest first; one that leaves a response without a token shows nothing."""
+    yield from (candidate for candidate in _cut(inputs) if bool(candidate.response_mask.any(dim=-1).all()))
+
+
+def _cut(inputs: ClipInputs) -> Iterator[ClipInputs]:
     for dimension, part in ((0, rows_of), (1, _columns)):
         size = inputs.log_probs.shape[dimension]
         chunk = size // 2

@@ -73,12 +73,8 @@ def test_far_off_policy_equals_the_closed_form(settings):
         ([0.5, 3.0], 1.0, 1.4918247, [0.0, 0.0], [True, True]),
         # A = 0 cuts nothing
         ([0.6, -0.9], 0.0, 0.0, [0.0, 0.0], [False, False]),
-        # the mean, 30, is what is limited: -e^20 = -485165195.4, no gradient, and that is not clipping
-        ([40.0, 20.0], -1.0, -485165195.4, [0.0, 0.0], [False, False]),
-        # a single token beyond 20 is not: mean (30 - 10) / 2 = 10 (raised from -12 to -0.4 it would be 14.8)
-        ([30.0, -10.0], 0.0, 0.0, [0.0, 0.0], [False, False]),
-        # mean (30 - 0.4) / 2 = 14.8: -e^14.8 = -2676445.0552, half at the first
-        ([30.0, -12.0], -1.0, -2676445.0552, [-1338222.5276, 0.0], [False, True]),
+        # both at 30, A = -1: limited to -e^20 = -485165195.4, no gradient, and that is not clipping
+        ([30.0, 30.0], -1.0, -485165195.4, [0.0, 0.0], [False, False]),
     ],
 )
 def test_hand_worked_responses(log_ratios, advantage, objective, gradient, clipped):
@@ -87,6 +83,21 @@ def test_hand_worked_responses(log_ratios, advantage, objective, gradient, clipp
     assert result.objective.item() == pytest.approx(objective, rel=1e-5)
     assert slope.flatten().tolist() == pytest.approx(gradient, rel=1e-5)
     assert result.clipped.flatten().tolist() == clipped
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "objective", "gradient"),
+    [
+        # mean (30 - 0.4) / 2 = 14.8 is below 20: -e^14.8 = -2676445.0552, half of it at the token not cut
+        ([30.0, -12.0], -2676445.0552, [-1338222.5276, 0.0]),
+        # mean 30 is not: -e^20, no gradient at either token
+        ([40.0, 20.0], -485165195.4, [0.0, 0.0]),
+    ],
+)
+def test_the_mean_is_what_is_exponentiated_and_limited_not_the_tokens(log_ratios, objective, gradient):
+    result, slope = evaluate(load_zoo()["gmpo"](), response(log_ratios, -1.0))
+    assert result.objective.item() == pytest.approx(objective, rel=1e-5)
+    assert slope.flatten().tolist() == pytest.approx(gradient, rel=1e-5)
 
 
 @pytest.mark.parametrize("widen", [1.0, 6.0])
