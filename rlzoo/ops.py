@@ -5,6 +5,7 @@ Shapes: B responses, T response tokens. A value per response is a ``(B, 1)`` col
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -43,7 +44,7 @@ def _visible(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def limited_exp(log_ratio: Tensor) -> Tensor:
-    """``exp`` of a log-ratio limited to +-`LOG_RATIO_LIMIT`: finite for every input, without gradient beyond the limit."""
+    """``exp`` of a log-ratio limited to +-`LOG_RATIO_LIMIT`: finite for every number, without gradient beyond the limit."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
@@ -120,5 +121,7 @@ def ratio_band(clip_low: float, clip_high: float, dual_clip: float | None, like:
         dual_clip: largest ratio where the advantage is negative, or None for no ceiling there.
         like: a tensor of the wanted device; edges are float32 scalars.
     """
-    edges = torch.tensor([1 - clip_low, 1 + clip_high, dual_clip or 1.0], device=like.device).log()
+    # the logarithm in float64 first: 1 + 3e-4 in float32 has lost half of its digits
+    values = [math.log1p(-clip_low), math.log1p(clip_high), math.log(dual_clip or 1.0)]
+    edges = torch.tensor(values, dtype=torch.float32, device=like.device)
     return ClipBand(low=edges[0], high=edges[1], ceiling=None if dual_clip is None else edges[2])

@@ -52,3 +52,10 @@ def test_ratio_band_is_in_log_space():
         [-0.22314, 0.24686, 1.09861], abs=1e-5
     )
     assert ops.ratio_band(0.2, 0.2, None, like=torch.zeros(1)).ceiling is None
+
+
+def test_narrow_ratio_bands_keep_their_width():
+    # log(1 + 3e-4) = 2.99955009e-4, log(1 - 2e-8) = -2.00000002e-8
+    band = ops.ratio_band(2e-8, 3e-4, None, like=torch.zeros(1))
+    assert band.high.item() == pytest.approx(2.99955009e-4, rel=1e-7)
+    assert band.low.item() == pytest.approx(-2.00000002e-8, rel=1e-7)

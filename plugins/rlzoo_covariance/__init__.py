@@ -72,7 +72,7 @@ class KLCov(ClipPolicy):
 
     Formula:
         J = mean over the step's tokens of r_t A - [t in K] kl_coef |log r_t|,   r_t = pi_t / pi_old_t
-        K = the max(1, fraction x tokens) tokens of the step with the largest cov_t
+        K = the max(1, fraction x tokens) tokens of the step with the largest cov_t; of tokens with equal cov_t all or none
 
     Where:
         cov_t is that of `clip-cov`. The penalised tokens that have moved count as clipped.
@@ -107,8 +107,8 @@ class KLCov(ClipPolicy):
         log_ratio, mask = ops.log_ratio(inputs), inputs.response_mask
         cov = torch.where(mask, covariance(inputs), -torch.inf)
         number = (self.fraction * mask.sum()).long().clamp(min=1)
-        smallest = cov.flatten().sort(descending=True).values.gather(0, (number - 1)[None])
-        penalised = mask & (cov >= smallest)
+        beyond = torch.cat([cov.flatten().sort(descending=True).values, cov.new_full((1,), -torch.inf)])
+        penalised = mask & (cov > beyond.gather(0, number[None]))  # of equal ones all or none, and never too many
         objective = ops.limited_exp(log_ratio) * inputs.advantages.detach().float()
         objective = objective - torch.where(penalised, self.kl_coef * log_ratio.abs(), 0.0)
         moved = penalised & (inputs.advantages != 0) & (log_ratio.detach() != 0)

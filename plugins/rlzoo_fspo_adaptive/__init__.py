@@ -93,11 +93,11 @@ class FSPOAdaptive(ClipPolicy):
 
     def _located(self, stats: ClipStats) -> Self:
         """Drift and spread brought up to date; the first time, the reference length is set."""
-        count, length = stats.num_responses, stats.length / stats.num_responses
+        count, length = stats.num_responses, (stats.length / stats.num_responses).clamp(min=1)
         first = self.num_updates == 0
         weight = 1.0 if first else self.average
         reference = float(torch.exp((count * length.log()).nansum() / count.sum())) if first else self.reference_length
-        drift = self.drift + weight * (median(stats.log_ratio / stats.length, count) - self.drift)
+        drift = self.drift + weight * (median(stats.log_ratio / (count * length), count) - self.drift)
         centre = drift * length
         variance = stats.log_ratio_squared / count - 2 * centre * stats.log_ratio / count + centre**2
         x = (length / reference).log()
@@ -118,7 +118,7 @@ class FSPOAdaptive(ClipPolicy):
             return self
         error = stats.num_clipped[filled, sign] / count - self.target_clip_fraction
         share = (count / count.sum())[:, None]
-        x = (stats.length[filled, sign] / count / self.reference_length).log()
+        x = ((stats.length[filled, sign] / count).clamp(min=1) / self.reference_length).log()
         powers = torch.stack([x, x**2], dim=-1)
         middle, mean = (share * powers).sum(0), (share[:, 0] * error).sum()
         centred = powers - middle

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlzoo.policy import ClipPolicy
 from rlzoo.testing import LAWS, Outcome, check
+from rlzoo.testing.data import ALL_FIELDS
 from rlzoo.types import ClipInputs
 from rlzoo.zoo import find_policies
 
@@ -91,5 +92,4 @@ def _as_dict(policy: type[ClipPolicy], outcomes: list[Outcome]) -> dict[str, Any
 
 def _tensors(inputs: ClipInputs) -> dict[str, Any]:
     """Inputs as plain lists; those of the extreme law are long and are cut to `SHOWN`."""
-    names = ("log_probs", "old_log_probs", "advantages", "response_mask")
-    return {name: getattr(inputs, name)[:SHOWN, :SHOWN].tolist() for name in names}
+    return {name: getattr(inputs, name)[:SHOWN, :SHOWN].tolist() for name in ALL_FIELDS}

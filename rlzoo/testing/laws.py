@@ -82,7 +82,7 @@ def ratio_one_is_reinforce(policy: ClipPolicy, inputs: ClipInputs) -> None:
     assert not visible(result.clipped, inputs).any(), "something is clipped at ratio 1"
     per_row = ops.sequence_mean(gradient, inputs.response_mask)
     _assert_close(gradient, torch.where(inputs.response_mask, per_row, 0.0), "the gradient differs between a row's tokens")
-    rows = inputs.advantages != 0
+    rows = (inputs.advantages != 0) & inputs.response_mask.any(dim=-1, keepdim=True)
     assert (per_row[rows] / inputs.advantages[rows] > 0).all(), "the gradient is not along the advantage"
 
 

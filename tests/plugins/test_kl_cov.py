@@ -123,3 +123,20 @@ def test_the_penalty_goes_on_beyond_the_limit_of_the_exponential():
     result, gradient = evaluate(load_zoo()["kl-cov"](), step([[0.0, 0.0], [0.0, -30.0]]))
     assert result.objective[1, 1].item() == pytest.approx(-30.0, rel=1e-6)
     assert gradient[1, 1].item() == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [3, 1000])
+def test_tokens_of_one_covariance_are_penalised_all_or_none(tokens):
+    # one advantage for all: every covariance is 0, and no few of them are the largest
+    old = torch.full((1, tokens), -1.0)
+    log_probs = old + 0.1 * torch.linspace(-1, 1, tokens)
+    inputs = ClipInputs(log_probs, old, torch.tensor([[0.37]]), torch.ones(1, tokens, dtype=torch.bool))
+    assert not load_zoo()["kl-cov"]()(inputs).clipped.any()
+
+
+def test_ties_never_penalise_more_than_the_fraction():
+    # 300 certain tokens in the good row share the largest covariance, and 2e-3 x 2000 = 4 may be penalised
+    old = torch.full((2, 1000), -1.0)
+    old[0, :300] = 0.0
+    inputs = ClipInputs(old - 0.01, old, torch.tensor([[1.0], [-1.0]]), torch.ones(2, 1000, dtype=torch.bool))
+    assert int(load_zoo()["kl-cov"]()(inputs).clipped.sum()) <= 4
