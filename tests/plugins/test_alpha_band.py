@@ -1,4 +1,4 @@
-"""The alpha band against loops in float64: the sum of log-ratios, clamped to a width that grows with L ** alpha."""
+"""The alpha band against loops in float64: a band on the summed log-ratio that grows as a power of the length."""
 
 import math
 
@@ -8,7 +8,14 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate, off_policy_inputs
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form, inputs_for
+from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
+
+SETTINGS = [
+    {},
+    {"alpha": 0.0, "width_low": 0.2, "width_high": 0.15, "width_ceiling": 0.5},
+    {"alpha": 1.0, "width_low": 0.004, "width_high": 0.006, "width_ceiling": None},
+    {"alpha": 0.75, "width_low": 0.02, "width_high": 0.03, "drift": -0.002, "width_ceiling": 0.06},
+]
 
 
 def alpha_band(
@@ -29,17 +36,17 @@ def alpha_band(
     for b in range(rows):
         advantage = advantages[b, 0]
         tokens = [t for t in range(columns) if mask[b, t]]
-        total = math.fsum(log_probs[b, t] - old_log_probs[b, t] for t in tokens)
-        centre, growth = drift * len(tokens), len(tokens) ** alpha
+        total = sum(log_probs[b, t] - old_log_probs[b, t] for t in tokens)
+        centre, scale = drift * len(tokens), len(tokens) ** alpha
         clamped = total
         if advantage > 0:
-            clamped = min(total, centre + width_high * growth)
+            clamped = min(total, centre + width_high * scale)
         if advantage < 0:
-            clamped = max(total, centre - width_low * growth)
+            clamped = max(total, centre - width_low * scale)
             if width_ceiling is not None:
-                clamped = min(clamped, centre + width_ceiling * growth)
+                clamped = min(clamped, centre + width_ceiling * scale)
         clipped[b, 0] = clamped != total
-        objective[b, 0] = advantage * math.exp(min(max(clamped, -20.0), 20.0))
+        objective[b, 0] = math.exp(min(max(clamped, -20.0), 20.0)) * advantage
         if not clipped[b, 0] and abs(total) <= 20.0:
             for t in tokens:
                 derivative[b, t] = objective[b, 0]
@@ -52,105 +59,111 @@ def response(log_ratios, advantage):
     return ClipInputs(old + torch.tensor([log_ratios]), old, torch.tensor([[advantage]]), mask)
 
 
-SETTINGS = [
-    {},
-    {"alpha": 0.0, "width_low": 0.2, "width_high": 0.1, "width_ceiling": None},
-    {"alpha": 0.75, "width_low": 0.02, "width_high": 0.05, "drift": -0.002, "width_ceiling": 0.06},
-    {"alpha": 1.0, "width_low": 0.01, "width_high": 0.02, "drift": 0.001},
-]
+def assert_same(first, second, inputs, rtol=1e-5):
+    """Two policies answer alike, and act on the inputs."""
+    left, left_slope = evaluate(first, inputs)
+    right, right_slope = evaluate(second, inputs)
+    torch.testing.assert_close(left.objective, right.objective, rtol=rtol, atol=1e-6)
+    torch.testing.assert_close(left_slope, right_slope, rtol=rtol, atol=1e-6)
+    assert torch.equal(left.clipped, right.clipped)
+    assert right.clipped.any()
+    assert not right.clipped.all()
 
 
-@pytest.mark.parametrize("widen", [1.0, 6.0])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_value_gradient_and_clip_decisions_equal_the_closed_form(settings, seed, widen):
-    _, expected = assert_equals_closed_form("alpha-band", alpha_band, settings, seed=seed, widen=widen)
+def test_value_gradient_and_clip_decisions_equal_the_closed_form(settings, seed):
+    _, expected = assert_equals_closed_form("alpha-band", alpha_band, settings, seed=seed)
+    assert expected.clipped.any()
+    assert expected.derivative.any()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_far_off_policy_equals_the_closed_form(settings):
+    _, expected = assert_equals_closed_form("alpha-band", alpha_band, settings, seed=5, widen=6.0, rtol=2e-4)
     assert expected.clipped.any()
 
 
 @pytest.mark.parametrize(
-    ("log_ratios", "advantage", "objective", "gradient", "clipped"),
+    ("settings", "log_ratios", "advantage", "objective", "gradient", "clipped"),
     [
-        # L = 4, alpha = 1/2: band +-0.03 * 2 = +-0.06, ceiling 0.09 * 2 = 0.18
-        # S = 0.04, A = 2: 2 exp(0.04) = 2.0816215, as much a token
-        ([0.03, -0.01, 0.02, 0.0], 2.0, 2.0816215, 2.0816215, False),
-        # S = 0.08, A = 2: 2 exp(0.06) = 2.1236731, cut
-        ([0.07, -0.01, 0.02, 0.0], 2.0, 2.1236731, 0.0, True),
-        # S = -0.08, A = -2: -2 exp(-0.06) = -1.8835291, cut
-        ([-0.07, 0.01, -0.02, 0.0], -2.0, -1.8835291, 0.0, True),
-        # S = 0.08, A = -2: under the ceiling: -2 exp(0.08) = -2.1665741
-        ([0.07, -0.01, 0.02, 0.0], -2.0, -2.1665741, -2.1665741, False),
-        # S = 0.2, A = -2: over it: -2 exp(0.18) = -2.3944347, cut
-        ([0.05, 0.05, 0.05, 0.05], -2.0, -2.3944347, 0.0, True),
+        # four tokens, alpha 1/2: the band is +-0.03 * 2 = 0.06, the ceiling 0.18. S = 0.08: cut at e^0.06 = 1.0618365
+        ({}, [0.02] * 4, 1.0, 1.0618365, 0.0, True),
+        # A = -1 flows below the ceiling: -e^0.08 = -1.0832871, at every token
+        ({}, [0.02] * 4, -1.0, -1.0832871, -1.0832871, False),
+        # S = 0.2 > 0.18: -e^0.18 = -1.1972174
+        ({}, [0.05] * 4, -1.0, -1.1972174, 0.0, True),
+        # S = -0.08: -e^-0.06 = -0.9417645, and A = 2 flows: 2 e^-0.08 = 1.8462327
+        ({}, [-0.02] * 4, -1.0, -0.9417645, 0.0, True),
+        ({}, [-0.02] * 4, 2.0, 1.8462327, 1.8462327, False),
+        # alpha 1/4, sixteen tokens: 16^(1/4) = 2, the band is again 0.06. S = 0.08 is cut, S = 0.048 flows: 1.0491707
+        ({"alpha": 0.25}, [0.005] * 16, 1.0, 1.0618365, 0.0, True),
+        ({"alpha": 0.25}, [0.003] * 16, 1.0, 1.0491707, 1.0491707, False),
+        # alpha 1, four tokens: 0.12. S = 0.08 flows, S = 0.16 is cut at e^0.12 = 1.1274969
+        ({"alpha": 1.0}, [0.02] * 4, 1.0, 1.0832871, 1.0832871, False),
+        ({"alpha": 1.0}, [0.04] * 4, 1.0, 1.1274969, 0.0, True),
+        # alpha 0: 0.03 at any length. S = 0.04: e^0.03 = 1.0304545
+        ({"alpha": 0.0}, [0.01] * 4, 1.0, 1.0304545, 0.0, True),
+        # drift -0.01, four tokens: band [-0.04 - 0.06, -0.04 + 0.06] = [-0.1, 0.02], ceiling -0.04 + 0.18 = 0.14
+        ({"drift": -0.01}, [0.02] * 4, 1.0, 1.0202013, 0.0, True),
+        ({"drift": -0.01}, [-0.02] * 4, -1.0, -0.9231163, -0.9231163, False),
+        ({"drift": -0.01}, [0.04] * 4, -1.0, -1.1502738, 0.0, True),
+        # no ceiling: S = 0.2 flows with -e^0.2 = -1.2214028; S = 40 counts as 20, without gradient and without a clip
+        ({"width_ceiling": None}, [0.05] * 4, -1.0, -1.2214028, -1.2214028, False),
+        ({"width_ceiling": None}, [10.0] * 4, -1.0, -485165195.4, 0.0, False),
+        ({}, [0.5] * 4, 0.0, 0.0, 0.0, False),
     ],
 )
-def test_hand_worked_responses(log_ratios, advantage, objective, gradient, clipped):
-    result, slope = evaluate(load_zoo()["alpha-band"](), response(log_ratios, advantage))
+def test_hand_worked_responses(settings, log_ratios, advantage, objective, gradient, clipped):
+    result, slope = evaluate(load_zoo()["alpha-band"](**settings), response(log_ratios, advantage))
     assert result.objective.shape == (1, 1)
-    assert result.objective.item() == pytest.approx(objective, rel=1e-6)
-    assert slope.flatten().tolist() == pytest.approx([gradient] * 4, rel=1e-6)
+    assert result.objective.item() == pytest.approx(objective, rel=1e-5)
+    assert slope.flatten().tolist() == pytest.approx([gradient] * len(log_ratios), rel=1e-5)
     assert result.clipped.tolist() == [[clipped]]
 
 
-def assert_same(policy, other, inputs):
-    expected, expected_gradient = evaluate(other, inputs)
-    result, gradient = evaluate(policy, inputs)
-    torch.testing.assert_close(result.objective, expected.objective, rtol=2e-5, atol=1e-6)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=2e-5, atol=1e-6)
-    assert torch.equal(result.clipped, expected.clipped)
-    assert expected.clipped.any()
-    assert not expected.clipped.all()
-
-
-@pytest.mark.parametrize("widen", [1.0, 6.0])
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "settings", [{}, {"width_low": 0.05, "width_high": 0.02, "drift": -0.001, "width_ceiling": None}], ids=str
+    "widths",
+    [{}, {"width_low": 0.02, "width_high": 0.05, "drift": 0.003, "width_ceiling": 0.07}, {"width_ceiling": None}],
+    ids=str,
 )
-@pytest.mark.parametrize("seed", range(3))
-def test_at_one_half_it_is_fspo(seed, settings, widen):
-    other = load_zoo()["fspo"](**settings)
-    assert_same(load_zoo()["alpha-band"](alpha=0.5, **settings), other, inputs_for(other, seed, widen))
+def test_the_square_root_is_fspo(widths, seed):
+    inputs = off_policy_inputs(load_zoo()["fspo"](**widths), seed=seed)
+    assert_same(load_zoo()["alpha-band"](alpha=0.5, **widths), load_zoo()["fspo"](**widths), inputs)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_at_zero_with_the_logarithms_of_its_bounds_it_is_rloo(seed):
-    other = load_zoo()["rloo"]()
+def test_a_band_that_does_not_grow_is_rloos(seed):
     policy = load_zoo()["alpha-band"](alpha=0.0, width_high=math.log(1.2), width_low=-math.log(0.8), width_ceiling=None)
-    assert_same(policy, other, off_policy_inputs(other, seed=seed))
+    inputs = off_policy_inputs(load_zoo()["rloo"](), seed=seed)
+    assert_same(policy, load_zoo()["rloo"](), inputs)
 
 
-@pytest.mark.parametrize(("clip_low", "clip_high"), [(3e-4, 4e-4), (0.05, 0.02)])
 @pytest.mark.parametrize("seed", range(3))
-def test_at_one_it_cuts_the_responses_that_gspo_cuts_and_weighs_the_rest_by_their_whole_ratio(seed, clip_low, clip_high):
-    other = load_zoo()["gspo"](clip_low=clip_low, clip_high=clip_high)
+@pytest.mark.parametrize(("clip_low", "clip_high"), [(3e-4, 4e-4), (0.01, 0.02)])
+def test_a_band_that_grows_with_the_length_decides_like_gspo_and_weighs_the_whole_ratio(clip_low, clip_high, seed):
+    gspo = load_zoo()["gspo"](clip_low=clip_low, clip_high=clip_high)
     widths = {"width_high": math.log(1 + clip_high), "width_low": -math.log(1 - clip_low), "width_ceiling": None}
-    inputs = off_policy_inputs(other, seed=seed)
-    expected, _ = evaluate(other, inputs)
-    result, gradient = evaluate(load_zoo()["alpha-band"](alpha=1.0, **widths), inputs)
-    assert torch.equal(result.clipped, expected.clipped)
-    assert expected.clipped.any()
+    inputs = off_policy_inputs(gspo, seed=seed)
+    result, slope = evaluate(load_zoo()["alpha-band"](alpha=1.0, **widths), inputs)
+    mean, mean_slope = evaluate(gspo, inputs)
+    assert torch.equal(result.clipped, mean.clipped)
+    assert mean.clipped.any()
     mask = inputs.response_mask
     total = torch.where(mask, inputs.log_probs - inputs.old_log_probs, 0.0).sum(dim=1, keepdim=True)
-    weight = torch.where(result.clipped, 0.0, inputs.advantages * total.exp())
-    torch.testing.assert_close(gradient, weight * mask, rtol=2e-5, atol=1e-6)
-    kept = ~result.clipped
-    torch.testing.assert_close(result.objective.detach()[kept], weight[kept], rtol=2e-5, atol=1e-6)
+    free = ~mean.clipped[:, 0]
+    weighed = (total.exp() * inputs.advantages)[free]
+    torch.testing.assert_close(result.objective[free], weighed, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(slope[free], weighed * mask[free], rtol=1e-5, atol=1e-6)
+    assert torch.equal(slope == 0, mean_slope == 0)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 1.0])
-@pytest.mark.parametrize("length", [1, 16, 256])
-def test_the_edge_is_the_width_times_the_length_to_the_alpha(length, alpha):
-    edge = 0.03 * length**alpha
-    policy = load_zoo()["alpha-band"](alpha=alpha)
-    assert not policy(response([0.99 * edge / length] * length, 1.0)).clipped.item()
-    over = policy(response([1.01 * edge / length] * length, 1.0))
-    assert over.clipped.item()
-    assert over.objective.item() == pytest.approx(math.exp(edge), rel=1e-5)
-
-
-def test_beyond_the_limit_of_the_exponential_the_gradient_is_zero():
-    # S = -30, A = 1: the band holds nothing back below
-    result, gradient = evaluate(load_zoo()["alpha-band"](), response([-30.0], 1.0))
-    assert result.objective.item() == pytest.approx(math.exp(-20), rel=1e-5)
-    assert gradient.item() == 0.0
-    assert not result.clipped.any()
+def test_longer_responses_may_move_further_as_the_power_says():
+    # at width 0.03 a sum of 0.1 is inside from L^alpha = 3.33 on: alpha 1/2 at 16 tokens (4), not at 9 (3)
+    for length, clipped in ((9, True), (16, False)):
+        result = load_zoo()["alpha-band"]()(response([0.1 / length] * length, 1.0))
+        assert result.clipped.tolist() == [[clipped]]
+    # alpha 1: inside from 4 tokens on; alpha 0: never
+    assert not load_zoo()["alpha-band"](alpha=1.0)(response([0.1 / 4] * 4, 1.0)).clipped.item()
+    assert load_zoo()["alpha-band"](alpha=0.0)(response([0.1 / 100] * 100, 1.0)).clipped.item()

@@ -1,4 +1,4 @@
-"""CISPO against loops in float64: a capped, constant weight on log pi, so that no token loses its gradient."""
+"""CISPO and its absolute cap against loops in float64: the weight of a token is capped, its gradient is never cut."""
 
 import math
 
@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from rlzoo import ClipInputs, load_zoo
-from rlzoo.testing import evaluate, off_policy_inputs
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form, inputs_for
+from rlzoo.testing import evaluate
+from tests.plugins.closed_form import ClosedForm, arrays_of, assert_equals_closed_form
+
+CISPO = [{}, {"clip_low": 0.1, "clip_high": 0.3}, {"clip_low": None, "clip_high": 0.2}]
+ABSOLUTE = [{}, {"cap": 1.5}]
 
 
 def cispo(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, clip_low=None, clip_high=4.0):
@@ -21,14 +24,15 @@ def cispo(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, clip
                 continue
             advantage = advantages[b, 0] if advantages.shape[1] == 1 else advantages[b, t]
             ratio = math.exp(min(max(log_probs[b, t] - old_log_probs[b, t], -20.0), 20.0))
-            weight = min(ratio, 1 + clip_high)
-            if clip_low is not None:
-                weight = max(weight, 1 - clip_low)
+            weight = ratio
+            if ratio > 1.0 + clip_high:
+                weight = 1.0 + clip_high
+                clipped[b, t] = advantage > 0
+            if clip_low is not None and ratio < 1.0 - clip_low:
+                weight = 1.0 - clip_low
+                clipped[b, t] = advantage < 0
             objective[b, t] = weight * advantage * log_probs[b, t]
             derivative[b, t] = weight * advantage  # the weight is a constant
-            above = ratio > 1 + clip_high
-            below = clip_low is not None and ratio < 1 - clip_low
-            clipped[b, t] = (advantage > 0 and above) or (advantage < 0 and below)
     return ClosedForm(objective, derivative, clipped)
 
 
@@ -49,94 +53,124 @@ def cispo_absolute(log_probs, old_log_probs, rollout_log_probs, advantages, mask
     return ClosedForm(objective, derivative, clipped)
 
 
-def tokens(ratios, advantages):
-    """One response of one token of log pi = -0.5 per ratio."""
-    log_probs = torch.full((len(ratios), 1), -0.5)
+BOTH = [("cispo", cispo, settings) for settings in CISPO] + [
+    ("cispo-absolute", cispo_absolute, settings) for settings in ABSOLUTE
+]
+over_both = pytest.mark.parametrize(
+    ("name", "rule", "settings"), BOTH, ids=lambda value: getattr(value, "__name__", str(value))
+)
+
+
+def tokens(log_ratios, advantages):
+    """One response of one token per log-ratio; every current log-probability is -1/2."""
+    log_probs = torch.full((len(log_ratios), 1), -0.5)
     mask = torch.ones_like(log_probs, dtype=torch.bool)
-    return ClipInputs(log_probs, log_probs - torch.tensor(ratios).log()[:, None], torch.tensor(advantages)[:, None], mask)
+    return ClipInputs(log_probs, log_probs - torch.tensor(log_ratios)[:, None], torch.tensor(advantages)[:, None], mask)
 
 
-# The probabilities of these data stay below 1, so no ratio reaches the default bound of 5: its cap is held by hand below.
-REACHED = [("cispo", cispo, {"clip_low": 0.2, "clip_high": 0.28}), ("cispo", cispo, {"clip_high": 0.5})]
-REACHED += [("cispo-absolute", cispo_absolute, {"cap": 1.3})]
-UNREACHED = [("cispo", cispo, {}), ("cispo-absolute", cispo_absolute, {})]
+def rare_tokens(seed):
+    """Ragged data on tokens that were unlikely, so that ratios reach far beyond 5 and far below 1; A differs by token."""
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.arange(30) < torch.randint(1, 31, (12, 1), generator=rng)
+    old = -8.0 * torch.rand(12, 30, generator=rng) - 0.05
+    log_probs = (old + 2.0 * torch.randn(12, 30, generator=rng)).clamp(max=-1e-3)
+    advantages = torch.randn(12, 30, generator=rng)
+    advantages[:, ::5] = 0
+    return ClipInputs(log_probs, old, advantages, mask, old)
 
 
 @pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("name", "rule", "settings"), REACHED + UNREACHED)
-def test_value_gradient_and_clip_decisions_equal_the_closed_form(name, rule, settings, seed, token_advantages):
+@over_both
+def test_value_gradient_and_caps_equal_the_closed_form(name, rule, settings, seed, token_advantages):
     _, expected = assert_equals_closed_form(name, rule, settings, seed=seed, token_advantages=token_advantages)
-    assert expected.clipped.any() == bool(settings)
+    assert expected.clipped.any() or not settings  # probabilities below 1 leave no ratio of 5 in this data
 
 
 @pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
+@over_both
+def test_far_off_policy_equals_the_closed_form(name, rule, settings, token_advantages):
+    assert_equals_closed_form(name, rule, settings, seed=5, widen=6.0, token_advantages=token_advantages, rtol=2e-4)
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("name", "rule", "settings"), REACHED + UNREACHED)
-def test_far_off_policy_equals_the_closed_form(name, rule, settings, seed, token_advantages):
-    _, expected = assert_equals_closed_form(name, rule, settings, seed=seed, widen=6.0, token_advantages=token_advantages)
-    assert expected.clipped.any() == bool(settings)
+@over_both
+def test_tokens_that_were_rare_equal_the_closed_form(name, rule, settings, seed):
+    inputs = rare_tokens(seed)
+    expected = rule(*arrays_of(inputs), **settings)
+    result, gradient = evaluate(load_zoo()[name](**settings), inputs)
+    mask = inputs.response_mask.numpy()
+    np.testing.assert_allclose(result.objective.detach().numpy()[mask], expected.objective[mask], rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient.numpy(), expected.derivative, rtol=2e-5, atol=1e-6)
+    np.testing.assert_array_equal(result.clipped.numpy()[mask], expected.clipped[mask])
+    assert expected.clipped.any()
 
 
-RATIOS, ADVANTAGES = [6.0, 2.0, 6.0, 0.1, 0.1, 6.0], [2.0, 2.0, -1.0, -1.0, 1.0, 0.0]
-
-
-@pytest.mark.parametrize("name", ["cispo", "cispo-absolute"])
-def test_hand_worked_tokens(name):
-    # log pi = -0.5; weight min(r, 5); gradient = weight * A, objective = gradient * -0.5
-    # r = 6, A = 2: weight 5: gradient 10, objective -5, capped
-    # r = 2, A = 2: gradient 4, objective -2
-    # r = 6, A = -1: weight 5, but the advantage pushes down: gradient -5, objective 2.5, not clipped
-    # r = 0.1, A = -1: no floor: gradient -0.1, objective 0.05; A = 1: the opposite
-    result, gradient = evaluate(load_zoo()[name](), tokens(RATIOS, ADVANTAGES))
-    assert gradient.flatten().tolist() == pytest.approx([10.0, 4.0, -5.0, -0.1, 0.1, 0.0], rel=1e-5)
-    assert result.objective.flatten().tolist() == pytest.approx([-5.0, -2.0, 2.5, 0.05, -0.05, 0.0], rel=1e-5)
-    assert result.clipped.flatten().tolist() == [True, False, False, False, False, False]
-
-
-def test_hand_worked_tokens_with_a_floor():
-    # weight between 0.8 and 1.5; at r = 0.1 it is 0.8 for either sign, clipped only where A pushes down
-    result, gradient = evaluate(load_zoo()["cispo"](clip_low=0.2, clip_high=0.5), tokens(RATIOS, ADVANTAGES))
-    assert gradient.flatten().tolist() == pytest.approx([3.0, 3.0, -1.5, -0.8, 0.8, 0.0], rel=1e-5)
-    assert result.objective.flatten().tolist() == pytest.approx([-1.5, -1.5, 0.75, 0.4, -0.4, 0.0], rel=1e-5)
-    assert result.clipped.flatten().tolist() == [True, True, False, True, False, False]
-
-
+# A token at log pi = -1/2, its log-ratio the logarithm of 8, 1/2 or 1: weight * A and half of that, negated.
 @pytest.mark.parametrize(
-    ("name", "settings", "bound"),
+    ("settings", "ratio", "advantage", "gradient", "clipped"),
     [
-        ("cispo", {"clip_high": 0.28}, 1.28),
-        ("cispo", {"clip_low": 0.3, "clip_high": 1.0}, 2.0),
-        ("cispo-absolute", {"cap": 1.5}, 1.5),
+        # 8 > 5: weight 5, of A = 2 that is 10, and an objective of 10 * -1/2 = -5
+        ({}, 8.0, 2.0, 10.0, True),
+        # A = -2: the weight is 5 as well, but the cap did not stop the advantage, which pushes down
+        ({}, 8.0, -2.0, -10.0, False),
+        # no floor: weight 1/2 for either sign
+        ({}, 0.5, 2.0, 1.0, False),
+        ({}, 0.5, -2.0, -1.0, False),
+        # a floor of 0.9: weight 0.9 for either sign, clipped where A < 0
+        ({"clip_low": 0.1, "clip_high": 0.3}, 0.5, 2.0, 1.8, False),
+        ({"clip_low": 0.1, "clip_high": 0.3}, 0.5, -2.0, -1.8, True),
+        # a cap of 1.3
+        ({"clip_low": 0.1, "clip_high": 0.3}, 8.0, 2.0, 2.6, True),
+        ({"clip_low": 0.1, "clip_high": 0.3}, 8.0, -2.0, -2.6, False),
+        ({"clip_low": 0.1, "clip_high": 0.3}, 1.0, -2.0, -2.0, False),
+        ({}, 8.0, 0.0, 0.0, False),
     ],
 )
-def test_a_capped_token_keeps_the_gradient_of_its_bound(name, settings, bound):
-    policy = load_zoo()[name](**settings)
-    inputs = inputs_for(policy, seed=4, widen=2.0)
-    result, gradient = evaluate(policy, inputs)
-    advantages = inputs.advantages.expand_as(gradient)
-    capped = inputs.response_mask & result.clipped & (advantages > 0)
-    assert capped.any()
-    torch.testing.assert_close(gradient[capped], bound * advantages[capped], rtol=1e-6, atol=0)
+def test_hand_worked_tokens(settings, ratio, advantage, gradient, clipped):
+    result, slope = evaluate(load_zoo()["cispo"](**settings), tokens([math.log(ratio)], [advantage]))
+    assert slope.item() == pytest.approx(gradient, rel=1e-6)
+    assert result.objective.item() == pytest.approx(-gradient / 2, rel=1e-6)
+    assert result.clipped.tolist() == [[clipped]]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_cispo_of_clip_high_4_is_cispo_absolute_of_cap_5(seed):
-    relative, absolute = load_zoo()["cispo"](clip_high=4.0), load_zoo()["cispo-absolute"](cap=5.0)
-    inputs = off_policy_inputs(relative, seed=seed)
-    expected, expected_gradient = evaluate(relative, inputs)
-    result, gradient = evaluate(absolute, inputs)
-    mask = inputs.response_mask
-    torch.testing.assert_close(result.objective[mask], expected.objective[mask], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-6)
-    assert torch.equal(result.clipped[mask], expected.clipped[mask])
-    assert expected.clipped[mask].any()
+def test_hand_worked_tokens_of_the_absolute_cap():
+    # cap 5 on ratios 8, 8, 4, 1/2 with A = 2, -2, 2, -2: 5 * 2, 5 * -2, 4 * 2, 1/2 * -2; only the first is clipped
+    inputs = tokens([math.log(8), math.log(8), math.log(4), -math.log(2)], [2.0, -2.0, 2.0, -2.0])
+    result, slope = evaluate(load_zoo()["cispo-absolute"](), inputs)
+    assert slope.flatten().tolist() == pytest.approx([10.0, -10.0, 8.0, -1.0], rel=1e-6)
+    assert result.objective.flatten().tolist() == pytest.approx([-5.0, 5.0, -4.0, 0.5], rel=1e-6)
+    assert result.clipped.flatten().tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize("name", ["cispo", "cispo-absolute"])
-def test_the_weight_falls_to_the_limit_of_the_exponential(name):
-    # log-ratios of -10, -20 and -30: weights e^-10, e^-20 and, limited, e^-20 again
-    old = torch.full((3, 1), -1.0)
-    shifted = old + torch.tensor([[-10.0], [-20.0], [-30.0]])
-    _, gradient = evaluate(load_zoo()[name](), ClipInputs(shifted, old, torch.ones(3, 1), torch.ones(3, 1, dtype=torch.bool)))
-    assert gradient.flatten().tolist() == pytest.approx([math.exp(-10), math.exp(-20), math.exp(-20)], rel=1e-5)
+@pytest.mark.parametrize("advantage", [1.5, -1.5])
+def test_a_capped_token_keeps_the_gradient_of_the_cap_where_ppo_would_cut(name, advantage):
+    # ratios 6, 60 and, beyond the limit of the exponential, e^30: cap * A at each; PPO stops at A > 0
+    inputs = tokens([math.log(6), math.log(60), 30.0], [advantage] * 3)
+    _, slope = evaluate(load_zoo()[name](), inputs)
+    assert slope.flatten().tolist() == pytest.approx([5 * advantage] * 3, rel=1e-6)
+    if advantage > 0:
+        assert evaluate(load_zoo()["grpo"](), inputs)[1].abs().max() == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_width_of_4_above_is_an_absolute_cap_of_5_whatever_the_sign_of_the_advantage(seed):
+    inputs = rare_tokens(seed)
+    relative, relative_slope = evaluate(load_zoo()["cispo"](clip_high=4.0), inputs)
+    absolute, absolute_slope = evaluate(load_zoo()["cispo-absolute"](cap=5.0), inputs)
+    mask = inputs.response_mask
+    torch.testing.assert_close(relative.objective[mask], absolute.objective[mask], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(relative_slope, absolute_slope, rtol=1e-6, atol=1e-6)
+    assert torch.equal(relative.clipped[mask], absolute.clipped[mask])
+    beyond = mask & (inputs.log_probs - inputs.old_log_probs > math.log(5.0))
+    for side in (inputs.advantages > 0, inputs.advantages < 0):
+        here = beyond & side
+        assert here.any()
+        torch.testing.assert_close(absolute_slope[here], 5.0 * inputs.advantages[here], rtol=1e-6, atol=1e-6)
+
+
+def test_the_weight_is_a_constant():
+    # J = w A log pi with w = 2 and A = 1: the slope is 2, not 2 + 2 log pi as if the ratio were differentiated too
+    _, slope = evaluate(load_zoo()["cispo"](), tokens([math.log(2)], [1.0]))
+    assert slope.item() == pytest.approx(2.0, rel=1e-6)

@@ -12,18 +12,17 @@ from rlzoo.testing import evaluate
 from tests.plugins.closed_form import ClosedForm, arrays_of, assert_equals_closed_form, inputs_for
 
 
-def total_variation(now, before):
-    return abs(now - before)
+def total_variation(p, q):
+    return abs(p - q)
 
 
-def binary_kl(now, before):
-    """KL from the behaviour to the current policy, of the token against all others."""
-    rest = (1 - before) * (math.log(max(1 - before, 1e-8)) - math.log(max(1 - now, 1e-8)))
-    return before * math.log(before / now) + rest
+def binary_kl(p, q):
+    """KL from the behaviour to the current policy of the event that this token is drawn."""
+    rest_p, rest_q = max(1.0 - p, 1e-8), max(1.0 - q, 1e-8)
+    return q * math.log(q / p) + (1.0 - q) * math.log(rest_q / rest_p)
 
 
-def dppo(log_probs, old_log_probs, rollout_log_probs, advantages, mask, divergence, delta_low, delta_high):
-    behaviour = old_log_probs if rollout_log_probs is None else rollout_log_probs
+def dppo(divergence, log_probs, rollout_log_probs, advantages, mask, delta_low, delta_high):
     rows, columns = mask.shape
     objective, derivative = np.zeros((rows, columns)), np.zeros((rows, columns))
     clipped = np.zeros((rows, columns), dtype=bool)
@@ -32,165 +31,191 @@ def dppo(log_probs, old_log_probs, rollout_log_probs, advantages, mask, divergen
             if not mask[b, t]:
                 continue
             advantage = advantages[b, 0] if advantages.shape[1] == 1 else advantages[b, t]
-            now, before = math.exp(log_probs[b, t]), math.exp(behaviour[b, t])
-            distance = divergence(now, before)
-            up = advantage > 0 and now > before and distance > delta_high
-            down = advantage < 0 and now < before and distance > delta_low
-            clipped[b, t] = up or down
+            p, q = math.exp(log_probs[b, t]), math.exp(rollout_log_probs[b, t])
+            moved = divergence(p, q)
+            clipped[b, t] = (advantage > 0 and p > q and moved > delta_high) or (advantage < 0 and p < q and moved > delta_low)
             if clipped[b, t]:
                 continue
-            log_ratio = log_probs[b, t] - behaviour[b, t]
-            objective[b, t] = math.exp(min(max(log_ratio, -20.0), 20.0)) * advantage
-            if abs(log_ratio) <= 20.0:
-                derivative[b, t] = objective[b, t]
+            ratio = p / q
+            limited = min(max(ratio, math.exp(-20.0)), math.exp(20.0))
+            objective[b, t] = limited * advantage
+            derivative[b, t] = limited * advantage if limited == ratio else 0.0
     return ClosedForm(objective, derivative, clipped)
 
 
 def dppo_tv(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, delta_low=0.15, delta_high=0.15):
-    data = (log_probs, old_log_probs, rollout_log_probs, advantages, mask)
-    return dppo(*data, total_variation, delta_low, delta_high)
+    return dppo(total_variation, log_probs, rollout_log_probs, advantages, mask, delta_low, delta_high)
 
 
 def dppo_kl(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, delta_low=0.05, delta_high=0.05):
-    data = (log_probs, old_log_probs, rollout_log_probs, advantages, mask)
-    return dppo(*data, binary_kl, delta_low, delta_high)
+    return dppo(binary_kl, log_probs, rollout_log_probs, advantages, mask, delta_low, delta_high)
 
 
-def token(now, before, advantage, rollout=True):
-    """One token whose probability went from ``before`` to ``now``; the old policy is the sampler."""
-    old = torch.tensor([[before]]).log()
-    mask = torch.ones(1, 1, dtype=torch.bool)
-    return ClipInputs(torch.tensor([[now]]).log(), old, torch.tensor([[advantage]]), mask, old if rollout else None)
+NAMES = ["dppo-tv", "dppo-kl"]
+over_settings = pytest.mark.parametrize(
+    ("name", "rule", "settings"),
+    [
+        ("dppo-tv", dppo_tv, {}),
+        ("dppo-tv", dppo_tv, {"delta_low": 0.05, "delta_high": 0.1}),
+        ("dppo-kl", dppo_kl, {}),
+        ("dppo-kl", dppo_kl, {"delta_low": 0.01, "delta_high": 0.1}),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 
 
-RULES = [("dppo-tv", dppo_tv), ("dppo-kl", dppo_kl)]
-SETTINGS = [{}, {"delta_low": 0.02, "delta_high": 0.1}, {"delta_low": 0.25, "delta_high": 0.01}]
+def tokens(current, rollout, advantages, old=None):
+    """One response of one token per probability; old is the rollout's unless given."""
+    rollout = torch.tensor(rollout)[:, None].log()
+    old = rollout if old is None else torch.tensor(old)[:, None].log()
+    mask = torch.ones_like(rollout, dtype=torch.bool)
+    return ClipInputs(torch.tensor(current)[:, None].log(), old, torch.tensor(advantages)[:, None], mask, rollout)
+
+
+def tokens_of_every_probability(seed):
+    """Ragged data on tokens from nearly certain to rare; the rollout differs from old, and A by token."""
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.arange(30) < torch.randint(1, 31, (12, 1), generator=rng)
+    old = (-8.0 * torch.rand(12, 30, generator=rng) ** 2).clamp(max=-1e-3)
+    rollout = (old + 0.1 * torch.randn(12, 30, generator=rng)).clamp(max=-1e-3)
+    log_probs = (old + 0.7 * torch.randn(12, 30, generator=rng)).clamp(max=-1e-3)
+    advantages = torch.randn(12, 30, generator=rng)
+    advantages[:, ::5] = 0
+    return ClipInputs(log_probs, old, advantages, mask, rollout)
 
 
 @pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize(("name", "rule"), RULES)
+@over_settings
 def test_value_gradient_and_drops_equal_the_closed_form(name, rule, settings, seed, token_advantages):
     _, expected = assert_equals_closed_form(name, rule, settings, seed=seed, token_advantages=token_advantages)
     assert expected.clipped.any()
+    assert expected.derivative.any()
 
 
 @pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize(("name", "rule"), RULES)
-def test_far_off_policy_equals_the_closed_form(name, rule, settings, seed, token_advantages):
-    _, expected = assert_equals_closed_form(name, rule, settings, seed=seed, widen=6.0, token_advantages=token_advantages)
+@over_settings
+def test_far_off_policy_equals_the_closed_form(name, rule, settings, token_advantages):
+    _, expected = assert_equals_closed_form(
+        name, rule, settings, seed=5, widen=6.0, token_advantages=token_advantages, rtol=2e-4
+    )
     assert expected.clipped.any()
 
 
-@pytest.mark.parametrize(
-    ("name", "now", "before", "advantage", "objective", "clipped"),
-    [
-        # |0.6 - 0.5| = 0.1: r A = 1.2 * 2
-        ("dppo-tv", 0.6, 0.5, 2.0, 2.4, False),
-        # |0.7 - 0.5| = 0.2 > 0.15, and up: dropped; with A < 0 the same move is kept: 1.4 * -2
-        ("dppo-tv", 0.7, 0.5, 2.0, 0.0, True),
-        ("dppo-tv", 0.7, 0.5, -2.0, -2.8, False),
-        # down by 0.2: dropped where A < 0, kept where A > 0: 0.6 * 2
-        ("dppo-tv", 0.3, 0.5, -2.0, 0.0, True),
-        ("dppo-tv", 0.3, 0.5, 2.0, 1.2, False),
-        ("dppo-tv", 0.3, 0.5, 0.0, 0.0, False),
-        # D = 0.5 log(0.5 / 0.6) + 0.5 log(0.5 / 0.4) = 0.5 (-0.18232 + 0.22314) = 0.02041: kept
-        ("dppo-kl", 0.6, 0.5, 2.0, 2.4, False),
-        # D = 0.5 log(0.5 / 0.7) + 0.5 log(0.5 / 0.3) = 0.5 (-0.33647 + 0.51083) = 0.08718 > 0.05: dropped
-        ("dppo-kl", 0.7, 0.5, 2.0, 0.0, True),
-        ("dppo-kl", 0.7, 0.5, -2.0, -2.8, False),
-        # D = 0.5 log(0.5 / 0.3) + 0.5 log(0.5 / 0.7) = 0.08718
-        ("dppo-kl", 0.3, 0.5, -2.0, 0.0, True),
-        ("dppo-kl", 0.3, 0.5, 2.0, 1.2, False),
-        ("dppo-kl", 0.3, 0.5, 0.0, 0.0, False),
-    ],
-)
-def test_hand_worked_tokens(name, now, before, advantage, objective, clipped):
-    result, gradient = evaluate(load_zoo()[name](), token(now, before, advantage))
-    assert result.objective.item() == pytest.approx(objective, rel=1e-5)
-    assert gradient.item() == pytest.approx(objective, rel=1e-5)  # d(r A)/d log pi = r A
-    assert result.clipped.tolist() == [[clipped]]
-
-
-def test_the_divergence_is_from_the_behaviour_to_the_current_policy():
-    # q = 0.01, p = 0.1. From q to p: 0.01 log(0.1) + 0.99 log(0.99 / 0.9) = -0.02303 + 0.09436 = 0.07133;
-    # the other way: 0.1 log(10) + 0.9 log(0.9 / 0.99) = 0.23026 - 0.08578 = 0.14448
-    inputs = token(0.1, 0.01, 1.0)
-    assert not load_zoo()["dppo-kl"](delta_high=0.1)(inputs).clipped.any()
-    assert load_zoo()["dppo-kl"](delta_high=0.07)(inputs).clipped.all()
-
-
-def test_a_rare_token_with_a_huge_ratio_is_kept_where_grpo_would_clip_it():
-    inputs = token(0.05, 0.001, 1.0)  # ratio 50, moved by 0.049
-    result, gradient = evaluate(load_zoo()["dppo-tv"](), inputs)
-    assert not result.clipped.any()
-    assert result.objective.item() == pytest.approx(50.0, rel=1e-5)
-    assert gradient.item() == pytest.approx(50.0, rel=1e-5)
-    clipped, gradient = evaluate(load_zoo()["grpo"](), inputs)
-    assert clipped.clipped.all()
-    assert gradient.item() == 0.0
-
-
-@pytest.mark.parametrize("name", ["dppo-tv", "dppo-kl"])
-@pytest.mark.parametrize(("now", "before", "advantage"), [(0.985, 0.83, 1.0), (0.8, 0.97, -1.0)])
-def test_a_frequent_token_with_a_small_ratio_change_is_dropped_where_grpo_would_keep_it(name, now, before, advantage):
-    # ratio 1.187, moved by 0.155; ratio 0.825, moved by 0.17
-    inputs = token(now, before, advantage)
-    result, gradient = evaluate(load_zoo()[name](), inputs)
-    assert result.clipped.all()
-    assert result.objective.item() == 0.0
-    assert gradient.item() == 0.0
-    kept, gradient = evaluate(load_zoo()["grpo"](), inputs)
-    assert not kept.clipped.any()
-    assert gradient.item() == pytest.approx(advantage * now / before, rel=1e-5)
-
-
-@pytest.mark.parametrize(("name", "rule"), RULES)
 @pytest.mark.parametrize("seed", range(3))
-def test_without_the_samplers_log_probs_the_old_policy_takes_their_place(name, rule, seed):
-    policy = load_zoo()[name]()
-    inputs = inputs_for(policy, seed, widen=2.0)
-    log_probs, old, _, advantages, mask = arrays_of(inputs)
-    expected = rule(log_probs, old, None, advantages, mask)
-    result, gradient = evaluate(policy, dataclasses.replace(inputs, rollout_log_probs=None))
+@over_settings
+def test_tokens_of_every_probability_equal_the_closed_form(name, rule, settings, seed):
+    inputs = tokens_of_every_probability(seed)
+    expected = rule(*arrays_of(inputs), **settings)
+    result, gradient = evaluate(load_zoo()[name](**settings), inputs)
+    mask = inputs.response_mask.numpy()
     np.testing.assert_allclose(result.objective.detach().numpy()[mask], expected.objective[mask], rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(gradient.numpy(), expected.derivative, rtol=2e-5, atol=1e-6)
     np.testing.assert_array_equal(result.clipped.numpy()[mask], expected.clipped[mask])
-    assert expected.clipped.any()
+    advantages = inputs.advantages.numpy()
+    assert expected.clipped[mask & (advantages > 0)].any()
+    assert expected.clipped[mask & (advantages < 0)].any()
 
 
-@pytest.mark.parametrize("name", ["dppo-tv", "dppo-kl"])
-def test_the_samplers_log_probs_take_the_place_of_the_old_policy(name):
-    inputs = token(0.5, 0.5, 1.0)
-    far = dataclasses.replace(inputs, old_log_probs=torch.tensor([[0.1]]).log())
-    result, gradient = evaluate(load_zoo()[name](), far)
-    assert result.objective.item() == pytest.approx(1.0)
-    assert gradient.item() == pytest.approx(1.0)
-    assert not result.clipped.any()
+# One token, from probability q under the rollout to p now.
+@pytest.mark.parametrize(
+    ("q", "p", "advantage", "total_variation_drops", "kl_drops"),
+    [
+        # 0.4 to 0.6: TV 0.2; KL 0.4 ln(2/3) + 0.6 ln(3/2) = 0.2 ln 1.5 = 0.0811
+        (0.4, 0.6, 1.0, True, True),
+        # the same token coming back is kept, and so is A = 0
+        (0.4, 0.6, -1.0, False, False),
+        (0.4, 0.6, 0.0, False, False),
+        # 0.6 to 0.4, mirrored
+        (0.6, 0.4, -1.0, True, True),
+        (0.6, 0.4, 1.0, False, False),
+        # 0.5 to 0.6: TV 0.1; KL 0.5 ln(5/6) + 0.5 ln(5/4) = 0.5 ln(25/24) = 0.0204
+        (0.5, 0.6, 1.0, False, False),
+        # 0.01 to 0.08: TV 0.07; KL 0.01 ln(1/8) + 0.99 ln(0.99 / 0.92) = -0.0207944 + 0.0725985 = 0.0518
+        (0.01, 0.08, 1.0, False, True),
+        # 0.42 to 0.575: TV 0.155; KL 0.42 ln(0.7304348) + 0.58 ln(1.3647059) = -0.1319430 + 0.1803460 = 0.0484
+        (0.42, 0.575, 1.0, True, False),
+    ],
+)
+def test_hand_worked_tokens(q, p, advantage, total_variation_drops, kl_drops):
+    for name, dropped in zip(NAMES, (total_variation_drops, kl_drops), strict=True):
+        result, slope = evaluate(load_zoo()[name](), tokens([p], [q], [advantage]))
+        kept = 0.0 if dropped else p / q * advantage
+        assert result.clipped.tolist() == [[dropped]], name
+        assert result.objective.item() == pytest.approx(kept, rel=1e-5), name
+        assert slope.item() == pytest.approx(kept, rel=1e-5), name
 
 
-@pytest.mark.parametrize("name", ["dppo-tv", "dppo-kl"])
+def test_a_rare_token_may_change_its_ratio_tenfold_where_grpo_clips():
+    # 0.001 to 0.01 and 0.01 to 0.001: TV 0.009; KL -0.0023026 + 0.0090408 = 0.0067 and 0.0230259 - 0.0089597 = 0.0141
+    inputs = tokens([0.01, 0.001], [0.001, 0.01], [1.0, -1.0])
+    for name in NAMES:
+        result, slope = evaluate(load_zoo()[name](), inputs)
+        assert not result.clipped.any()
+        assert slope.flatten().tolist() == pytest.approx([10.0, -0.1], rel=1e-5)
+    grpo, grpo_slope = evaluate(load_zoo()["grpo"](), inputs)
+    assert grpo.clipped.all()
+    assert not grpo_slope.any()
+
+
+def test_a_likely_token_is_dropped_after_a_change_of_ratio_that_grpo_keeps():
+    # 0.8 to 0.955: ratio 1.194 < 1.2, TV 0.155, KL 0.8 ln(0.8 / 0.955) + 0.2 ln(0.2 / 0.045) = -0.1417 + 0.2983 = 0.157
+    # 0.95 to 0.78: ratio 0.821 > 0.8, TV 0.17, KL 0.95 ln(0.95 / 0.78) + 0.05 ln(0.05 / 0.22) = 0.1873 - 0.0741 = 0.113
+    inputs = tokens([0.955, 0.78], [0.8, 0.95], [1.0, -1.0])
+    for name in NAMES:
+        result, slope = evaluate(load_zoo()[name](), inputs)
+        assert result.clipped.all()
+        assert not slope.any()
+    assert not evaluate(load_zoo()["grpo"](), inputs)[0].clipped.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_rollout_is_compared_with(name):
+    # rollout 0.4, old 0.6, now 0.6: dropped with A = 1, though nothing moved since old; now 0.4: ratio 1, not 2/3
+    result, slope = evaluate(load_zoo()[name](), tokens([0.6, 0.4], [0.4, 0.4], [1.0, 1.0], old=[0.6, 0.6]))
+    assert result.clipped.flatten().tolist() == [True, False]
+    assert slope.flatten().tolist() == pytest.approx([0.0, 1.0], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_report_from_the_sampler_old_takes_its_place(name):
+    policy = load_zoo()[name]()
+    inputs = inputs_for(policy, seed=1, widen=2.0)
+    silent, silent_slope = evaluate(policy, dataclasses.replace(inputs, rollout_log_probs=None))
+    same, same_slope = evaluate(policy, dataclasses.replace(inputs, rollout_log_probs=inputs.old_log_probs))
+    mask = inputs.response_mask
+    assert torch.equal(silent_slope, same_slope)
+    assert torch.equal(silent.objective[mask], same.objective[mask])
+    assert torch.equal(silent.clipped[mask], same.clipped[mask])
+    assert same.clipped[mask].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_certain_tokens_stay_finite(name):
-    # p = q = 1: nothing moved. p = 1, q = 0.8: D = 0.2, or 0.8 log(0.8) + 0.2 log(0.2 / 1e-8) = 3.18: dropped
-    still, gradient = evaluate(load_zoo()[name](), token(1.0, 1.0, 1.0))
-    assert (still.objective.item(), gradient.item(), still.clipped.item()) == (1.0, 1.0, False)
-    moved, gradient = evaluate(load_zoo()[name](), token(1.0, 0.8, 1.0))
-    assert (moved.objective.item(), gradient.item(), moved.clipped.item()) == (0.0, 0.0, True)
-    # 3.18 and not more: the floor is 1e-8
-    if name == "dppo-kl":
-        assert load_zoo()[name](delta_high=3.15)(token(1.0, 0.8, 1.0)).clipped.item()
-        assert not load_zoo()[name](delta_high=3.21)(token(1.0, 0.8, 1.0)).clipped.item()
+    # p = q = 1: nothing moved, the slope is A. 0.8 to 1: TV 0.2; KL 0.8 ln 0.8 + 0.2 ln(0.2 / 1e-8) = 3.18: dropped.
+    # 1 to 0.8: TV 0.2; KL ln(1 / 0.8) + 0 = 0.223: dropped. 1 to 0.98: TV 0.02, KL ln(1 / 0.98) = 0.0202: kept.
+    inputs = tokens([1.0, 1.0, 0.8, 0.98], [1.0, 0.8, 1.0, 1.0], [2.0, 1.0, -1.0, -1.0])
+    result, slope = evaluate(load_zoo()[name](), inputs)
+    assert result.clipped.flatten().tolist() == [False, True, True, False]
+    assert slope.flatten().tolist() == pytest.approx([2.0, 0.0, 0.0, -0.98], rel=1e-5)
+    assert torch.isfinite(result.objective).all()
 
 
-@pytest.mark.parametrize("name", ["dppo-tv", "dppo-kl"])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_flows_through_the_divergence_and_drops_are_by_token(name):
+    # a response of 0.5 to 0.55 (kept, ratio 1.1) and 0.4 to 0.6 (dropped): the first keeps its full slope of 1.1
+    log_probs, rollout = torch.tensor([[0.55, 0.6]]).log(), torch.tensor([[0.5, 0.4]]).log()
+    inputs = ClipInputs(log_probs, rollout, torch.tensor([[1.0]]), torch.ones(1, 2, dtype=torch.bool), rollout)
+    result, slope = evaluate(load_zoo()[name](), inputs)
+    assert slope.flatten().tolist() == pytest.approx([1.1, 0.0], rel=1e-5)
+    assert result.clipped.tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_beyond_the_limit_of_the_exponential_the_gradient_is_zero(name):
-    # a log-ratio of 30, with A < 0: never dropped
-    low = torch.tensor([[-31.0]])
-    inputs = ClipInputs(low + 30, low, torch.tensor([[-1.0]]), torch.ones(1, 1, dtype=torch.bool), low)
-    result, gradient = evaluate(load_zoo()[name](), inputs)
-    assert result.objective.item() == pytest.approx(-math.exp(20), rel=1e-5)
-    assert gradient.item() == 0.0
-    assert not result.clipped.any()
+    # log-ratio 30 from e^-31 to e^-1, A = -1: -e^20 = -485165195.4, no gradient, and that is not a drop
+    inputs = tokens([math.exp(-1)], [math.exp(-31)], [-1.0])
+    result, slope = evaluate(load_zoo()[name](), inputs)
+    assert result.objective.item() == pytest.approx(-485165195.4, rel=1e-5)
+    assert slope.item() == 0.0
+    assert not result.clipped.item()
