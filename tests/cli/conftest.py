@@ -1,0 +1,89 @@
+"""Commands run in a directory of their own, and plugin files for them."""
+
+import sys
+
+import pytest
+
+from rlzoo.cli import main
+
+SOUND = '''
+from typing import Annotated, ClassVar
+from pydantic import Field
+from rlzoo import ClipPolicy, Width, hookimpl, ops
+
+class Plain(ClipPolicy):
+    """Clips every token to a band; [brackets] stay.
+
+    Formula:
+        J = what it is
+    """
+    name, paper, scope = "plain", "arXiv 0000.00000", "token"
+    watch: ClassVar = {"clip/fraction": "how much [is] clipped"}
+    width: Annotated[float, Width()] = Field(0.25, gt=0, lt=1, description="half-width of the band [nats]")
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        band = ops.ratio_band(self.width, self.width, None, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+'''
+REVERSED = '''
+import dataclasses
+
+class Reversed(Plain):
+    """Pushes every response the wrong way."""
+    name = "reversed"
+    def __call__(self, inputs):
+        result = super().__call__(inputs)
+        return dataclasses.replace(result, objective=-result.objective)
+'''
+HOOK = """
+@hookimpl
+def rlzoo_clip_policies():
+    return [{}]
+"""
+
+
+@pytest.fixture
+def rlzoo(tmp_path, monkeypatch, capfd):
+    """Run a command in this process, in a directory of its own; returns its exit code, stdout and stderr."""
+    here = tmp_path / "here"
+    here.mkdir()
+
+    def run(*arguments):
+        monkeypatch.chdir(here)
+        monkeypatch.setenv("COLUMNS", "400")  # no line is folded
+        monkeypatch.setattr(sys, "argv", ["rlzoo", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return exit_.value.code or 0, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(rlzoo, tmp_path):
+    """Run a command that must be refused and write nothing where it runs; returns its one line."""
+
+    def run(*arguments):
+        before = sorted((tmp_path / "here").rglob("*"))
+        code, out, err = rlzoo(*arguments)
+        assert code == 2
+        assert out == ""
+        assert err.startswith("rlzoo: ")
+        assert err.count("\n") == 1, err
+        assert sorted((tmp_path / "here").rglob("*")) == before
+        return err.removeprefix("rlzoo: ").strip()
+
+    return run
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """Write a plugin file; returns its path."""
+
+    def write(*parts, returned, name="mine.py"):
+        file = tmp_path / "plugins" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(parts) + HOOK.format(returned))
+        return file
+
+    return write
