@@ -47,10 +47,11 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
         (gradient,) = torch.autograd.grad(total, inputs.log_probs)
     except RuntimeError as error:
         raise PolicyError(policy.name, "gave an objective without a gradient: it must depend on log_probs") from error
-    # one number tells whether anything is wrong; which response it was is asked only then
-    if bool(torch.isfinite(total.detach() + gradient.sum())):
-        return gradient
     mask = inputs.response_mask
+    # one number tells whether anything is wrong; which response it was is asked only then
+    read = torch.where(mask, inputs.log_probs.detach(), 0.0).sum()
+    if bool(torch.isfinite(read + total.detach() + gradient.sum())):
+        return gradient
     if not bool(torch.isfinite(inputs.log_probs[mask]).all()):
         return torch.where(mask, torch.nan, gradient)
     objective = result.objective if result.objective.shape == mask.shape else result.objective.expand_as(mask)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import rlzoo
-from rlzoo import ClipPolicy, RunConfig, ops
+from rlzoo import ClipInputs, ClipPolicy, RunConfig, ops
 from rlzoo.cli import main
+from rlzoo.engine.judge import gradient_of, judge
 from rlzoo.errors import PolicyError
 from tests.engine.conftest import make_model, off_policy_experience
 from tests.engine.test_learner import make_learner
@@ -134,6 +135,24 @@ class Sound2(ClipPolicy):
 
     def __call__(self, inputs):
         return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+
+
+class HidesWhatIsBroken(Sound):
+    def __call__(self, inputs):
+        known = torch.where(inputs.log_probs.isnan(), inputs.old_log_probs, inputs.log_probs)
+        return super().__call__(dataclasses.replace(inputs, log_probs=known))
+
+
+def test_a_rule_that_hides_a_broken_model_does_not_make_the_step_finite():
+    old = torch.full((2, 3), -1.0)
+    log_probs = old.clone()
+    log_probs[0, 1] = torch.nan
+    log_probs.requires_grad_()
+    inputs = ClipInputs(log_probs, old, torch.tensor([[1.0], [-1.0]]), torch.ones(2, 3, dtype=torch.bool))
+    policy = HidesWhatIsBroken()
+    result = judge(policy, inputs)
+    assert result.objective.isfinite().all()
+    assert gradient_of(policy, result.objective.sum(), inputs, result).isnan().all()
 
 
 LATE = """
