@@ -142,7 +142,8 @@ class ClipPolicy(BaseModel, ABC):
 def _below(policy: type[ClipPolicy], name: str, value: float) -> float:
     """The value, or the field's upper bound where that is smaller."""
     for mark in policy.model_fields[name].metadata:
-        if isinstance(mark, annotated_types.Lt | annotated_types.Le):
-            bound = float(mark.lt if isinstance(mark, annotated_types.Lt) else mark.le)  # type: ignore[arg-type]
-            value = min(value, math.nextafter(bound, -math.inf) if isinstance(mark, annotated_types.Lt) else bound)
+        if isinstance(mark, annotated_types.Le):
+            value = min(value, float(str(mark.le)))
+        elif isinstance(mark, annotated_types.Lt):
+            value = min(value, math.nextafter(float(str(mark.lt)), -math.inf))
     return value

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isabstract
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pluggy
 
@@ -21,7 +21,7 @@ from rlzoo.policy import ClipPolicy, Scope
 logger = logging.getLogger("rlzoo")
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-SCOPES = Scope.__args__  # type: ignore[attr-defined]  # of the Literal
+SCOPES = get_args(Scope)
 
 
 @dataclass(frozen=True, slots=True)

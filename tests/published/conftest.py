@@ -4,7 +4,12 @@ import importlib.util
 import sys
 from pathlib import Path
 
-needs = {"test_trl_losses.py": ["trl"], "test_verl_losses.py": ["verl"], "test_adapters.py": ["trl", "verl"]}
+needs = {
+    "test_trl_losses.py": ["trl"],
+    "test_verl_losses.py": ["verl"],
+    "test_adapters.py": ["trl", "verl"],
+    "test_page.py": ["trl", "verl"],
+}
 collect_ignore = [file for file, names in needs.items() if not all(map(importlib.util.find_spec, names))]
 
 examples = Path(__file__).parents[2] / "examples"
