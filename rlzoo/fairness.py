@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -28,45 +26,35 @@ def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
     return torch.bucketize(lengths.float().contiguous(), edges[1:-1].contiguous(), right=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ClipByLength:
-    """Clip fraction per length bin, and what it does to the mix of lengths that is learned from.
+def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
+    """Sum of ``(n,)`` values in each bin, float64 ``(num_bins,)``; ``index`` from `bin_index`."""
+    return torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, values.double())
+
+
+def length_reweighting_error(count: Tensor, clipped: Tensor) -> tuple[Tensor, Tensor]:
+    """Length reweighting error (arXiv 2509.09177) from sums by length bin.
+
+    With shares p_k of the responses, acceptance a_k = 1 - clip fraction and weight w_k = a_k / sum(p_k a_k), the first is the
+    largest |w_k - 1|, the second the sum of p_k |w_k - 1|. Both are 0 when nothing is clipped, and grow with what is: compare
+    policies only at a matched overall clip fraction.
+
+    Args:
+        count: ``(..., K)`` responses with non-zero advantage in each bin; an empty bin counts for nothing.
+        clipped: ``(..., K)`` sum of their clip decisions; for a token rule a response's is its share of clipped tokens.
+
+    Returns:
+        ``lre_max`` and ``lre_mean``, float64 ``(...)``; NaN where everything is clipped.
 
     Example:
         Half of the responses in each of two bins, a clip fraction of 0 in one and 0.5 in the other: acceptance 1 and 0.5,
-        mean 0.75, so ``lre_max = max(|1/.75 - 1|, |.5/.75 - 1|) = 1/3`` and ``lre_mean = 1/3``.
+        mean 0.75, so ``lre_max = max(|1/.75 - 1|, |.5/.75 - 1|) = 1/3``, and ``lre_mean = 1/3``.
     """
-
-    edges: Tensor  # (K + 1,) lengths in tokens
-    count: Tensor  # (K,) responses
-    fraction: Tensor  # (K,) clip fraction; NaN for an empty bin
-    lre_max: float | None  # None when everything is clipped
-    lre_mean: float | None
-
-
-def clip_by_length(lengths: Tensor, clipped: Tensor, num_bins: int = NUM_BINS) -> ClipByLength:
-    """Clip fraction by length bin and the length reweighting error (arXiv 2509.09177).
-
-    With shares p_k of the responses, acceptance a_k = 1 - clip fraction and weight w_k = a_k / sum(p_k a_k), ``lre_max`` is
-    the largest |w_k - 1| and ``lre_mean`` the sum of p_k |w_k - 1|. Both are 0 when nothing is clipped: compare policies only
-    at a matched overall clip fraction.
-
-    Args:
-        lengths: ``(n,)`` lengths of the responses with non-zero advantage, n > 0.
-        clipped: ``(n,)`` 1 where clipped; for a token rule the share of the response's tokens that is.
-        num_bins: quantile bins.
-    """
-    edges = bin_edges(lengths, num_bins)
-    index = bin_index(lengths, edges)
-    count = torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, torch.ones(len(index), dtype=torch.float64))
-    total = torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, clipped.double())
-    fraction = total / count
-    share, accepted = count / count.sum(), 1 - fraction.nan_to_num(1.0)
-    mean = 1 - float(clipped.double().mean())
-    if mean <= 0:
-        return ClipByLength(edges, count, fraction, None, None)
-    error = (accepted / mean - 1).abs()[count > 0]
-    return ClipByLength(edges, count, fraction, float(error.max()), float((share[count > 0] * error).sum()))
+    accepted, count = count.double() - clipped.double(), count.double()
+    mean = accepted.sum(-1, keepdim=True) / count.sum(-1, keepdim=True)
+    error = torch.where(count > 0, (accepted / count / mean - 1).abs(), 0.0)
+    share = count / count.sum(-1, keepdim=True)
+    total = torch.where(mean[..., 0] > 0, 1.0, torch.nan)
+    return error.amax(-1) * total, (share * error).sum(-1) * total
 
 
 def effective_sample_size(weights: Tensor) -> float:

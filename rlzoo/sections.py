@@ -74,6 +74,7 @@ class CheckpointConfig(Section):
 
     every: int = Field(0, ge=0, description="steps between checkpoints; 0 for only the last")
     keep: int = Field(2, ge=1, description="checkpoints kept")
+    keep_for_replay: int = Field(0, ge=0, description="steps between those that keep the weights before each update; 0: none")
 
 
 class TrackingConfig(Section):
@@ -81,4 +82,7 @@ class TrackingConfig(Section):
 
     mlflow: bool = Field(True, description="track the run in MLflow; metrics.jsonl is written either way")
     experiment: str = Field("rlzoo", min_length=1, description="MLflow experiment (MLFLOW_EXPERIMENT_NAME overrides)")
+    figure_every: int = Field(
+        10, ge=0, description="steps between figures of the clip fraction by length, beside the last; 0: only it"
+    )
     completions: int = Field(4, ge=0, description="sampled completions logged per step")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
+PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
+"""Environment variable with the MLflow run that this one is part of; a sweep sets it for its runs."""
 
 
 def tracking_uri() -> str:
@@ -44,9 +50,15 @@ class Tracker:
         self._mlflow = mlflow
         mlflow.set_tracking_uri(tracking_uri())
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
-        run = mlflow.start_run(run_name=run_name, tags=dict(tags))
+        parent = os.environ.get(PARENT_RUN)
+        run = mlflow.start_run(run_name=run_name, tags={**tags, **({"mlflow.parentRunId": parent} if parent else {})})
         self.run_id = run.info.run_id
         mlflow.log_params({key: str(value)[:6000] for key, value in flatten(params).items()})
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is tracked."""
+        return self._mlflow is not None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one step's metrics."""
@@ -58,6 +70,16 @@ class Tracker:
         if rows and self._mlflow is not None:
             columns = {key: [row[key] for row in rows] for key in rows[0]}
             self._mlflow.log_table(columns, artifact_file="completions.json")
+
+    def log_figure(self, figure: Figure, name: str) -> None:
+        """Log a picture as an artifact."""
+        if self._mlflow is not None:
+            self._mlflow.log_figure(figure, name)
+
+    def set_tag(self, name: str, value: str) -> None:
+        """Tag the run; an empty value leaves it without the tag."""
+        if value and self._mlflow is not None:
+            self._mlflow.set_tag(name, value)
 
     def log_file(self, path: Path) -> None:
         """Log a file as an artifact."""
@@ -83,3 +105,50 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
+    """Start an MLflow run that others will be nested under; returns its id."""
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    import mlflow
+
+    mlflow.set_tracking_uri(tracking_uri())
+    entry = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
+    client = mlflow.MlflowClient()
+    return str(client.create_run(entry.experiment_id, run_name=run_name, tags=dict(tags)).info.run_id)
+
+
+def close_parent(run_id: str, status: str) -> None:
+    """End it as FINISHED, FAILED or KILLED."""
+    import mlflow
+
+    mlflow.MlflowClient(tracking_uri()).set_terminated(run_id, status)
+
+
+def log_artifact(run_id: str, path: Path) -> None:
+    """Add a file to a run that is not the current one."""
+    import mlflow
+
+    mlflow.MlflowClient(tracking_uri()).log_artifact(run_id, str(path))
+
+
+def discard_run(run_id: str) -> None:
+    """Hide a run that another one replaces; MLflow can restore it. A run that is not there is no mistake."""
+    import mlflow
+
+    with contextlib.suppress(mlflow.MlflowException):
+        mlflow.MlflowClient(tracking_uri()).delete_run(run_id)
+
+
+def common_parent(run_ids: Sequence[str]) -> str | None:
+    """The run that all of these are nested under; None if there is none, or the store does not know them."""
+    if not run_ids:
+        return None
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri())
+    try:
+        parents = {client.get_run(run_id).data.tags.get("mlflow.parentRunId") for run_id in run_ids}
+    except mlflow.MlflowException:
+        return None
+    return parents.pop() if len(parents) == 1 else None

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlzoo.fairness import bin_edges, bin_index, clip_by_length, effective_sample_size
+from rlzoo.fairness import bin_edges, bin_index, bin_sums, effective_sample_size, length_reweighting_error
 
 
 def test_bins_are_quantiles_and_ties_share_one():
@@ -16,26 +16,34 @@ def test_bins_are_quantiles_and_ties_share_one():
 
 def test_length_reweighting_error_of_two_bins():
     # acceptance 1 and 1/2, shares 1/2: mean 3/4, weights 4/3 and 2/3, errors 1/3 each
-    lengths = torch.tensor([1, 1, 2, 2])
-    by_length = clip_by_length(lengths, torch.tensor([0.0, 0.0, 1.0, 0.0]), num_bins=2)
-    assert by_length.fraction.tolist() == [0.0, 0.5]
-    assert by_length.lre_max == pytest.approx(1 / 3)
-    assert by_length.lre_mean == pytest.approx(1 / 3)
+    worst, mean = length_reweighting_error(torch.tensor([2.0, 2.0]), torch.tensor([0.0, 1.0]))
+    assert (float(worst), float(mean)) == pytest.approx((1 / 3, 1 / 3))
 
 
-def test_lre_is_zero_when_every_length_is_clipped_alike_and_none_when_all_is():
-    lengths = torch.arange(1, 61)
-    half = torch.tensor([0.0, 1.0]).repeat(30)
-    assert clip_by_length(lengths, half).lre_max == pytest.approx(0.0, abs=1e-12)
-    assert clip_by_length(lengths, torch.zeros(60)).lre_max == 0.0  # exactly
-    assert clip_by_length(lengths, torch.ones(60)).lre_max is None
+def test_the_largest_error_and_the_mean_one_differ():
+    # shares .5 .25 .25, acceptance 1 .5 .5: mean .75, weights 4/3, 2/3, 2/3: errors 1/3 each, mean 1/3
+    # acceptance 1 1 .2: mean .8, weights 1.25, 1.25, .25: errors .25 .25 .75, mean .125 + .0625 + .1875 = .375
+    count = torch.tensor([[2.0, 1.0, 1.0], [2.0, 1.0, 1.0]])
+    worst, mean = length_reweighting_error(count, torch.tensor([[0.0, 0.5, 0.5], [0.0, 0.0, 0.8]]))
+    assert worst.tolist() == pytest.approx([1 / 3, 0.75])
+    assert mean.tolist() == pytest.approx([1 / 3, 0.375])
+
+
+def test_lre_is_zero_when_every_length_is_clipped_alike_and_nan_when_all_is():
+    count = torch.tensor([10.0, 20.0, 30.0])
+    assert float(length_reweighting_error(count, count / 2)[0]) == pytest.approx(0.0, abs=1e-12)
+    assert float(length_reweighting_error(count, 0 * count)[0]) == 0.0  # exactly
+    assert length_reweighting_error(count, count)[0].isnan()
 
 
 def test_empty_bins_count_for_nothing():
-    # all lengths equal: one bin holds everything, whatever is clipped the mix of lengths cannot change
-    by_length = clip_by_length(torch.full((4,), 8), torch.tensor([1.0, 0.0, 0.0, 0.0]))
-    assert by_length.count.tolist() == [4, 0, 0, 0, 0, 0]
-    assert by_length.lre_max == pytest.approx(0.0, abs=1e-12)
+    # one bin holds everything: whatever is clipped, the mix of lengths cannot change
+    worst, mean = length_reweighting_error(torch.tensor([0.0, 4.0, 0.0]), torch.tensor([0.0, 1.0, 0.0]))
+    assert (float(worst), float(mean)) == pytest.approx((0.0, 0.0), abs=1e-12)
+
+
+def test_bin_sums():
+    assert bin_sums(torch.tensor([0, 2, 2]), torch.tensor([1.0, 2.0, 3.0]), 3).tolist() == [1.0, 0.0, 5.0]
 
 
 def test_effective_sample_size():

@@ -1,19 +1,25 @@
-"""Adaptive FSPO: a band that finds its drift, its width and its growth with length from what it clips."""
+"""Adaptive FSPO: a band that learns, length by length and for each sign of the advantage, to clip the wanted share."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, ClipStats, Width, hookimpl, ops
 
 BELOW, ABOVE = 0, 1  # columns of ClipStats: advantages below and above zero
 INERT = 1e-4  # nats: log-ratios all smaller than this tell nothing of their spread
-RIDGE = 0.05  # keeps the fit's slope and bend small where all lengths are alike
+USUAL = 1.5  # root mean squares of the log-ratio: the width to start from, soon left behind
+FOLLOW = 0.05  # share of the way that knots move, each update, to where the lengths now are
+FURTHEST = 20.0  # no offset is larger, in nats of the width
+
+Lengths = tuple[Annotated[float, Field(ge=1, le=1e9)], ...]
+Offsets = tuple[Annotated[float, Field(ge=-FURTHEST, le=FURTHEST)], ...]
 
 
 class FSPOAdaptive(ClipPolicy):
@@ -21,17 +27,17 @@ class FSPOAdaptive(ClipPolicy):
 
     Formula:
         J = mean over responses of exp(clamp(S)) A,   S = sum_t log(pi_t / pi_old_t)
-        clamp(S) = min(S, drift L + width_high(L)) where A > 0
-        clamp(S) = max(S, drift L - width_low(L)), at most drift L + ceiling_factor width_low(L) where A < 0
-        S = 0 is always inside the band.
-        width(L) = factor x spread x exp(exponent x + bend x^2),   x = log(L / reference_length), for each sign of A
-        After each update, by sign: the mean m of e = clip fraction - target over the length bins moves the level,
-        log width += rate m, and the fit of e - m by c0 + c1 x + c2 x^2 the shape, log width += shape_rate (c0 + c1 x + c2 x^2)
+        clamp(S) = min(S, high(L)) where A > 0
+        clamp(S) = max(S, -low(L)), at most ceiling_factor low(L) where A < 0
+        low(L) = width_low sqrt(L) exp(offset_low(L)), high(L) likewise: FSPO's band times a factor for every length
+        After each update, for each sign of A:
+        offset(L) += rate (clip fraction - target) of the responses of about that length
 
     Where:
-        L is the response's length, A its advantage. spread is the typical |S - drift L| at the reference length, drift the
-        typical S per token: medians over the length bins, averaged over updates. The steps are those of quantile
-        regression: they rest where every length is clipped at the target.
+        L is the response's length, A its advantage. An offset is a value at each of a few lengths, those of the length
+        bins, and is linear in log L between them. The step is that of online quantile regression: over many updates the
+        clip fraction at every knot comes to the target, whatever the law of S, because what was clipped too little
+        narrows the band and what was clipped too much widens it.
 
     Differences from GRPO:
         The ratio is the response's, so a response is clipped whole; what is set is how much is clipped, not how wide the
@@ -47,98 +53,103 @@ class FSPOAdaptive(ClipPolicy):
     scope = "sequence"
     watch: ClassVar = {
         "clip/fraction": "approaches target_clip_fraction within some tens of updates",
-        "clip/fraction_length_bin_<k>": "level from bin to bin once exponent and bend have settled",
-        "clip/setting_<name>": "the state; an exponent is 0.5 where token log-ratios are independent, 1 where they are equal",
+        "clip/fraction_length_bin_<k>": "level from bin to bin once the band has settled",
+        "clip/band_high_length_bin_<k>": "the band that was found, with its lower side in `clip/band_low_length_bin_<k>`",
     }
 
     target_clip_fraction: float = Field(0.1, gt=0, lt=0.5, description="share of responses to clip, at every length and sign")
-    rate: float = Field(0.5, ge=0, le=10, description="step of the log factors per update; 0 keeps them")
-    shape_rate: float = Field(0.5, ge=0, le=10, description="step of exponents and bends per update; 0 keeps them")
-    average: float = Field(0.02, gt=0, le=1, description="weight of the newest update in drift and spread")
+    rate: float = Field(1.0, ge=0, le=10, description="step of the offsets per update; 0 keeps them")
     ceiling_factor: float | None = Field(
         3.0, gt=0, le=1000, description="dual clip where A < 0: ceiling in units of the width below; null for none"
     )
-    factor_low: Annotated[float, Width()] = Field(1.5, ge=1e-6, le=1e6, description="state: width below, in spreads")
-    factor_high: Annotated[float, Width()] = Field(1.5, ge=1e-6, le=1e6, description="state: width above, in spreads")
-    exponent_low: float = Field(0.5, ge=-1, le=2, description="state: growth with length of the width below")
-    exponent_high: float = Field(0.5, ge=-1, le=2, description="state: growth with length of the width above")
-    bend_low: float = Field(0.0, ge=-2, le=2, description="state: change of that growth with length, below")
-    bend_high: float = Field(0.0, ge=-2, le=2, description="state: change of that growth with length, above")
-    spread_low: float = Field(0.2, gt=0, le=1e6, description="state: typical distance from the centre where A < 0")
-    spread_high: float = Field(0.2, gt=0, le=1e6, description="state: typical distance from the centre where A > 0")
-    drift: float = Field(0.0, ge=-50, le=50, description="state: centre of the band per token")
-    reference_length: float = Field(100.0, gt=0, le=1e9, description="state: length at which the spread is told, in tokens")
-    num_updates: int = Field(0, ge=0, description="state: updates in drift and spread")
+    width_low: Annotated[float, Width()] = Field(0.03, gt=0, le=1e6, description="width below per sqrt(token), before offsets")
+    width_high: Annotated[float, Width()] = Field(0.03, gt=0, le=1e6, description="width above per sqrt(token), before offsets")
+    lengths: Lengths = Field((), description="state: response lengths, ascending, at which the offsets are told")
+    offsets_low: Offsets = Field((), description="state: log factor of the width below, at each of the lengths")
+    offsets_high: Offsets = Field((), description="state: log factor of the width above, at each of the lengths")
+
+    @model_validator(mode="after")
+    def _offsets_belong_to_lengths(self) -> Self:
+        if not len(self.lengths) == len(self.offsets_low) == len(self.offsets_high):
+            raise ValueError("lengths, offsets_low and offsets_high must have one entry each for the same lengths")
+        if any(later <= earlier for earlier, later in zip(self.lengths, self.lengths[1:], strict=False)):
+            raise ValueError("lengths must ascend")
+        return self
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Clip each response's summed log-ratio; shapes as in `ClipInputs`, objective ``(B, 1)``."""
         length = ops.lengths(inputs.response_mask)
-        centre, x = self.drift * length, (length / self.reference_length).log()
-        low = self.factor_low * self.spread_low * (self.exponent_low * x + self.bend_low * x * x).exp()
-        high = self.factor_high * self.spread_high * (self.exponent_high * x + self.bend_high * x * x).exp()
-        ceiling = None if self.ceiling_factor is None else (centre + self.ceiling_factor * low).clamp(min=INERT)
-        # whatever the drift, ratio 1 is inside: the first update of a rollout batch is never clipped
-        band = ClipBand(low=(centre - low).clamp(max=-INERT), high=(centre + high).clamp(min=INERT), ceiling=ceiling)
+        low = self.width_low * length.sqrt() * interpolated(length, self.lengths, self.offsets_low).exp()
+        high = self.width_high * length.sqrt() * interpolated(length, self.lengths, self.offsets_high).exp()
+        ceiling = None if self.ceiling_factor is None else self.ceiling_factor * low
         log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
-        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-low, high=high, ceiling=ceiling))
 
     def updated(self, stats: ClipStats) -> Self:
         """The band for the next update, from the counts and sums of this one."""
-        number = float(stats.num_responses.sum())
-        if number == 0:
+        filled = stats.num_responses.sum(1) > 0
+        length = (stats.length.sum(1) / stats.num_responses.sum(1))[filled].clamp(min=1)
+        if not self.lengths:
+            return self._started(length, (stats.log_ratio_squared.sum(1) / stats.num_responses.sum(1))[filled])
+        policy = self._followed(length)
+        return policy.replace(
+            offsets_low=policy._stepped(policy.offsets_low, stats, BELOW),
+            offsets_high=policy._stepped(policy.offsets_high, stats, ABOVE),
+        )
+
+    def _started(self, length: Tensor, square: Tensor) -> Self:
+        """Knots at the mean lengths of the bins, and a band that suits how far their log-ratios lie from 0, once they do."""
+        if len(length) == 0 or float(square.max()) < INERT**2:
             return self
-        moved = float(stats.log_ratio_squared.sum()) / number > INERT**2
-        policy = self._located(stats) if moved else self
-        return policy._stepped(stats, BELOW, "low")._stepped(stats, ABOVE, "high")
+        knots = sorted(set(length.tolist()))
+        typical = float((square.clamp(min=INERT**2) / length).sqrt().median())
+        offsets = {
+            f"offsets_{side}": [math.log(USUAL * typical / getattr(self, f"width_{side}"))] * len(knots)
+            for side in ("low", "high")
+        }
+        return self.replace(lengths=knots, **offsets)
 
-    def _located(self, stats: ClipStats) -> Self:
-        """Drift and spread brought up to date; the first time, the reference length is set."""
-        count, length = stats.num_responses, (stats.length / stats.num_responses).clamp(min=1)
-        first = self.num_updates == 0
-        weight = 1.0 if first else self.average
-        reference = float(torch.exp((count * length.log()).nansum() / count.sum())) if first else self.reference_length
-        drift = self.drift + weight * (median(stats.log_ratio / (count * length), count) - self.drift)
-        centre = drift * length
-        variance = stats.log_ratio_squared / count - 2 * centre * stats.log_ratio / count + centre**2
-        x = (length / reference).log()
-        changed: dict[str, float] = {}
-        for sign, side in ((BELOW, "low"), (ABOVE, "high")):
-            if float(count[:, sign].sum()) > 0:
-                shape = getattr(self, f"exponent_{side}") * x + getattr(self, f"bend_{side}") * x**2
-                spread = max(median((variance.clamp(min=0).sqrt() / shape.exp())[:, sign], count[:, sign]), INERT)
-                before = getattr(self, f"spread_{side}")
-                changed[f"spread_{side}"] = before * (spread / before) ** weight
-        return self.replace(drift=drift, reference_length=reference, num_updates=self.num_updates + 1, **changed)
+    def _followed(self, length: Tensor) -> Self:
+        """Knots a step nearer to the lengths of this update, with the offsets that the old ones give there."""
+        knots = torch.tensor(self.lengths, dtype=torch.float64)
+        if len(length) != len(knots):
+            return self
+        moved = torch.exp(knots.log() + FOLLOW * (length.log() - knots.log())).clamp(min=1)
+        if not bool((moved.diff() > 0).all()):
+            return self
+        low, high = (interpolated(moved, self.lengths, side).tolist() for side in (self.offsets_low, self.offsets_high))
+        return self.replace(lengths=moved.tolist(), offsets_low=low, offsets_high=high)
 
-    def _stepped(self, stats: ClipStats, sign: int, side: str) -> Self:
-        """One side after a step of quantile regression on the length."""
+    def _stepped(self, offsets: Offsets, stats: ClipStats, sign: int) -> list[float]:
+        """Offsets of one side after a step of quantile regression: every knot by the error of the cells around it."""
         filled = stats.num_responses[:, sign] > 0
         count = stats.num_responses[filled, sign]
-        if len(count) == 0:
-            return self
         error = stats.num_clipped[filled, sign] / count - self.target_clip_fraction
-        share = (count / count.sum())[:, None]
-        x = ((stats.length[filled, sign] / count).clamp(min=1) / self.reference_length).log()
-        powers = torch.stack([x, x**2], dim=-1)
-        middle, mean = (share * powers).sum(0), (share[:, 0] * error).sum()
-        centred = powers - middle
-        fitted = torch.linalg.solve((share * centred).T @ centred + RIDGE * torch.eye(2).to(x), (share * centred).T @ error)
-        slope, curve = (self.shape_rate * fitted).tolist()
-        names = (f"factor_{side}", f"exponent_{side}", f"bend_{side}")
-        factor, exponent, bend = (getattr(self, name) for name in names)
-        level = self.rate * float(mean) - slope * float(middle[0]) - curve * float(middle[1])
-        stepped = (factor * math.exp(level), exponent + slope, bend + curve)
-        limits = ((1e-6, 1e6), (-1.0, 2.0), (-2.0, 2.0))
-        kept = {name: min(max(value, low), high) for name, value, (low, high) in zip(names, stepped, limits, strict=True)}
-        return self.replace(**kept)
+        share = hats((stats.length[filled, sign] / count).clamp(min=1), self.lengths) * count[:, None]
+        weight = share.sum(0)
+        step = torch.where(weight > 0, (share * error[:, None]).sum(0) / weight, 0.0)
+        return (torch.tensor(offsets, dtype=torch.float64) + self.rate * step).clamp(-FURTHEST, FURTHEST).tolist()
 
 
-def median(values: Tensor, weights: Tensor) -> float:
-    """The smallest value at which half of the weight is reached; cells without weight are left out."""
-    keep = weights > 0
-    values, order = values[keep].sort()
-    reached = weights[keep][order].cumsum(0)
-    return float(values[int((reached >= reached[-1] / 2).int().argmax())])
+def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
+    """How much each knot counts at each length, ``(..., K)``: linear in log length between two knots, one beyond the ends."""
+    x, at = length.double().log()[..., None], torch.tensor(knots, dtype=torch.float64, device=length.device).log()
+    if len(knots) == 1:
+        return torch.ones_like(x)
+    right = torch.bucketize(x, at).clamp(1, len(knots) - 1)
+    way = ((x - at[right - 1]) / (at[right] - at[right - 1])).clamp(0, 1)
+    return (
+        torch.zeros(*x.shape[:-1], len(knots), dtype=torch.float64, device=x.device)
+        .scatter(-1, right, way)
+        .scatter_add(-1, right - 1, 1 - way)
+    )
+
+
+def interpolated(length: Tensor, knots: Sequence[float], values: Sequence[float]) -> Tensor:
+    """The curve through the values at the knots, at each length, of its shape; 0 without knots."""
+    if not knots:
+        return torch.zeros_like(length)
+    return (hats(length, knots) @ torch.tensor(values, dtype=torch.float64, device=length.device)).to(length.dtype)
 
 
 @hookimpl

@@ -54,6 +54,145 @@ def train(
         raise typer.Exit(INTERRUPTED) from None
 
 
+@app.command()
+def sweep(
+    clip: Annotated[str, typer.Option(help="Clip policies, with commas between them.")],
+    seeds: Annotated[str, typer.Option(help="A number of seeds (5: 0 to 4), or seeds with commas between them.")] = "5",
+    grid: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Also every one of these values; may be repeated.")
+    ] = None,
+    config: Annotated[list[str] | None, typer.Option(help="Shipped config or YAML file; later ones win.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as clip.width_high=0.02.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from, in each run.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the sweep; finished runs in it are not done again.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at once; as many as the machine has room for.")] = None,
+    plugin: Plugins = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and stop.")] = False,
+) -> None:
+    """Race policies: every policy with every seed, nested under one MLflow run; started again, it goes on."""
+    from rlzoo.cli import FAILED, INTERRUPTED
+    from rlzoo.cli.sweep import run_sweep
+
+    try:
+        succeeded = run_sweep(
+            clips=clip.split(","),
+            seeds=seeds,
+            grid=grid or [],
+            configs=config or [],
+            overrides=set_ or [],
+            steps=steps,
+            output=output,
+            jobs=jobs,
+            plugins=plugin or [],
+            dry_run=dry_run,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if not succeeded:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def calibrate(
+    clip: Annotated[str, typer.Option(help="Clip policy with a width.")],
+    target: Annotated[
+        float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of the responses to clip.")
+    ] = 0.1,
+    config: Annotated[list[str] | None, typer.Option(help="Shipped config or YAML file; later ones win.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.lr=1e-5.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the pilots.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Rollout batches of a pilot.")] = 10,
+    pilots: Annotated[int, typer.Option(min=1, max=50, help="Pilots at most.")] = 6,
+    output: Annotated[Path | None, typer.Option(help="Config file to write; NAME-calibrated.yaml without it.")] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Find the width that clips a wanted share of the responses, by short pilot runs, and write it as a config."""
+    from rlzoo.cli import FAILED, INTERRUPTED
+    from rlzoo.cli.calibrate import run_calibration
+
+    try:
+        is_met = run_calibration(
+            clip=clip,
+            target=target,
+            configs=config or [],
+            overrides=set_ or [],
+            plugins=plugin or [],
+            seed=seed,
+            steps=steps,
+            max_pilots=pilots,
+            output=output,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if not is_met:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    clip: Annotated[str, typer.Option(help="Clip policies, with commas between them.")],
+    match: Annotated[
+        float | None,
+        typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Scale every rule's widths to this clip fraction."),
+    ] = None,
+    sweep_width: Annotated[bool, typer.Option("--sweep-width", help="Also each rule from 1/16 to 16 times its width.")] = False,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out of what is reported.")] = 0,
+    cosine: Annotated[bool, typer.Option(help="Measure the angle to the unclipped gradient, if weights were kept.")] = True,
+    config: Annotated[list[str] | None, typer.Option(help="Config with the policies' settings; later ones win.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policies, such as clip.drift=0.")
+    ] = None,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write; RUN/replay.html without it.")] = None,
+) -> None:
+    """Judge one run's recorded rollouts by other rules: what each would have clipped of the same data."""
+    from rlzoo.cli import INTERRUPTED
+    from rlzoo.cli.replay import run_replay
+
+    try:
+        run_replay(
+            path=run,
+            clips=clip,
+            configs=config or [],
+            overrides=set_ or [],
+            plugins=plugin or [],
+            match=match,
+            sweep_width=sweep_width,
+            skip_steps=skip_steps,
+            with_cosine=cosine,
+            as_json=as_json,
+            report=report,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold some, such as a sweep's.")],
+    match: Annotated[
+        float, typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Clip fraction at which to compare fairness.")
+    ] = 0.1,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out of fairness.")] = 0,
+    as_json: AsJson = False,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write; compare.html beside the runs without it.")] = None,
+) -> None:
+    """Compare runs by policy: scores with intervals, pairs, fairness by length, time and memory."""
+    from rlzoo.cli import INTERRUPTED
+    from rlzoo.cli.compare import compare as show
+
+    try:
+        show(runs, as_json=as_json, report=report, match=match, skip_steps=skip_steps)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
 @clips.command("list")
 def clips_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
     """List the installed clip policies."""

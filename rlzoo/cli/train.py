@@ -12,6 +12,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from rlzoo.cli.chart import clip_by_length
 from rlzoo.config import RunConfig
 
 
@@ -41,6 +42,8 @@ def run(
     accuracies = [metrics["eval/accuracy"] for metrics in result.metrics if "eval/accuracy" in metrics]
     if accuracies:
         console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
+    if result.profile is not None:
+        console.print(clip_by_length(result.profile))
     console.print(f"run directory {result.path}", soft_wrap=True)
     if result.mlflow_run_id:
         console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui", soft_wrap=True)
@@ -80,6 +83,10 @@ class ProgressDisplay:
             self._console.print(f"step {step}/{self._steps}  {text}", soft_wrap=True)
         elif "eval/accuracy" in metrics:
             self._progress.console.print(f"step {step}: held-out accuracy {metrics['eval/accuracy']:.3f}")
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._progress.console.print(line, soft_wrap=True)
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rlzoo.errors import PolicyError
 from rlzoo.policy import ClipPolicy, ClipStats
+from rlzoo.reductions import StepCounts, reduce_objective
 from rlzoo.types import ClipInputs, ClipResult
 
 READ_ONLY = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages", "response_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a policy makes of some responses, reduced.
+
+    Example:
+        ``(judgement.gradient * log_probs).sum()`` has the gradient of J for the model's parameters.
+    """
+
+    result: ClipResult
+    objective: float  # these responses' share of the step's J
+    gradient: Tensor  # (B, T) g = dJ/dlog_probs
+    on_policy_gradient: Tensor  # (B, T) what g would be at ratio 1, which tells by how much it is weighted
+
+
+def judgement(policy: ClipPolicy, inputs: ClipInputs, counts: StepCounts, max_length: int | None = None) -> Judgement:
+    """Ask a policy about some responses of a step, and differentiate its answer.
+
+    Args:
+        policy: any.
+        inputs: for a rule of scope "batch", of the whole step; whatever gradient they carry is left alone.
+        counts: denominators of the whole step.
+        max_length: constant of the reduction ``constant_length``, in tokens.
+
+    Raises:
+        PolicyError: as `judge` and `gradient_of`.
+    """
+
+    def differentiated(log_probs: Tensor) -> tuple[ClipResult, Tensor, Tensor]:
+        leaf = replace(inputs, log_probs=log_probs.detach().requires_grad_())
+        result = judge(policy, leaf)
+        objective = reduce_objective(result.objective, inputs.response_mask, policy.reduction, counts, max_length)
+        return result, objective, gradient_of(policy, objective, leaf, result)
+
+    result, objective, gradient = differentiated(inputs.log_probs)
+    *_, on_policy_gradient = differentiated(inputs.old_log_probs.to(inputs.log_probs.dtype))
+    return Judgement(result, objective.item(), gradient, on_policy_gradient)
 
 
 def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rlzoo.analysis.response_table import ResponseTable
 from rlzoo.engine.experience import Experience, PaddingSide
-from rlzoo.engine.judge import gradient_of, judge, updated
-from rlzoo.engine.metrics import ResponseTable
+from rlzoo.engine.judge import judgement, updated
 from rlzoo.engine.model import ResponseLogProbs
 from rlzoo.engine.shaping import with_kl_in_the_reward
 from rlzoo.errors import UserError
@@ -20,6 +21,7 @@ from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
 from rlzoo.sections import LearnerConfig, RewardConfig
+from rlzoo.types import ClipInputs
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -103,12 +105,15 @@ class Learner:
             num_training_steps=num_updates,
         )
 
-    def update(self, experience: Experience, seed: int) -> tuple[Experience, list[Update]]:
+    def update(
+        self, experience: Experience, seed: int, before_update: Callable[[int], None] | None = None
+    ) -> tuple[Experience, list[Update]]:
         """Take every optimizer step of one rollout batch.
 
         Args:
             experience: the graded rollouts.
             seed: decides which responses share a minibatch, and what rules draw that draw at random.
+            before_update: told the number of each update, from 0, before its first forward pass.
 
         Returns:
             The experience with its ``old_log_probs`` filled in, and the advantages that follow from them where the reward
@@ -122,6 +127,8 @@ class Learner:
         updates: list[Update] = []
         for _ in range(self.config.num_epochs):
             for rows in torch.randperm(len(experience), generator=rng).chunk(self.config.num_minibatches):
+                if before_update is not None:
+                    before_update(len(updates))
                 update = self.step(experience, rows, seed + len(updates))
                 updates.append(update)
                 self.policy = updated(self.policy, update.table.clip_stats(edges))
@@ -186,20 +193,33 @@ class Learner:
     def _judge(
         self, experience: Experience, rows: Tensor, log_probs: Tensor, counts: StepCounts, entropy: Tensor, seed: int
     ) -> tuple[Tensor, ResponseTable, float]:
-        """The policy on these rows: g = dJ/dlog_probs ``(R, T)``, their measurements, their share of J."""
-        leaf = log_probs.detach().requires_grad_()
-        inputs = experience.clip_inputs(rows, leaf, seed)
-        result = judge(self.policy, inputs)
-        mask, reduction = inputs.response_mask, self.policy.reduction
-        objective = total = reduce_objective(result.objective, mask, reduction, counts, self.max_length)
-        kl = None
+        """The policy on these rows: the loss's g = dJ/dlog_probs ``(R, T)``, their measurements, their share of J."""
+        inputs = experience.clip_inputs(rows, log_probs.detach(), seed)
+        judged = judgement(self.policy, inputs, counts, self.max_length)
+        gradient, kl = judged.gradient, None
         if self.config.kl_coef > 0:
-            assert experience.ref_log_probs is not None, "the reference's log-probs are recorded before the first update"
-            ref_log_probs = experience.ref_log_probs[rows, : leaf.shape[1]].to(leaf.device)
-            kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
-            total = objective - self.config.kl_coef * reduce_objective(kl, mask, reduction, counts, self.max_length)
-        gradient = gradient_of(self.policy, total, inputs, result)
-        return gradient, ResponseTable.measure(inputs, result, entropy, kl), objective.item()
+            kl, kl_gradient = self._kl(experience, rows, inputs, counts)
+            gradient = gradient - self.config.kl_coef * kl_gradient
+        table = ResponseTable.measure(
+            inputs,
+            judged.result,
+            judged.gradient,
+            judged.on_policy_gradient,
+            group=experience.group_ids[rows].to(log_probs.device),
+            entropy=entropy,
+            kl=kl,
+        )
+        return gradient, table, judged.objective
+
+    def _kl(self, experience: Experience, rows: Tensor, inputs: ClipInputs, counts: StepCounts) -> tuple[Tensor, Tensor]:
+        """The KL to the reference per token, ``(R, T)``, and the gradient of its reduction for log_probs."""
+        assert experience.ref_log_probs is not None, "the reference's log-probs are recorded before the first update"
+        leaf = inputs.log_probs.detach().requires_grad_()
+        ref_log_probs = experience.ref_log_probs[rows, : leaf.shape[1]].to(leaf.device)
+        kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
+        total = reduce_objective(kl, inputs.response_mask, self.policy.reduction, counts, self.max_length)
+        (gradient,) = torch.autograd.grad(total, leaf)
+        return kl.detach(), gradient
 
     def _whole_step_gradient(self, experience: Experience, rows: Tensor, counts: StepCounts, seed: int) -> WholeStep:
         """The g of a rule that looks at the whole step: log-probs first, without gradient, then the policy once."""

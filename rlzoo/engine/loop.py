@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
+import resource
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from rlzoo.analysis.profile import LengthProfile, without_bin_intervals
 from rlzoo.config import RunConfig
 from rlzoo.engine.collect import Batch, collect
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.learner import Learner, Update
-from rlzoo.engine.metrics import ResponseTable, clip_metrics, rollout_metrics
+from rlzoo.engine.metrics import policy_settings, rollout_metrics, update_metrics
+from rlzoo.engine.monitor import Monitor
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.engine.seeds import LEARNER, ROLLOUT, step_seed
 from rlzoo.engine.shaping import reward_metrics
 from rlzoo.errors import PolicyError, UserError
-from rlzoo.policy import ClipPolicy
 from rlzoo.tasks import Task
 from rlzoo.tracking import Tracker, git_commit
 from rlzoo.types import Problem, RolloutGroup
@@ -46,6 +49,7 @@ class RunResult:
     path: Path  # the run directory
     metrics: list[dict[str, float]]  # one dict per step, first that of step 0
     mlflow_run_id: str | None
+    profile: LengthProfile | None = None  # of the clip by length, over the last steps
 
 
 def train(config: RunConfig, observer: Observer | None = None) -> RunResult:
@@ -98,6 +102,7 @@ class Run:
         )
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins)
+        self.monitor = Monitor(config.clip)
         self.next_problem = 0  # training problems sampled so far, whether or not they were learned from
         self.metrics: list[dict[str, float]] = []
         self.completions: list[dict[str, Any]] = []
@@ -130,16 +135,19 @@ class Run:
     def execute(self, tracker: Tracker, observer: Observer | None) -> RunResult:
         """Run every step; a run that is stopped or fails leaves its last checkpoint and its completions."""
         tracker.log_file(self.directory.path / "config.yaml")
+        self.directory.summarise(self._summary(tracker, finished=False))
         if self.config.learner.num_minibatches * self.config.learner.num_epochs == 1:
             logger.warning(
                 "clip is inert: one update per rollout, so every ratio is 1; "
                 "raise learner.num_minibatches or learner.num_epochs for a clip to act"
             )
-        step = 0
+        step, started = 0, time.perf_counter()
         try:
             self._report(0, self.evaluate(), tracker, observer)
             for step in range(1, self.config.steps + 1):
                 self._report(step, self.step(step), tracker, observer)
+                if self._is_due(step, self.config.tracking.figure_every) and step != self.config.steps:
+                    self.monitor.log_figure(tracker, step)
         except PolicyError as error:
             error.add_note(f"step {step}, everything so far in {self.directory.path}")
             raise
@@ -149,7 +157,19 @@ class Run:
             tracker.log_completions(self.completions)
             if self.metrics:
                 tracker.log_file(self.directory.path / "metrics.jsonl")
-        return RunResult(self.directory.path, self.metrics, tracker.run_id)
+        self.monitor.log_figure(tracker, step)
+        tracker.set_tag("warnings", ", ".join(self.monitor.alarms.raised))
+        self.directory.summarise({**self._summary(tracker, finished=True), "seconds": round(time.perf_counter() - started, 3)})
+        return RunResult(self.directory.path, self.metrics, tracker.run_id, self.monitor.profile())
+
+    def _summary(self, tracker: Tracker, *, finished: bool) -> dict[str, object]:
+        return {
+            "finished": finished,
+            "steps": self.config.steps,
+            "peak_memory_bytes": peak_memory(),
+            "warnings": self.monitor.alarms.raised,
+            "mlflow_run_id": tracker.run_id,
+        }
 
     def step(self, step: int) -> dict[str, float]:
         """One rollout batch and everything learned from it."""
@@ -162,7 +182,9 @@ class Run:
         updates: list[Update] = []
         if bool((experience.advantages != 0).any()) or self.learner.reference is not None:
             try:
-                experience, updates = self.learner.update(experience, seed=self._seed(step, stream=1))
+                keep = self._is_due(step, self.config.checkpoint.keep_for_replay)
+                before = partial(self.directory.save_weights, step, model=self.model) if keep else None
+                experience, updates = self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
             except PolicyError:
                 self.directory.record_rollouts(step, groups, experience, updates)  # the data it stumbled over
                 raise
@@ -172,7 +194,10 @@ class Run:
         num_tokens = int(experience.lengths.sum())
         metrics = rollout_metrics(groups) | reward_metrics(experience, settings)
         moved = policy_settings(self.learner.policy, self.config.clip)
-        metrics |= update_metrics(updates, with_kl=self.config.learner.kl_coef > 0, with_band=bool(moved)) | moved
+        metrics |= (
+            update_metrics(updates, with_kl=self.config.learner.kl_coef > 0, with_band=self.learner.policy != self.config.clip)
+            | moved
+        )
         if self.config.rollout.dynamic_sampling:
             metrics |= batch.metrics()
         metrics |= {
@@ -180,6 +205,7 @@ class Run:
             "time/learner": learned - sampled,
             "throughput/tokens_per_second": num_tokens / (learned - started),
         }
+        self.monitor.after_step([update.table for update in updates], metrics)
         if self._is_due(step, self.config.eval.every) or (step == self.config.steps):
             metrics |= self.evaluate()
         if self._is_due(step, self.config.checkpoint.every) and step != self.config.steps:
@@ -201,7 +227,9 @@ class Run:
         settings = self.config.rollout
         problems = self.task.train_problems(self.next_problem, settings.num_prompts)
         self.next_problem += settings.num_prompts
-        return self._sample_and_grade(problems, settings.group_size, settings.temperature, self._seed(step, 0, turn))
+        return self._sample_and_grade(
+            problems, settings.group_size, settings.temperature, step_seed(self.config.seed, ROLLOUT, step, turn)
+        )
 
     def evaluate(self) -> dict[str, float]:
         """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
@@ -228,7 +256,7 @@ class Run:
     def _report(self, step: int, metrics: dict[str, float], tracker: Tracker, observer: Observer | None) -> None:
         self.metrics.append(metrics)
         self.directory.log(step, metrics)
-        tracker.log(step, metrics)
+        tracker.log(step, without_bin_intervals(metrics))
         if observer is not None:
             observer(step, metrics)
 
@@ -246,39 +274,14 @@ class Run:
             for problem, rollout in shown
         ]
 
-    def _seed(self, step: int, stream: int, turn: int = 0) -> int:
-        """A seed of its own for every step, use and round, so that no draw depends on what was drawn before."""
-        turns = [turn] if turn else []
-        return int(np.random.SeedSequence([self.config.seed, stream, step, *turns]).generate_state(1)[0])
-
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and step % every == 0
 
 
-def update_metrics(updates: list[Update], *, with_kl: bool, with_band: bool) -> dict[str, float]:
-    """Learner and clip metrics of one step's updates; a step without any counts as skipped."""
-    if not updates:
-        return {"learner/skipped": 1.0}
-    table = ResponseTable.concat([update.table for update in updates])
-    count = len(updates)
-    return clip_metrics(table, with_kl, with_band) | {
-        "learner/objective": sum(update.objective for update in updates) / count,
-        "learner/loss": -sum(update.objective for update in updates) / count,
-        "learner/grad_norm": sum(update.grad_norm for update in updates) / count,
-        "learner/grad_clipped": sum(update.grad_clipped for update in updates) / count,
-        "learner/lr": updates[-1].lr,
-        "learner/skipped": sum(update.skipped for update in updates) / count,
-    }
-
-
-def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, float]:
-    """The settings an adaptive policy has changed so far, by their MLflow names."""
-    before = configured.model_dump()
-    return {
-        f"clip/setting_{name}": float(value)
-        for name, value in policy.model_dump().items()
-        if value != before[name] and isinstance(value, int | float)
-    }
+def peak_memory() -> int:
+    """The most memory this process has held so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 
 from rlzoo.engine.pretrained import quiet
 from rlzoo.errors import UserError
@@ -107,6 +107,18 @@ class RunDirectory:
             tensors[f"rows/{index}"] = update.rows.contiguous()
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
         save_file(tensors, stem.with_suffix(".safetensors"))
+
+    def save_weights(self, step: int, update: int, model: PreTrainedModel) -> None:
+        """Keep the weights that one update starts from, so that replay can differentiate through them."""
+        folder = self.path / "replay"
+        folder.mkdir(exist_ok=True)
+        save_model(model, str(folder / f"{step:06d}-{update}.safetensors"))
+
+    def summarise(self, facts: Mapping[str, object]) -> None:
+        """Write ``summary.json``: whether the run is over, what it took, and which run of MLflow it is."""
+        temporary = self.path / ".summary.json.part"
+        temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(self.path / "summary.json")
 
     def save_checkpoint(
         self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, policy: ClipPolicy, keep: int

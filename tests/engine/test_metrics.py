@@ -8,7 +8,10 @@ from rlzoo_fspo import FSPO
 from rlzoo_grpo import GRPO
 
 from rlzoo import ClipInputs
-from rlzoo.engine.metrics import ResponseTable, clip_metrics, rollout_metrics
+from rlzoo.analysis.response_table import ResponseTable
+from rlzoo.engine.judge import judgement
+from rlzoo.engine.metrics import clip_metrics, rollout_metrics
+from rlzoo.reductions import StepCounts
 from rlzoo.types import Problem, Rollout, RolloutGroup
 
 # four tokens each: FSPO's band is +-0.06, its ceiling 0.18
@@ -16,11 +19,19 @@ LOG_RATIOS = [0.02, 0.02, -0.02, 0.05, 0.0, 0.02]  # S = .08, .08, -.08, .2, 0, 
 ADVANTAGES = [1.0, -1.0, -1.0, -1.0, 1.0, 0.0]  # clipped above, free, clipped below, over the ceiling, free, no signal
 
 
-def table(policy, log_ratios=LOG_RATIOS, advantages=ADVANTAGES, entropy=0.5):
+def measured(policy, inputs, entropy=None, counts=None, groups=None):
+    mask = inputs.response_mask
+    judged = judgement(policy, inputs, counts or StepCounts(len(mask), int(mask.sum())))
+    group = torch.arange(len(mask)) // 2 if groups is None else torch.tensor(groups)
+    parts = (judged.result, judged.gradient, judged.on_policy_gradient)
+    return ResponseTable.measure(inputs, *parts, group=group, entropy=entropy)
+
+
+def table(policy, log_ratios=LOG_RATIOS, advantages=ADVANTAGES, entropy=0.5, **more):
     old = torch.full((len(log_ratios), 4), -1.0)
     mask = torch.ones_like(old, dtype=torch.bool)
     inputs = ClipInputs(old + torch.tensor(log_ratios)[:, None], old, torch.tensor(advantages)[:, None], mask)
-    return ResponseTable.measure(inputs, policy(inputs), torch.full_like(old, entropy), None)
+    return measured(policy, inputs, torch.full_like(old, entropy), **more)
 
 
 def test_cuts_are_counted_by_side_over_responses_with_a_signal():
@@ -51,7 +62,7 @@ def test_a_token_rule_counts_a_response_by_its_share_of_clipped_tokens():
     old = torch.full((1, 4), -1.0)
     log_probs = old + torch.tensor([[0.5, 0.0, 0.0, 0.0]])
     inputs = ClipInputs(log_probs, old, torch.tensor([[1.0]]), torch.ones(1, 4, dtype=torch.bool))
-    row = ResponseTable.measure(inputs, GRPO()(inputs), torch.zeros_like(old), None)
+    row = measured(GRPO(), inputs)
     assert row.clipped.tolist() == [0.25]
     assert row.clipped_high.tolist() == [0.25]
 
@@ -62,7 +73,7 @@ def test_a_response_with_advantages_by_token_counts_if_any_token_has_one():
     mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
     advantages = torch.tensor([[1.0, -1.0, 0.0, 5.0], [0.0, 0.0, 5.0, 5.0], [-2.0, 0.0, 0.0, 0.5]])
     inputs = ClipInputs(old + torch.tensor([0.5, -0.5, 0.0, 0.5]), old, advantages, mask)
-    rows = ResponseTable.measure(inputs, GRPO()(inputs), torch.zeros_like(old), None)
+    rows = measured(GRPO(), inputs)
     assert rows.advantage.tolist() == [0.0, 0.0, -1.5]
     assert rows.signal.tolist() == [1.0, 0.0, 1.0]
     # exp(.5) > 1.2 is cut where A > 0, exp(-.5) < .8 where A < 0: two tokens of the first, the last of the third
@@ -94,8 +105,9 @@ def test_clip_stats_are_sums_by_bin_and_sign():
 
 
 def test_concatenated_tables_give_the_metrics_of_the_whole():
-    first = table(FSPO(), LOG_RATIOS[:2], ADVANTAGES[:2])
-    second = table(FSPO(), LOG_RATIOS[2:], ADVANTAGES[2:])
+    counts = StepCounts(num_responses=6, num_tokens=24)
+    first = table(FSPO(), LOG_RATIOS[:2], ADVANTAGES[:2], counts=counts, groups=[0, 0])
+    second = table(FSPO(), LOG_RATIOS[2:], ADVANTAGES[2:], counts=counts, groups=[1, 1, 2, 2])
     whole = clip_metrics(table(FSPO()), with_kl=False)
     assert clip_metrics(ResponseTable.concat([first, second]), with_kl=False) == pytest.approx(whole, rel=1e-5)
 

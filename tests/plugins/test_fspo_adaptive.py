@@ -1,9 +1,11 @@
-"""Adaptive FSPO: its band in closed form, and that it finds drift, spread, level and growth of made-up data."""
+"""Adaptive FSPO: its band in closed form, and that it finds the band that clips the wanted share, whatever the law of S."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
+import pydantic
 import pytest
 import torch
 
@@ -14,15 +16,14 @@ from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
 
 ADAPTIVE = load_zoo()["fspo-adaptive"]
 STATE = {
-    "factor_low": 1.2, "factor_high": 0.7, "exponent_low": 0.8, "exponent_high": 0.6, "bend_low": 0.1, "bend_high": -0.2,
-    "spread_low": 0.15, "spread_high": 0.1, "drift": -0.002, "reference_length": 20.0, "ceiling_factor": 1.5,
+    "width_low": 0.02, "width_high": 0.05, "lengths": [2.0, 5.0, 9.0], "offsets_low": [0.1, 0.5, -0.2],
+    "offsets_high": [-0.6, 0.0, 0.3], "ceiling_factor": 1.5,
 }  # fmt: skip
 
 
 def rule(
-    log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, factor_low=1.5, factor_high=1.5, exponent_low=0.5,
-    exponent_high=0.5, bend_low=0.0, bend_high=0.0, spread_low=0.2, spread_high=0.2, drift=0.0, reference_length=100.0,
-    ceiling_factor=3.0,
+    log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, width_low=0.03, width_high=0.03, lengths=(),
+    offsets_low=(), offsets_high=(), ceiling_factor=3.0,
 ):  # fmt: skip
     """min(w A, clip(w) A) on ratios, and max(that, cap A) where A < 0, row by row."""
     rows, columns = mask.shape
@@ -30,16 +31,18 @@ def rule(
     for b in range(rows):
         tokens = [t for t in range(columns) if mask[b, t]]
         total = sum(log_probs[b, t] - old_log_probs[b, t] for t in tokens)
-        relative = len(tokens) / reference_length
-        low = factor_low * spread_low * relative ** (exponent_low + bend_low * math.log(relative))
-        high = factor_high * spread_high * relative ** (exponent_high + bend_high * math.log(relative))
-        centre, advantage = drift * len(tokens), advantages[b, 0]
+        widths = []
+        for width, offsets in ((width_low, offsets_low), (width_high, offsets_high)):
+            offset = np.interp(math.log(len(tokens)), np.log(lengths), offsets) if len(lengths) else 0.0
+            widths.append(width * math.sqrt(len(tokens)) * math.exp(offset))
+        low, high = widths
+        advantage = advantages[b, 0]
         ratio = math.exp(total)
-        edge = min(max(ratio, math.exp(min(centre - low, -1e-4))), math.exp(max(centre + high, 1e-4)))
+        edge = min(max(ratio, math.exp(-low)), math.exp(high))
         value = min(ratio * advantage, edge * advantage)
         cut = value < ratio * advantage
         if advantage < 0 and ceiling_factor is not None:
-            cap = math.exp(max(centre + ceiling_factor * low, 1e-4))
+            cap = math.exp(ceiling_factor * low)
             cut, value = cut or cap * advantage > value, max(value, cap * advantage)
         objective[b, 0], clipped[b, 0] = value, cut
         for t in tokens:
@@ -55,7 +58,6 @@ def test_value_gradient_and_clip_decisions_equal_the_closed_form(settings, seed)
 
 
 def test_before_the_first_update_it_is_fspo():
-    # 1.5 x 0.2 x sqrt(L / 100) = 0.03 sqrt(L), and the ceiling three times that
     inputs = off_policy_inputs(ADAPTIVE())
     result, gradient = evaluate(ADAPTIVE(), inputs)
     expected, expected_gradient = evaluate(load_zoo()["fspo"](), inputs)
@@ -64,9 +66,9 @@ def test_before_the_first_update_it_is_fspo():
     assert torch.equal(result.clipped, expected.clipped)
 
 
-def sampled(exponent, scale, drift, rng, number=128):
+def sampled(exponent, scale, drift, rng, number=128, longest=400):
     """Responses of 10 to 400 tokens whose summed log-ratio has spread scale x (L / 60)^exponent about drift x L."""
-    length = torch.exp(torch.empty(number).uniform_(math.log(10), math.log(400), generator=rng)).round()
+    length = torch.exp(torch.empty(number).uniform_(math.log(10), math.log(longest), generator=rng)).round()
     total = drift * length + scale * (length / 60) ** exponent * torch.randn(number, generator=rng)
     return length, total, torch.randn(number, generator=rng)
 
@@ -78,68 +80,117 @@ def decisions(policy, length, total, advantage):
     return policy(ClipInputs(log_probs, torch.zeros_like(log_probs), advantage[:, None], mask)).clipped[:, 0]
 
 
-def trained(policy, exponent, scale, drift, updates, seed=0):
+def trained(policy, updates, draw, seed=0):
+    """The policy after some updates on what ``draw`` gives, and rows of length, advantage and decision of each."""
     rng = torch.Generator().manual_seed(seed)
     rows = []
-    for _ in range(updates):
-        length, total, advantage = sampled(exponent, scale, drift, rng)
+    for number in range(updates):
+        length, total, advantage = draw(number, rng)
         clipped = decisions(policy, length, total, advantage).float()
         rows.append(torch.stack([length, advantage, clipped], dim=1))
         policy = policy.updated(ClipStats.of(bin_edges(length), length, advantage, clipped, total))
     return policy, rows
 
 
+def assert_level(rows, target=0.1, within=0.025, limits=(0, 35, 115, 500)):
+    for sign in (rows[:, 1] > 0, rows[:, 1] < 0):
+        for low, high in itertools.pairwise(limits):
+            part = rows[sign & (rows[:, 0] >= low) & (rows[:, 0] < high)]
+            assert float(part[:, 2].mean()) == pytest.approx(target, abs=within), (low, high)
+
+
 @pytest.mark.parametrize(("exponent", "scale", "drift"), [(0.5, 0.2, 0.0), (0.95, 0.02, -0.0001), (0.8, 5.0, 0.02)])
-def test_it_finds_level_growth_and_drift(exponent, scale, drift):
-    policy, rows = trained(ADAPTIVE(), exponent, scale, drift, updates=300)
+def test_every_length_and_sign_is_clipped_at_the_target(exponent, scale, drift):
+    _, rows = trained(ADAPTIVE(), 300, lambda _, rng: sampled(exponent, scale, drift, rng))
     settled = torch.cat(rows[150:])
     # 19,200 responses: a share of 0.1 has a standard error of 0.002, in a third of them of one sign 0.005
     assert float(settled[:, 2].mean()) == pytest.approx(0.1, abs=0.01)
-    for sign in (settled[:, 1] > 0, settled[:, 1] < 0):
-        for low, high in ((0, 35), (35, 115), (115, 500)):
-            part = settled[sign & (settled[:, 0] >= low) & (settled[:, 0] < high)]
-            assert float(part[:, 2].mean()) == pytest.approx(0.1, abs=0.025)
-    for grown in (policy.exponent_low, policy.exponent_high):
-        assert grown == pytest.approx(exponent, abs=0.25)
-    assert policy.drift == pytest.approx(drift, abs=0.1 * scale / 60)
+    assert_level(settled)
+
+
+def test_so_it_is_for_a_law_that_is_no_power_of_the_length():
+    def draw(_, rng):
+        length, _, advantage = sampled(0.5, 0.2, 0.0, rng)
+        middle = ((length.log() - math.log(63)) / math.log(6.3)).square()  # 0 in the middle, 1 at both ends
+        spread = 0.05 + 0.35 * middle  # an eighth there of what it is here
+        return length, spread * torch.randn(len(length), generator=rng), advantage
+
+    _, rows = trained(ADAPTIVE(), 400, draw)
+    assert_level(torch.cat(rows[200:]), within=0.03)
+
+
+def test_the_knots_follow_when_responses_grow():
+    # from 10-100 tokens to 10-1,600 over 200 updates
+    policy, rows = trained(
+        ADAPTIVE(), 400, lambda number, rng: sampled(0.9, 0.3, 0.0, rng, longest=100 + 7.5 * min(number, 200))
+    )
+    assert policy.lengths[-1] > 700
+    assert_level(torch.cat(rows[250:]), limits=(0, 80, 400, 2000))
 
 
 def test_another_target_is_reached_too():
-    policy, rows = trained(ADAPTIVE(target_clip_fraction=0.25), 0.7, 0.1, 0.0, updates=200)
+    _, rows = trained(ADAPTIVE(target_clip_fraction=0.25), 200, lambda _, rng: sampled(0.7, 0.1, 0.0, rng))
     assert float(torch.cat(rows[100:])[:, 2].mean()) == pytest.approx(0.25, abs=0.015)
-    assert policy.num_updates == 200
 
 
-def test_updates_at_ratio_one_narrow_the_band_and_leave_drift_and_spread():
-    policy = ADAPTIVE()
+def test_updates_at_ratio_one_leave_it_as_it_began():
     length, advantage = torch.tensor([10.0, 20.0, 40.0]), torch.tensor([1.0, -1.0, 1.0])
     stats = ClipStats.of(bin_edges(length), length, advantage, torch.zeros(3), torch.zeros(3))
+    assert ADAPTIVE().updated(stats) == ADAPTIVE()
+
+
+def test_the_first_update_that_moved_sets_the_scale():
+    # S = .1 sqrt(L) for all: a band 1.5 times as wide, .15 sqrt(L)
+    length = torch.tensor([16.0, 64.0])
+    stats = ClipStats.of(
+        torch.tensor([16.0, 32.0, 64.0]), length, torch.tensor([1.0, -1.0]), torch.ones(2), 0.1 * length.sqrt()
+    )
+    started = ADAPTIVE().updated(stats)
+    assert started.lengths == pytest.approx((16.0, 64.0))
+    assert started.offsets_low == started.offsets_high == pytest.approx((math.log(5.0),) * 2)
+
+
+def test_a_step_narrows_what_was_clipped_too_little_and_widens_what_was_clipped_too_much():
+    policy = ADAPTIVE(lengths=(16.0, 64.0), offsets_low=(0.0, 0.0), offsets_high=(0.0, 0.0))
+    length = torch.tensor([16.0, 16.0, 64.0, 64.0])
+    clipped = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    stats = ClipStats.of(torch.tensor([16.0, 32.0, 64.0]), length, torch.ones(4), clipped, clipped)
     after = policy.updated(stats)
-    assert (after.drift, after.spread_low, after.num_updates) == (policy.drift, policy.spread_low, 0)
-    # nothing was clipped, a tenth was wanted: log factor -= 0.5 x 0.1
-    assert after.factor_low == pytest.approx(1.5 * math.exp(-0.05))
+    # half of the short ones clipped, a tenth wanted: + .4; none of the long ones: - .1; nothing was seen where A < 0
+    assert after.offsets_high == pytest.approx((0.4, -0.1))
+    assert after.offsets_low == (0.0, 0.0)
 
 
 def test_nothing_to_learn_from_changes_nothing():
     none = torch.zeros(0)
-    assert ADAPTIVE().updated(ClipStats.of(torch.tensor([1.0, 2.0, 3.0]), none, none, none, none)) == ADAPTIVE()
+    nothing = ClipStats.of(torch.tensor([1.0, 2.0, 3.0]), none, none, none, none)
+    for policy in (ADAPTIVE(), ADAPTIVE(**STATE)):
+        assert policy.updated(nothing) == policy
 
 
-@pytest.mark.parametrize("drift", [-0.5, 0.5])
-def test_ratio_one_is_never_clipped_whatever_the_drift(drift):
+def test_a_state_that_does_not_fit_together_is_refused():
+    with pytest.raises(pydantic.ValidationError, match="one entry each"):
+        ADAPTIVE(lengths=(1.0, 2.0), offsets_low=(0.0,), offsets_high=(0.0, 0.0))
+    with pytest.raises(pydantic.ValidationError, match="lengths must ascend"):
+        ADAPTIVE(lengths=(2.0, 1.0), offsets_low=(0.0, 0.0), offsets_high=(0.0, 0.0))
+
+
+def test_ratio_one_is_never_clipped():
     inputs = off_policy_inputs(ADAPTIVE())
     same = dataclasses.replace(inputs, log_probs=inputs.old_log_probs)
-    result, gradient = evaluate(ADAPTIVE(drift=drift), same)
-    assert not result.clipped.any()
-    torch.testing.assert_close(gradient, torch.where(inputs.response_mask, inputs.advantages, 0.0))
+    for policy in (ADAPTIVE(**STATE), ADAPTIVE(width_low=1e-6, width_high=1e-6)):
+        result, gradient = evaluate(policy, same)
+        assert not result.clipped.any()
+        torch.testing.assert_close(gradient, torch.where(inputs.response_mask, inputs.advantages, 0.0))
 
 
-def test_an_outlier_in_one_bin_moves_drift_and_spread_little():
+def test_an_outlier_moves_the_band_no_further_than_any_clipped_response():
     rng = torch.Generator().manual_seed(3)
     length, total, advantage = sampled(0.5, 0.1, 0.0, rng)
-    calm = ADAPTIVE().updated(ClipStats.of(bin_edges(length), length, advantage, torch.zeros(len(length)), total))
-    total[0] = 1000.0
-    wild = ADAPTIVE().updated(ClipStats.of(bin_edges(length), length, advantage, torch.zeros(len(length)), total))
-    assert wild.spread_low == pytest.approx(calm.spread_low, rel=0.35)
-    assert wild.spread_high == pytest.approx(calm.spread_high, rel=0.35)
-    assert abs(wild.drift - calm.drift) < 0.001
+    policy = ADAPTIVE().updated(ClipStats.of(bin_edges(length), length, advantage, torch.zeros(len(length)), total))
+    after = []
+    for outlier in (1.0, 1000.0):
+        total[0] = outlier
+        clipped = decisions(policy, length, total, advantage.abs()).float()
+        after.append(policy.updated(ClipStats.of(bin_edges(length), length, advantage, clipped, total)))
+    assert after[0] == after[1]

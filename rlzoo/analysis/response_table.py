@@ -1,0 +1,144 @@
+"""A row per response and optimizer step: what every policy is measured by, the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from rlzoo import ops
+from rlzoo.policy import ClipStats
+from rlzoo.types import ClipInputs, ClipResult
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTable:
+    """One row per response and optimizer step; every column is float32 ``(n,)`` on the CPU.
+
+    A column of clip decisions holds the share of the response's tokens for a token rule, 0 or 1 for a sequence rule.
+
+    Example:
+        ``ResponseTable.concat([first, second]).clipped.mean()``
+    """
+
+    length: Tensor
+    advantage: Tensor  # summed over the tokens, where they differ by token
+    signal: Tensor  # 1 where any token's advantage is not 0
+    clipped: Tensor
+    clipped_high: Tensor  # above the band with A > 0
+    clipped_low: Tensor  # below the band with A < 0
+    clipped_dual: Tensor  # above the dual-clip ceiling with A < 0
+    limited: Tensor  # not clipped, but beyond the log-ratio that is exponentiated
+    weight: Tensor  # its gradient as a multiple of what it would be at ratio 1; 0 where cut, negative where turned round
+    gradient_mass: Tensor  # sum over tokens of |dJ/dlog_probs|
+    log_ratio: Tensor  # what the policy judged; for a token rule its mean over the response
+    band_low: Tensor  # edges of the band on it; NaN for a rule without one
+    band_high: Tensor
+    token_log_ratio_sum: Tensor
+    token_log_ratio_squared: Tensor
+    token_log_ratio_min: Tensor
+    token_log_ratio_max: Tensor
+    entropy_sum: Tensor
+    kl_sum: Tensor
+    group: Tensor  # which prompt's, a number within the rollout batch
+
+    @classmethod
+    def concat(cls, tables: Sequence[ResponseTable]) -> ResponseTable:
+        """All rows of several tables."""
+        return cls(*(torch.cat([getattr(table, field.name) for table in tables]) for field in fields(cls)))
+
+    @classmethod
+    @torch.no_grad()
+    def measure(
+        cls,
+        inputs: ClipInputs,
+        result: ClipResult,
+        gradient: Tensor,
+        on_policy_gradient: Tensor,
+        *,
+        group: Tensor,
+        entropy: Tensor | None = None,
+        kl: Tensor | None = None,
+    ) -> ResponseTable:
+        """Rows for one micro-batch.
+
+        Args:
+            inputs: what the policy read. Advantages per token count by their sum.
+            result: what it answered.
+            gradient: ``(B, T)`` g = dJ/dlog_probs, of the policy's objective alone.
+            on_policy_gradient: ``(B, T)`` the same with ``log_probs = old_log_probs``.
+            group: ``(B,)`` which prompt each response answers.
+            entropy: ``(B, T)`` in nats; None: 0.
+            kl: ``(B, T)`` in nats; None: 0.
+        """
+        mask = inputs.response_mask
+
+        def share(values: Tensor) -> Tensor:
+            return values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), mask)
+
+        advantages = inputs.advantages
+        if advantages.shape[-1] != 1:
+            advantages = advantages.masked_fill(~mask, 0.0)
+        clipped, log_ratio, band = result.clipped, result.log_ratio, result.band
+        high = clipped & (advantages > 0)
+        dual = clipped & (advantages < 0)
+        dual = dual & (log_ratio > band.ceiling) if band is not None and band.ceiling is not None else dual & False
+        low = clipped & (advantages < 0) & ~dual
+        edges = [] if band is None else [band.low, band.high]
+        token = ops.log_ratio(inputs)
+        none = torch.zeros_like(advantages[:, :1])
+        columns = (
+            mask.sum(-1, keepdim=True).float(),
+            advantages.sum(-1, keepdim=True),
+            (advantages != 0).any(-1, keepdim=True),
+            share(clipped),
+            share(high),
+            share(low),
+            share(dual),
+            share(~clipped & (log_ratio.abs() > ops.LOG_RATIO_LIMIT)),
+            _multiple(gradient, on_policy_gradient),
+            gradient.abs().sum(-1, keepdim=True),
+            share(log_ratio),
+            *(share(edge.expand_as(log_ratio)) for edge in edges or [log_ratio.new_tensor(torch.nan)] * 2),
+            ops.sequence_sum(token, mask),
+            ops.sequence_sum(token.square(), mask),
+            token.masked_fill(~mask, torch.inf).amin(-1, keepdim=True),
+            token.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True),
+            none if entropy is None else ops.sequence_sum(entropy, mask),
+            none if kl is None else ops.sequence_sum(kl, mask),
+            group[:, None],
+        )
+        return cls(*(column.squeeze(-1).float().cpu() for column in columns))
+
+    def where(self, keep: Tensor) -> ResponseTable:
+        """The rows for which ``keep``, bool ``(n,)``, holds."""
+        return ResponseTable(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+    def judged(self) -> ResponseTable:
+        """The rows with a non-zero advantage: those a clip can act on, and those every clip fraction counts."""
+        return self.where(self.signal > 0)
+
+    def clip_stats(self, edges: Tensor) -> ClipStats:
+        """Sums per length bin and sign of the advantage, for adaptive policies."""
+        rows = self.judged()
+        return ClipStats.of(edges, rows.length, rows.advantage, rows.clipped, rows.log_ratio)
+
+
+def pooled(tables: Iterable[ResponseTable]) -> ResponseTable:
+    """Rows of several rollout batches, their prompts numbered apart."""
+    numbered, start = [], 0.0
+    for table in tables:
+        numbered.append(replace(table, group=table.group + start))
+        start += float(table.group.max()) + 1 if len(table.group) else 0.0
+    return ResponseTable.concat(numbered)
+
+
+def _multiple(gradient: Tensor, on_policy_gradient: Tensor) -> Tensor:
+    """The factor w, ``(B, 1)``, with which ``w * on_policy_gradient`` comes closest to the gradient; 0 without any."""
+    # both are of the order of 1 / tokens: in float64, squares of them keep their digits
+    gradient, on_policy_gradient = gradient.double(), on_policy_gradient.double()
+    square = on_policy_gradient.square().sum(-1, keepdim=True)
+    along = (gradient * on_policy_gradient).sum(-1, keepdim=True)
+    return torch.where(square > 0, along / square, 0.0)

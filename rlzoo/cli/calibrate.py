@@ -1,0 +1,53 @@
+"""`rlzoo calibrate`: finds a policy's width by pilot runs and writes it as a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from rlzoo.cli.train import ProgressDisplay
+from rlzoo.config import RunConfig
+from rlzoo.errors import UserError
+from rlzoo.lab.calibrate import Pilot, calibrate, is_met, nearest, overlay
+
+
+def run_calibration(
+    *,
+    clip: str,
+    target: float,
+    configs: Sequence[str],
+    overrides: Sequence[str],
+    plugins: Sequence[str],
+    seed: int | None,
+    steps: int,
+    max_pilots: int,
+    output: Path | None,
+) -> bool:
+    """Calibrate a policy; whether the wanted clip fraction was met."""
+    path = output or Path(f"{clip}-calibrated.yaml")
+    if path.exists():
+        raise UserError(f"{str(path)!r} exists; name another file with --output, or remove it")
+    if not path.parent.is_dir():
+        raise UserError(f"--output {str(path)!r}: there is no folder {str(path.parent)!r}")
+    config = RunConfig.compose(configs, clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps)
+    console = Console(highlight=False, markup=False)
+
+    def told(pilot: Pilot) -> None:
+        settings = {name: getattr(pilot.policy, name) for name in pilot.policy.width_fields()}
+        widths = ", ".join(f"{name} {value:.4g}" for name, value in settings.items() if value is not None)
+        display.print(f"clip fraction {pilot.clip_fraction:.3f} with {widths}")
+
+    with ProgressDisplay(console, f"pilots of {steps} steps: {config.clip.name} on {config.task.name}", steps) as display:
+        pilots = calibrate(config, target, max_pilots=max_pilots, told=told, observer=display.show)
+    best = nearest(pilots, target)
+    path.write_text(overlay(best, target, config), encoding="utf-8")
+    console.print(f"wrote {path}; use it with: rlzoo train --config {path}", soft_wrap=True)
+    if not is_met(best, target):
+        console.print(
+            f"the nearest of {len(pilots)} pilots clipped {best.clip_fraction:.3f}, not {target}; try more with --pilots",
+            style="red",
+            soft_wrap=True,
+        )
+    return is_met(best, target)

@@ -1,0 +1,60 @@
+"""The clip fraction by response length as a picture in the terminal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rlzoo.analysis.profile import LengthProfile
+
+WIDTH = 40  # characters of a bar
+
+
+class IntervalBar:
+    """A bar from 0 to a value, its interval drawn over it; plain signs where the terminal has no others.
+
+    Example:
+        A value of a half of the largest, known to within a tenth: ``━━━━━━━━━━━━━━━━├──┼──┤``.
+    """
+
+    def __init__(self, value: float, low: float, high: float, largest: float) -> None:
+        self._ends = [round(WIDTH * min(1.0, part / largest)) for part in (low, value, high)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it."""
+        bar, line, left, right, middle = "━─├┤┼" if options.encoding.startswith("utf") else "=-|||"
+        low, value, high = self._ends
+        signs = [bar if place < value else " " for place in range(WIDTH + 1)]
+        for place in range(low, high + 1):
+            signs[place] = line
+        signs[low], signs[high], signs[value] = left, right, middle
+        yield Segment("".join(signs).rstrip())
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """As wide as the longest bar."""
+        return Measurement(10, WIDTH + 1)
+
+
+def clip_by_length(profile: LengthProfile) -> Table:
+    """A row for each length bin that holds any response: lengths, bar with a 95 % interval, and the numbers."""
+    table = Table(box=None, pad_edge=False, show_header=False, title="clip fraction by response length", title_justify="left")
+    table.title_style = "bold"
+    for justify in ("right", "left", "left"):
+        table.add_column(justify=justify, no_wrap=True)
+    both = profile.both
+    known = [high for high in both.high if not math.isnan(high)]
+    largest = max([0.01, *known])
+    for k, (shortest, longest) in enumerate(itertools.pairwise(profile.edges)):
+        if both.count[k]:
+            numbers = (both.fraction[k], both.low[k], both.high[k])
+            share, low, high = (f"{number:.3f}".replace("0.", ".", 1) for number in numbers)
+            first = shortest if k == 0 else math.floor(shortest) + 1
+            table.add_row(f"{first:.0f}-{longest:.0f}", IntervalBar(*numbers, largest), f"{share} [{low}, {high}]")
+    return table

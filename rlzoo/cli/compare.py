@@ -1,0 +1,106 @@
+"""`rlzoo compare`: which policy did better, and how surely, as tables, JSON and an HTML report."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from rlzoo.analysis.intervals import Interval
+from rlzoo.lab.races import Race, race
+from rlzoo.tracking import common_parent, log_artifact
+
+MANY = 4  # contenders; of more, only the pairs with the best are shown
+
+
+def compare(
+    paths: Sequence[Path], *, as_json: bool, report: Path | None, match: float | None = 0.1, skip_steps: int = 0
+) -> None:
+    """Compare runs, show what came of it, and add the report to the sweep's run in MLflow if they have one."""
+    console = Console(highlight=False, markup=False)
+    with Progress(
+        TextColumn("replaying {task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task("", total=None)
+        result = race(
+            paths,
+            match=match,
+            skip_steps=skip_steps,
+            told=lambda what, done, total: progress.update(bar, description=what, completed=done, total=total),
+        )
+    if as_json:
+        print(json.dumps(result.as_dict(), indent=2))
+    else:
+        _print(console, result)
+    if report is not None or not as_json:
+        from rlzoo.lab.race_report import race_report
+
+        page = report or Path(os.path.commonpath([path.resolve() for path in paths])) / "compare.html"
+        page.write_text(race_report(result), encoding="utf-8")
+        messages = Console(stderr=as_json, highlight=False, markup=False)
+        messages.print(f"report {os.path.relpath(page)}", soft_wrap=True)
+        ids = [run.summary.get("mlflow_run_id") for contender in result.contenders for run in contender.runs]
+        parent = common_parent([str(run_id) for run_id in ids if run_id])
+        if parent:
+            log_artifact(parent, page)
+
+
+def _print(console: Console, result: Race) -> None:
+    console.print(f"score: {result.score}", soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    matched = "" if result.match is None else f"lre@{result.match:g}"
+    for column in ("policy", "seeds", "mean", "IQM", "95 %", "clipped", matched, "noise", "tokens", "seconds"):
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column != "policy")
+    for contender in result.contenders:
+        errors = [profile.lre_max for profile in contender.matched if profile.lre_max is not None]
+        noise = [profile.lre_noise for profile in contender.matched if profile.lre_noise is not None]
+        seconds = [float(run.summary["seconds"]) for run in contender.runs if run.summary.get("seconds")]
+        table.add_row(
+            contender.label,
+            str(contender.score.num_seeds),
+            _number(contender.score.mean),
+            _number(contender.score.iqm),
+            _interval(contender.score.iqm_interval),
+            _number(contender.mean("clip/fraction")),
+            _number(fmean(errors) if errors else None),
+            _number(fmean(noise) if noise else None),
+            f"{contender.mean('response/length_mean', 0.25) or 0:.1f}",
+            f"{fmean(seconds):.0f}" if seconds else "-",
+        )
+    console.print(table)
+    best = result.contenders[0].label
+    shown = [pair for pair in result.pairs if len(result.contenders) <= MANY or best in (pair.first, pair.second)]
+    pairs = Table(box=None, pad_edge=False)
+    for column in ("pair", "difference", "95 %", "P", "verdict"):
+        pairs.add_column(column, justify="left" if column in ("pair", "verdict") else "right", no_wrap=column in ("95 %", "P"))
+    for pair in shown:
+        pairs.add_row(
+            f"{pair.first} - {pair.second}",
+            "-" if pair.mean is None else f"{pair.mean:+.3f}",
+            _interval(pair.interval),
+            f"{pair.probability_of_improvement:.2f}",
+            pair.verdict,
+        )
+    if shown:
+        console.print(pairs)
+    for note in result.notes:
+        console.print(note, soft_wrap=True)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}".replace("0.", ".", 1)
+
+
+def _interval(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{_number(interval[0])}-{_number(interval[1])}".replace("--", " to -")

@@ -1,0 +1,140 @@
+"""`rlzoo replay`: other rules on a run's recorded rollouts, as tables, JSON and an HTML report."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from rlzoo.analysis.intervals import Interval
+from rlzoo.config import RunConfig
+from rlzoo.errors import UserError
+from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.study import Study, study, widths_of
+from rlzoo.policy import ClipPolicy
+
+
+def run_replay(
+    *,
+    path: Path,
+    clips: str,
+    configs: Sequence[str],
+    overrides: Sequence[str],
+    plugins: Sequence[str],
+    match: float | None,
+    sweep_width: bool,
+    skip_steps: int,
+    with_cosine: bool,
+    as_json: bool,
+    report: Path | None,
+) -> None:
+    """Replay, and show what came of it."""
+    run = RecordedRun.read(path)
+    names = dict.fromkeys(name.strip() for name in clips.split(",") if name.strip())
+    if not names:
+        raise UserError(f"--clip {clips!r}: give policies with commas between them; see `rlzoo clips list`")
+    policies = [_policy(run, name, configs, overrides, plugins) for name in names]
+    console = Console(highlight=False, markup=False)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task("replaying", total=None)
+        result = study(
+            run,
+            policies,
+            match=match,
+            skip_steps=skip_steps,
+            sweep_width=sweep_width,
+            with_cosine=with_cosine,
+            told=lambda what, done, total: progress.update(bar, description=what, completed=done, total=total),
+        )
+    if as_json:
+        print(json.dumps(result.as_dict(), indent=2))
+    else:
+        _print(console, result, with_cosine)
+    if report is not None or not as_json:
+        from rlzoo.lab.study_report import study_report
+
+        page = report or path / "replay.html"
+        page.write_text(study_report(result), encoding="utf-8")
+        Console(stderr=as_json, highlight=False, markup=False).print(f"report {page}", soft_wrap=True)
+
+
+def _policy(
+    run: RecordedRun, name: str, configs: Sequence[str], overrides: Sequence[str], plugins: Sequence[str]
+) -> ClipPolicy:
+    """The run's own policy as it was configured; another as the configs say, or with its defaults."""
+    if name == run.config.clip.name and not configs and not overrides:
+        return run.config.clip
+    plain = {"model": run.config.model.model_dump()}  # names a model, so that no default run's widths come in
+    layers = [*configs] if configs else []
+    config = RunConfig.compose(layers, clip=name, overrides=overrides, plugins=[*run.config.plugins, *plugins], **plain)
+    return config.clip
+
+
+def _print(console: Console, result: Study, with_cosine: bool) -> None:
+    run = result.run
+    matched = f", each at a clip fraction of {result.match}" if result.match else ""
+    steps = f", after step {result.skip_steps}" if result.skip_steps else ""
+    console.print(f"{run.num_responses} responses to update on in {run.path}{steps}{matched}", soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for column in ("policy", "clipped", "A < 0", "A > 0", "lre_max", "95 %", "noise", "ess", "cosine"):
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+    for rule in result.rules:
+        profile = rule.replayed.profile
+        rows = rule.replayed.table.judged()
+        below, above = (rows.clipped[rows.advantage * sign > 0] for sign in (-1, 1))
+        numbers = (profile.clip_fraction, float(below.mean()), float(above.mean()), profile.lre_max)
+        cosine = rule.cosine.mean if rule.cosine else None
+        table.add_row(
+            rule.label,
+            *map(_number, numbers),
+            _interval(profile.lre_max_interval),
+            *map(_number, (profile.lre_noise, profile.ess, cosine)),
+        )
+    console.print(table)
+    by_length = Table(box=None, pad_edge=False, title="clip fraction by length in tokens", title_justify="left")
+    edges = result.rules[0].replayed.profile.edges
+    labels = [f"{low:.0f}-{high:.0f}" for low, high in itertools.pairwise(edges)]
+    for column in ("policy", *labels):
+        by_length.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+    for rule in result.rules:
+        by_length.add_row(rule.label, *map(_number, rule.replayed.profile.both.fraction))
+    console.print(by_length)
+    for rule in result.rules:
+        widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
+        console.print(f"{rule.label}: {rule.note or widths or 'no width'}", soft_wrap=True)
+    for label in result.sweep:
+        console.print(_width_table(label, result))
+    if with_cosine and result.rules[0].cosine is None:
+        console.print("no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)", soft_wrap=True)
+
+
+def _width_table(label: str, result: Study) -> Table:
+    table = Table(box=None, pad_edge=False, title=f"{label} by width", title_justify="left")
+    for column in ("factor", "clip fraction", "lre_max", "noise", "ess", "cosine"):
+        table.add_column(column, justify="right")
+    for point in result.sweep[label]:
+        numbers = (point.clip_fraction, point.lre_max, point.lre_noise, point.ess, point.cosine)
+        table.add_row(f"{point.factor:g}", *map(_number, numbers))
+    return table
+
+
+def _number(value: float | None) -> str:
+    """Three decimals, without the zero before the point."""
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}".replace("0.", ".", 1)
+
+
+def _interval(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{_number(interval[0])}-{_number(interval[1])}"

@@ -1,0 +1,136 @@
+"""`rlzoo sweep`: starts the runs of a race, shows how far they are, and compares them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from rlzoo.errors import UserError
+from rlzoo.lab.sweep import Child, Sweep, parse_seeds
+from rlzoo.lab.workers import Worker, run_children
+from rlzoo.tracking import close_parent, open_parent
+
+
+def run_sweep(
+    *,
+    clips: Sequence[str],
+    seeds: str,
+    grid: Sequence[str],
+    configs: Sequence[str],
+    overrides: Sequence[str],
+    steps: int | None,
+    output: Path | None,
+    jobs: int | None,
+    plugins: Sequence[str],
+    dry_run: bool,
+) -> bool:
+    """Run or finish a sweep; whether every run of it came to its end."""
+    names = tuple(dict.fromkeys(name.strip() for name in clips if name.strip()))
+    if not names:
+        raise UserError(f"--clip {','.join(clips)!r}: give policies with commas between them; see `rlzoo clips list`")
+    folder = output or Path("sweeps") / "-".join([*names[:4], *(["etc"] if len(names) > 4 else [])])
+    if (folder / "config.yaml").exists():
+        raise UserError(f"--output {str(folder)!r} is a run directory; a sweep needs a folder of its own")
+    sweep = Sweep(folder, names, parse_seeds(seeds), tuple(configs), tuple(overrides), tuple(grid), _absolute(plugins), steps)
+    console = Console(highlight=False, markup=False)
+    if dry_run:
+        for child in sweep.children:
+            console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}", soft_wrap=True)
+        return True
+    parent = parent_of(sweep)
+    status = "FAILED"
+    try:
+        with SweepDisplay(console, sweep) as display:
+            failed = run_children(sweep.children, jobs, parent, display.look, display.ended)
+        status = "FAILED" if failed else "FINISHED"
+    except (KeyboardInterrupt, SystemExit):
+        status = "KILLED"
+        console.print(f"stopped; the same command goes on where it was, in {folder}", soft_wrap=True)
+        raise
+    finally:
+        if parent:
+            close_parent(parent, status)
+    if len(sweep.children) > len(failed):
+        from rlzoo.cli.compare import compare
+
+        compare([folder], as_json=False, report=None)
+    for child in failed:
+        console.print(f"{child.name} did not finish: see {folder / 'logs' / child.name}.log", style="red", soft_wrap=True)
+    return not failed
+
+
+def parent_of(sweep: Sweep) -> str | None:
+    """The MLflow run of a sweep, the same one when it goes on; None if its runs are not tracked."""
+    tracking = sweep.children[0].config.tracking
+    if not tracking.mlflow:
+        return None
+    file = sweep.folder / "sweep.json"
+    if file.exists():
+        return str(json.loads(file.read_text(encoding="utf-8"))["mlflow_run_id"])
+    tags = {"kind": "sweep", "clip": ",".join(sweep.clips), "seed": ",".join(map(str, sweep.seeds))}
+    run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags)
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"mlflow_run_id": run_id}) + "\n", encoding="utf-8")
+    return run_id
+
+
+def _absolute(plugins: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(Path(plugin).expanduser().resolve()) for plugin in plugins)
+
+
+class SweepDisplay:
+    """Bars for the whole and for each running child on a terminal, a line per ended child elsewhere."""
+
+    def __init__(self, console: Console, sweep: Sweep) -> None:
+        self._console = console
+        self._sweep = sweep
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._whole = self._progress.add_task("all steps", total=sweep.total_steps)
+        self._bars: dict[str, TaskID] = {}
+
+    def look(self, running: Sequence[Worker]) -> None:
+        """Show how far the running children are."""
+        done = sum(child.config.steps for child in self._sweep.children if child.is_finished)
+        for worker in running:
+            child, metrics = worker.child, worker.child.last_metrics()
+            if child.name not in self._bars:
+                self._bars[child.name] = self._progress.add_task(child.name, total=child.config.steps)
+            step = int(metrics.get("step", 0))
+            done += step
+            reward = f"  reward {metrics['reward/mean']:.2f}" if "reward/mean" in metrics else ""
+            self._progress.update(self._bars[child.name], completed=step, description=f"{child.name}{reward}")
+        self._progress.update(self._whole, completed=done)
+
+    def ended(self, child: Child, code: int) -> None:
+        """Say what came of a child."""
+        if child.name in self._bars:
+            self._progress.remove_task(self._bars.pop(child.name))
+        finished = sum(other.is_finished for other in self._sweep.children)
+        metrics = child.last_metrics()
+        shown = {"accuracy": "eval/accuracy", "reward": "reward/mean", "clip": "clip/fraction"}
+        words = "  ".join(f"{word} {metrics[name]:.3f}" for word, name in shown.items() if name in metrics)
+        outcome = "finished" if child.is_finished else f"ended with exit code {code}"
+        line = f"{child.name} {outcome}  {words}  ({finished} of {len(self._sweep.children)})"
+        self._progress.console.print(line, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._progress.stop()

@@ -1,0 +1,88 @@
+"""Warnings a person can act on, raised once a run when something has been wrong for some steps in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rlzoo.policy import ClipPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One thing that can be wrong.
+
+    Example:
+        ``Alarm("saturated", "clip/fraction", lambda value: value > 0.5, 3, "{value:.0%} clipped ...")`` is raised in the third
+        step in a row whose clip fraction is above a half.
+    """
+
+    name: str
+    metric: str
+    is_bad: Callable[[float], bool]
+    patience: int  # steps in a row
+    message: str
+
+
+ALARMS = (
+    Alarm(
+        "inert",
+        "clip/fraction",
+        lambda value: value == 0,
+        10,
+        "clip is inert: nothing clipped for {patience} steps; narrow {widths}, or find a width with `rlzoo calibrate`",
+    ),
+    Alarm(
+        "saturated",
+        "clip/fraction",
+        lambda value: value > 0.5,
+        3,
+        "band is saturated: {value:.0%} of the responses clipped, over half for {patience} steps; widen {widths}, find a width "
+        "with `rlzoo calibrate`, or lower learner.lr",
+    ),
+    Alarm(
+        "ess",
+        "fairness/ess",
+        lambda value: value < 0.2,
+        3,
+        "effective sample size collapsed: {value:.0%} of the responses carry the gradient, under a fifth for {patience} steps; "
+        "lower learner.lr or take fewer updates per rollout batch (learner.num_minibatches, learner.num_epochs)",
+    ),
+    Alarm(
+        "drift",
+        "ratio/drift_long",
+        lambda value: abs(value) > 0.5,
+        5,
+        "drift is no longer negligible: log-ratios of long responses are centred {value:+.2f} standard deviations from 0, "
+        "more than half of one for {patience} steps; lower learner.lr, or centre the band if the policy has a drift setting",
+    ),
+)
+
+
+class Alarms:
+    """Counts bad steps in a row.
+
+    Example:
+        ``Alarms(policy).after_step({"clip/fraction": 0.0})`` is empty nine times, then holds the warning once.
+    """
+
+    def __init__(self, policy: ClipPolicy) -> None:
+        widths = policy.width_fields()
+        self._widths = " and ".join(f"clip.{name}" for name in widths) or "the band"
+        # a rule that never cuts is not inert because it cuts nothing
+        self._alarms = [alarm for alarm in ALARMS if widths or alarm.name != "inert"]
+        self._bad_steps = dict.fromkeys((alarm.name for alarm in self._alarms), 0)
+        self.raised: list[str] = []  # names, in the order in which they were raised
+
+    def after_step(self, metrics: Mapping[str, float]) -> list[str]:
+        """Take one step's metrics; the warnings to show now. A step without the metric changes nothing."""
+        messages = []
+        for alarm in self._alarms:
+            value = metrics.get(alarm.metric)
+            if value is None or alarm.name in self.raised:
+                continue
+            self._bad_steps[alarm.name] = self._bad_steps[alarm.name] + 1 if alarm.is_bad(value) else 0
+            if self._bad_steps[alarm.name] == alarm.patience:
+                self.raised.append(alarm.name)
+                messages.append(alarm.message.format(value=value, patience=alarm.patience, widths=self._widths))
+        return messages

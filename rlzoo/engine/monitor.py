@@ -1,0 +1,61 @@
+"""Looks at a run's clip over many steps: the profile by length, its figure, and warnings."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlzoo.analysis.profile import LengthProfile
+from rlzoo.analysis.response_table import ResponseTable, pooled
+from rlzoo.engine.alarms import Alarms
+from rlzoo.policy import ClipPolicy
+
+if TYPE_CHECKING:
+    from rlzoo.tracking import Tracker
+
+logger = logging.getLogger("rlzoo")
+
+WINDOW = 50
+"""Steps whose responses a profile pools: enough for intervals, few enough to remember."""
+
+
+class Monitor:
+    """Remembers the rows of the last `WINDOW` steps.
+
+    Example:
+        ``monitor.after_step(tables, metrics)`` once a step; then ``monitor.profile()``.
+    """
+
+    def __init__(self, policy: ClipPolicy) -> None:
+        self._name = policy.name
+        self._tables: deque[ResponseTable] = deque(maxlen=WINDOW)
+        self._num_steps = 0
+        self.alarms = Alarms(policy)
+
+    def after_step(self, tables: Sequence[ResponseTable], metrics: Mapping[str, float]) -> None:
+        """Take one step's rows and metrics; warns if something has been wrong for long enough."""
+        if tables:
+            self._tables.append(ResponseTable.concat(tables))
+        self._num_steps += 1
+        for message in self.alarms.after_step(metrics):
+            logger.warning("step %d: %s", self._num_steps, message)
+
+    def profile(self) -> LengthProfile | None:
+        """The profile of all remembered rows; None if nothing could be learned from any."""
+        return LengthProfile.of(pooled(self._tables)) if self._tables else None
+
+    def log_figure(self, tracker: Tracker, step: int) -> None:
+        """Send MLflow the clip fraction against length, as it stands after this step."""
+        if not tracker.is_on:
+            return
+        profile = self.profile()
+        if profile is not None:
+            from rlzoo import figures
+
+            sides = {self._name: profile.both, "where A < 0": profile.below, "where A > 0": profile.above}
+            x = profile.median_length
+            series = {label: figures.Series(x, side.fraction, side.low, side.high) for label, side in sides.items()}
+            figure = figures.profile(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")
+            tracker.log_figure(figure, f"clip_by_length/step-{step:06d}.png")

@@ -1,0 +1,149 @@
+"""Pictures of runs: curves, quantities against response length, and intervals, as matplotlib figures."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, yellow left out
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+STYLES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one curve, with the ends of their intervals.
+
+    Example:
+        ``Series(x=(10, 20), y=(0.1, 0.2), low=(0.05, 0.1), high=(0.2, 0.3))``
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+def lines(
+    series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False, floor: float | None = None
+) -> Figure:
+    """Curves with bands between low and high; ``floor`` is a dotted line, the noise floor."""
+    figure, axes = _canvas(title, xlabel, ylabel)
+    for number, (label, points) in enumerate(series.items()):
+        axes.plot(points.x, points.y, label=_literal(label), **_look(number, marker=log_x))
+        if points.low is not None and points.high is not None:
+            axes.fill_between(points.x, points.low, points.high, color=_look(number)["color"], alpha=0.15, linewidth=0)
+    if floor is not None:
+        axes.axhline(floor, color="0.4", linestyle=":", linewidth=1, label="noise floor")
+    if log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _legend(figure, axes)
+    return figure
+
+
+def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
+    """A quantity against response length, on a logarithmic axis, with error bars that stand beside each other."""
+    figure, axes = _canvas(title, "response length in tokens", ylabel)
+    for number, (label, points) in enumerate(series.items()):
+        shift = 1 + 0.012 * (number - (len(series) - 1) / 2)
+        kept = [k for k in range(len(points.x)) if not (math.isnan(points.x[k]) or math.isnan(points.y[k]))]
+        x, y = [points.x[k] * shift for k in kept], [points.y[k] for k in kept]
+        errors = None
+        if points.low is not None and points.high is not None:
+            ends = (points.low, points.high)
+            errors = [[max(0.0, sign * (end[k] - points.y[k])) for k in kept] for sign, end in zip((-1, 1), ends, strict=True)]
+        axes.errorbar(x, y, yerr=errors, label=_literal(label), capsize=2, elinewidth=0.9, **_look(number))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    _legend(figure, axes)
+    return figure
+
+
+def forest(
+    rows: Sequence[tuple[str, float, float | None, float | None]],
+    *,
+    xlabel: str,
+    title: str = "",
+    reference: float | None = None,
+) -> Figure:
+    """A point and an interval for each label, the first on top; ``reference`` is a vertical line."""
+    figure, axes = _canvas(title, xlabel, "", height=1.1 + 0.28 * max(1, len(rows)))
+    places = list(range(len(rows), 0, -1))
+    for place, (_, value, low, high) in zip(places, rows, strict=True):
+        if low is not None and high is not None:
+            axes.plot([low, high], [place, place], color=COLOURS[0], linewidth=1.5)
+        axes.plot([value], [place], "o", color=COLOURS[0], markersize=5)
+    if reference is not None:
+        axes.axvline(reference, color="0.4", linestyle=":", linewidth=1)
+    axes.set_yticks(places, [_literal(label) for label, *_ in rows])
+    axes.set_ylim(0.4, len(rows) + 0.6)
+    return figure
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an ``<svg>`` element to put into a page: text stays text, and the same figure gives the same bytes."""
+    stream = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlzoo"}):
+        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    name = hashlib.sha256(text.encode()).hexdigest()[:8]  # ids must differ between the figures of a page
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    return re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write the figure as a picture."""
+    figure.savefig(path, format="png", dpi=150)
+
+
+def _canvas(title: str, xlabel: str, ylabel: str, height: float = 3.6) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(_literal(title), fontsize=10, loc="left")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(visible=True, color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _look(number: int, *, marker: bool = True) -> dict[str, Any]:
+    """Colour, marker and line style of the n-th series: no two of the first 28 are alike."""
+    count = len(COLOURS)
+    look = {
+        "color": COLOURS[number % count],
+        "linestyle": STYLES[number // count % len(STYLES)],
+        "linewidth": 1.4,
+    }
+    return look | ({"marker": MARKERS[(number + number // count) % len(MARKERS)], "markersize": 4.5} if marker else {})
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Beside the data, never over it."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        columns = 1 if len(handles) <= 14 else 2
+        figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False, ncols=columns)
+
+
+def _literal(label: str) -> str:
+    """A label as it is: no mathematics between dollar signs, and shown even if it begins with an underscore."""
+    shown = label.replace("$", r"\$")
+    return f"\u200b{shown}" if shown.startswith("_") else shown  # matplotlib hides those; a space of no width does not show

@@ -1,0 +1,189 @@
+"""How far a clip turns the gradient: the cosine between a rule's model gradient and the unclipped importance-weighted one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_model
+from scipy import stats
+from torch import Tensor
+
+from rlzoo import ops
+from rlzoo.analysis.intervals import CONFIDENCE, NUM_RESAMPLES, Interval
+from rlzoo.engine.experience import Experience
+from rlzoo.engine.judge import judgement
+from rlzoo.engine.model import ResponseLogProbs
+from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.errors import UserError
+from rlzoo.fairness import NUM_BINS, bin_index
+from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
+from rlzoo.lab.replay import Replayed
+from rlzoo.types import ClipInputs
+
+SAME = 0.02  # nats: log-probs recomputed from kept weights agree with the recorded ones this closely
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine:
+    """The cosine of one rule, a mean over the updates whose weights were kept.
+
+    Example:
+        ``mean`` 1 for a rule that clips nothing and weighs responses by their importance ratio.
+    """
+
+    mean: float
+    interval: Interval | None  # 95 %, bootstrap over rollout batches; None with fewer than two
+    by_length: tuple[float, ...]  # of the gradients of each length bin's responses; NaN where a bin has none
+    num_updates: int
+
+
+def cosines(
+    run: RecordedRun,
+    replayed: Mapping[str, Replayed],
+    edges: Sequence[float],
+    told: Callable[[int, int], None] | None = None,
+) -> dict[str, Cosine]:
+    """Measure the cosine of every rule on the updates whose weights were kept.
+
+    The reference is the gradient of ``mean over responses of exp(S) A``, S the summed log-ratio: what importance sampling
+    would follow without any clip, for the recorded advantages (the theorem of arXiv 2509.09177 bounds this angle). A rule's
+    own weights by length, such as a mean over tokens, turn its gradient too, at ratio 1 already.
+
+    Args:
+        run: with ``replay/`` in its directory, see `has_weights`.
+        replayed: rules by label.
+        edges: ``(K + 1,)`` length bins, in tokens.
+        told: called after each update with the number done and the number to do.
+
+    Raises:
+        UserError: the weights are not those of the recorded log-probs.
+    """
+    files = _kept(run)
+    model, _ = load_pretrained(run.config.model.path, run.config.model.dtype)
+    module = ResponseLogProbs(model, run.config.rollout.temperature)
+    found: dict[str, list[tuple[int, float, list[float]]]] = {label: [] for label in replayed}
+    done = 0
+    for position, update in enumerate(run.updates):
+        file = files.get((update.step, update.index))
+        if file is None:
+            continue
+        load_model(model, file)
+        counts, limit = update.counts, run.config.rollout.max_new_tokens
+        wanted = {
+            label: judgement(rule.states[position], update.inputs, counts, limit).gradient for label, rule in replayed.items()
+        }
+        with _autocast(run):
+            totals = _gradients(module, update, {"": unclipped(update.inputs), **wanted}, torch.tensor(edges))
+        reference = totals.pop("")
+        for label, parts in totals.items():
+            bins = [cosine(part, other) for part, other in zip(parts, reference, strict=True)]
+            found[label].append((update.step, cosine(torch.stack(parts).sum(0), torch.stack(reference).sum(0)), bins))
+        done += 1
+        if told is not None:
+            told(done, len(files))
+    return {label: _summary(rows) for label, rows in found.items()}
+
+
+def has_weights(run: RecordedRun) -> bool:
+    """Whether the run kept the weights of any update (``checkpoint.keep_for_replay``)."""
+    return bool(_kept(run))
+
+
+def unclipped(inputs: ClipInputs) -> Tensor:
+    """d/dlog_probs of the mean over responses of exp(S) A, ``(B, T)``."""
+    log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
+    number = int(inputs.response_mask.any(-1).sum())
+    weight = ops.limited_exp(log_ratio) * inputs.advantages / max(number, 1)
+    return torch.where(inputs.response_mask, weight.expand_as(inputs.log_probs), 0.0)
+
+
+def cosine(first: Tensor, second: Tensor) -> float:
+    """The cosine of the angle between two flat gradients; NaN where one is 0."""
+    norm = float(first.norm() * second.norm())
+    return float(first @ second) / norm if norm > 0 else math.nan
+
+
+def _gradients(
+    module: ResponseLogProbs, update: RecordedUpdate, wanted: Mapping[str, Tensor], edges: Tensor
+) -> dict[str, list[Tensor]]:
+    """For each label, the flat model gradient of ``sum(g * log_probs)`` over the responses of each length bin."""
+    inputs = update.inputs
+    experience = Experience(
+        sequences=update.sequences,
+        response_mask=inputs.response_mask,
+        rollout_log_probs=inputs.log_probs,
+        rewards=inputs.advantages[:, 0],
+        group_ids=update.group,
+        advantages=inputs.advantages,
+    )
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    size = sum(parameter.numel() for parameter in parameters)
+    sums: dict[str, list[Tensor]] = {label: [] for label in wanted}
+    bins = bin_index(experience.lengths, edges)
+    for k in range(NUM_BINS):
+        rows = (bins == k).nonzero()[:, 0]
+        if len(rows) == 0:
+            for parts in sums.values():
+                parts.append(torch.zeros(size))
+            continue
+        log_probs, _ = module(experience.model_batch(rows, pad_id=0))
+        mask = inputs.response_mask[rows]
+        _check_same(log_probs, inputs.log_probs[rows][mask])
+        for label, gradient in wanted.items():
+            parts_of = torch.autograd.grad(log_probs, parameters, gradient[rows][mask], retain_graph=True)
+            sums[label].append(torch.cat([part.float().flatten() for part in parts_of]))
+    return sums
+
+
+def _check_same(log_probs: Tensor, recorded: Tensor) -> None:
+    worst = float((log_probs.detach() - recorded).abs().max())
+    if not worst < SAME:
+        raise UserError(
+            f"kept weights give log-probs that differ by up to {worst:.3g} from the recorded ones: they do not belong together"
+        )
+
+
+def _kept(run: RecordedRun) -> dict[tuple[int, int], Path]:
+    """Files with weights, by step and update."""
+    names = [(file, file.stem.split("-")) for file in sorted((run.path / "replay").glob("*.safetensors"))]
+    return {(int(step), int(index)): file for file, (step, index) in names}
+
+
+@contextlib.contextmanager
+def _autocast(run: RecordedRun) -> Iterator[None]:
+    """The types of the matrix products that the run used."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=run.config.learner.autocast == "bfloat16"):
+        yield
+
+
+def _summary(rows: Sequence[tuple[int, float, list[float]]]) -> Cosine:
+    kept = [row for row in rows if not math.isnan(row[1])]
+    if not kept:
+        return Cosine(math.nan, None, (math.nan,) * NUM_BINS, 0)
+    values = np.array([value for _, value, _ in kept])
+    bins = np.array([by_length for _, _, by_length in kept])
+    counted = (~np.isnan(bins)).sum(0)
+    by_length = np.where(counted > 0, np.nansum(bins, axis=0) / np.maximum(counted, 1), np.nan)
+    return Cosine(float(values.mean()), _interval([step for step, *_ in kept], values), tuple(by_length.tolist()), len(kept))
+
+
+def _interval(steps: Sequence[int], values: np.ndarray) -> Interval | None:
+    """Bootstrap of the mean over rollout batches: updates of one batch share its responses."""
+    means = np.array([values[np.array(steps) == step].mean() for step in dict.fromkeys(steps)])
+    if len(means) < 2 or np.ptp(means) == 0:
+        return None
+    result = stats.bootstrap(
+        (means,),
+        np.mean,
+        n_resamples=NUM_RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)

@@ -1,0 +1,134 @@
+"""What a run recorded: the inputs of every update, as its policy read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rlzoo.config import RunConfig
+from rlzoo.engine.seeds import LEARNER, step_seed
+from rlzoo.errors import UserError
+from rlzoo.fairness import bin_edges
+from rlzoo.reductions import StepCounts
+from rlzoo.types import ClipInputs
+
+CHUNK_TOKENS = 500_000  # padded tokens judged at once by rules that look at each row alone
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedUpdate:
+    """One optimizer step.
+
+    Example:
+        ``policy(update.inputs)`` is what a policy would have answered.
+    """
+
+    step: int
+    index: int  # within the step, from 0
+    edges: Tensor  # (K + 1,) length bins of the rollout batch, in tokens
+    inputs: ClipInputs
+    group: Tensor  # (R,) which prompt each response answers
+    sequences: tuple[Tensor, ...]  # R rows of prompt and response ids, ragged
+
+    @property
+    def counts(self) -> StepCounts:
+        """The step's denominators."""
+        lengths = self.inputs.response_mask.sum(-1)
+        return StepCounts(int((lengths > 0).sum()), int(lengths.sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """The updates of a run, in order, and how it was configured.
+
+    Example:
+        ``RecordedRun.read(Path("runs/mine")).updates[0].inputs``
+    """
+
+    path: Path
+    config: RunConfig
+    updates: tuple[RecordedUpdate, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> RecordedRun:
+        """Read a run directory.
+
+        Raises:
+            UserError: it is not one, or nothing was learned in it.
+        """
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"{str(path)!r} is not a run directory: it has no config.yaml")
+        config = RunConfig.compose([path / "config.yaml"])
+        updates = [
+            update for file in sorted((path / "rollouts").glob("*.safetensors")) for update in _updates(file, config.seed)
+        ]
+        if not updates:
+            raise UserError(f"{str(path)!r} has no recorded updates to replay")
+        return cls(path, config, tuple(updates))
+
+    @property
+    def num_responses(self) -> int:
+        """Responses over all updates; one that was learned from twice counts twice."""
+        return sum(len(update.group) for update in self.updates)
+
+
+def _updates(file: Path, run_seed: int) -> Iterator[RecordedUpdate]:
+    tensors, step = load_file(file), int(file.stem)
+    lengths = tensors["lengths"]
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    sequences = tensors["sequences"].split(tensors["sequence_lengths"].tolist())
+    advantages = _spread(tensors["advantages"], mask) if tensors["advantages"].ndim == 1 else tensors["advantages"]
+    seed, edges, index = step_seed(run_seed, LEARNER, step), bin_edges(lengths), 0
+    while f"rows/{index}" in tensors:
+        rows = tensors[f"rows/{index}"]
+        inputs = ClipInputs(
+            log_probs=_spread(tensors[f"log_probs/{index}"], mask[rows]),
+            old_log_probs=_spread(tensors["old_log_probs"], mask)[rows],
+            advantages=advantages[rows],
+            response_mask=mask[rows],
+            rollout_log_probs=_spread(tensors["rollout_log_probs"], mask)[rows],
+            seed=seed + index,
+        )
+        picked = tuple(sequences[row] for row in rows.tolist())
+        yield RecordedUpdate(step, index, edges, inputs, tensors["group_ids"][rows].float(), picked)
+        index += 1
+
+
+def _spread(flat: Tensor, mask: Tensor) -> Tensor:
+    """Values of response tokens, ``(N,)`` row by row, laid out as ``(R, T)`` with 0 on the padding."""
+    return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
+
+
+def chunks(updates: Sequence[RecordedUpdate]) -> list[ClipInputs]:
+    """The inputs of all updates in few pieces, for rules that judge each row by itself."""
+    pieces: list[ClipInputs] = []
+    waiting: list[ClipInputs] = []
+    for update in updates:
+        waiting.append(update.inputs)
+        if sum(inputs.log_probs.numel() for inputs in waiting) >= CHUNK_TOKENS:
+            pieces.append(_joined(waiting))
+            waiting = []
+    return pieces + ([_joined(waiting)] if waiting else [])
+
+
+def _joined(parts: Sequence[ClipInputs]) -> ClipInputs:
+    width = max(part.log_probs.shape[1] for part in parts)
+
+    def join(tensors: Sequence[Tensor]) -> Tensor:
+        if all(tensor.shape[1] == 1 for tensor in tensors) and width > 1:
+            return torch.cat(list(tensors))
+        return torch.cat([torch.nn.functional.pad(tensor, (0, width - tensor.shape[1])) for tensor in tensors])
+
+    return ClipInputs(
+        log_probs=join([part.log_probs for part in parts]),
+        old_log_probs=join([part.old_log_probs for part in parts]),
+        advantages=join([part.advantages for part in parts]),
+        response_mask=join([part.response_mask for part in parts]),
+        rollout_log_probs=join([part.rollout_log_probs for part in parts if part.rollout_log_probs is not None]),
+        seed=parts[0].seed,
+    )

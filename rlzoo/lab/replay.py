@@ -1,0 +1,150 @@
+"""Replay: what any rule would have done with the rollouts and log-probs that a run recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from pydantic import ValidationError
+
+from rlzoo import ops
+from rlzoo.analysis.profile import LengthProfile
+from rlzoo.analysis.response_table import ResponseTable, pooled
+from rlzoo.engine.judge import judge, judgement, updated
+from rlzoo.errors import UserError
+from rlzoo.lab.recorded import RecordedRun, chunks
+from rlzoo.policy import ClipPolicy
+from rlzoo.types import ClipInputs
+
+TARGET = "target_clip_fraction"
+"""A policy with a setting of this name finds its band itself; to match a clip fraction, it is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One rule on recorded data.
+
+    Example:
+        ``replay(run, policy).profile.lre_max``
+    """
+
+    policy: ClipPolicy  # as it began
+    last: ClipPolicy  # as it ended, if it is adaptive
+    table: ResponseTable
+    profile: LengthProfile
+    states: tuple[ClipPolicy, ...]  # before each update
+
+
+def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:
+    """Judge every recorded update, in order; an adaptive rule adapts as it would have, from earlier updates only.
+
+    Args:
+        run: the recording. Advantages are the recorded ones, whatever estimator the policy would choose.
+        policy: any rule.
+        skip_steps: steps at the beginning that the result leaves out, while adaptive rules settle.
+
+    Raises:
+        UserError: the rule cannot read the recorded advantages, or nothing is left to report.
+    """
+    _check_readable(run, policy)
+    tables, states, current = [], [], policy
+    for update in run.updates:
+        judged = judgement(current, update.inputs, update.counts, run.config.rollout.max_new_tokens)
+        table = ResponseTable.measure(
+            update.inputs, judged.result, judged.gradient, judged.on_policy_gradient, group=update.group
+        )
+        states.append(current)
+        current = updated(current, table.clip_stats(update.edges))
+        if update.step > skip_steps:
+            tables.append(table)
+    profile = LengthProfile.of(pooled(tables)) if tables else None
+    if profile is None:
+        raise UserError(f"{str(run.path)!r} has no response with an advantage after step {skip_steps}")
+    return Replayed(policy, current, pooled(tables), profile, tuple(states))
+
+
+def _check_readable(run: RecordedRun, policy: ClipPolicy) -> None:
+    if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
+        raise UserError(f"{str(run.path)!r} has an advantage per token, and {policy.name} takes one per response")
+
+
+def is_adaptive(policy: ClipPolicy) -> bool:
+    """Whether a policy changes from update to update."""
+    return type(policy).updated is not ClipPolicy.updated
+
+
+def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPolicy], float]:
+    """A function from a policy to the clip fraction it has on a run, faster than a whole `replay`."""
+    reported = [update for update in run.updates if update.step > skip_steps]
+    together = chunks(reported)
+    one_by_one = [update.inputs for update in reported]
+
+    def fraction(policy: ClipPolicy) -> float:
+        if is_adaptive(policy):
+            return replay(run, policy, skip_steps).profile.clip_fraction
+        clipped = number = 0.0
+        for inputs in one_by_one if policy.scope == "batch" else together:
+            rows = _clipped(policy, inputs)
+            clipped, number = clipped + float(rows.sum()), number + len(rows)
+        return clipped / number
+
+    return fraction
+
+
+@torch.no_grad()
+def _clipped(policy: ClipPolicy, inputs: ClipInputs) -> torch.Tensor:
+    """The clip decision of each response with an advantage; a token rule's is its share of clipped tokens."""
+    clipped, mask = judge(policy, inputs).clipped.float(), inputs.response_mask
+    share = clipped if clipped.shape[-1] == 1 else ops.sequence_mean(clipped, mask)
+    advantages = inputs.advantages if inputs.advantages.shape[-1] == 1 else inputs.advantages.masked_fill(~mask, 0.0)
+    return share[(advantages != 0).any(-1)].double()
+
+
+def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> ClipPolicy:
+    """The policy with all its widths scaled by one factor, found by bisection, so that it clips a wanted share.
+
+    Args:
+        policy: a rule with a width, or one that is told the share (`TARGET`).
+        target: share of the responses with non-zero advantage, between 0 and 1.
+        fraction: what a policy clips; it falls as widths grow.
+
+    Raises:
+        UserError: no width gives that share; the message says what is possible.
+    """
+    if TARGET in type(policy).model_fields:
+        return policy.replace(**{TARGET: target})
+    if not policy.width_fields():
+        raise UserError(f"clip policy {policy.name!r} has no width to match a clip fraction with")
+    narrow, wide = _bracket(policy, target, fraction)
+    for _ in range(40):
+        middle = (narrow * wide) ** 0.5
+        if fraction(policy.scaled(middle)) <= target:
+            wide = middle
+        else:
+            narrow = middle
+        if wide / narrow < 1 + 1e-4:
+            break
+    # a step function: the nearer of the two sides of the jump
+    sides = [policy.scaled(narrow), policy.scaled(wide)]
+    return min(sides, key=lambda side: abs(fraction(side) - target))
+
+
+def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> tuple[float, float]:
+    """Factors between which the share is reached: the first clips more, the second at most that much."""
+    seen = {1.0: fraction(policy)}
+    too_narrow = seen[1.0] > target
+    factor = 1.0
+    for _ in range(20):
+        following = factor * 4 if too_narrow else factor / 4
+        try:
+            seen[following] = fraction(policy.scaled(following))
+        except ValidationError:
+            break
+        if (seen[following] > target) != too_narrow:
+            return (factor, following) if too_narrow else (following, factor)
+        factor = following
+    low, high = min(seen.values()), max(seen.values())
+    raise UserError(
+        f"clip policy {policy.name!r} clips {low:.3g} to {high:.3g} of these responses whatever its width, not {target}"
+    )

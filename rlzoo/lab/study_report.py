@@ -1,0 +1,137 @@
+"""A replay study as one HTML page."""
+
+from __future__ import annotations
+
+import itertools
+
+from rlzoo.analysis.profile import QUANTILES
+from rlzoo.figures import Series, lines, profile
+from rlzoo.lab.study import Rule, Study, widths_of
+from rlzoo.report import Cell, Section, Table, render
+
+
+def study_report(study: Study) -> str:
+    """The page, complete in itself."""
+    run = study.run
+    facts = {
+        "run": str(run.path),
+        "trained with": run.config.clip.name,
+        "task": run.config.task.name,
+        "model": run.config.model.path,
+        "responses": str(run.num_responses),
+        "clip fraction": "as configured" if study.match is None else f"matched at {study.match}",
+        "steps left out": str(study.skip_steps),
+    }
+    sections = [_summary(study), _by_length(study)]
+    if any(rule.cosine for rule in study.rules):
+        sections.append(_cosine(study))
+    if study.sweep:
+        sections.append(_widths(study))
+    return render(f"Replay of {run.path.name}", facts, [*sections, _shape(study)])
+
+
+def _summary(study: Study) -> Section:
+    rows: list[list[Cell]] = []
+    for rule in study.rules:
+        found = rule.replayed.profile
+        low, high = found.lre_max_interval or (None, None)
+        mean = rule.cosine.mean if rule.cosine else None
+        widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
+        lre = (found.lre_max, low, high, found.lre_mean, found.lre_noise)
+        rows.append([rule.label, found.clip_fraction, *lre, found.ess, mean, widths])
+    columns = ["policy", "clip fraction", "lre_max", "95 % from", "to", "lre_mean", "noise", "ess", "cosine", "widths"]
+    paragraphs = [
+        "Every rule judged the same recorded log-probs, update by update. `lre_max` is the largest relative error of the "
+        "weight that clipping leaves to a length bin; compare it only at the same clip fraction. `noise` is the `lre_max` to "
+        "expect of so many responses if every length were clipped alike; an interval is to be trusted only well above it.",
+        *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
+    ]
+    return Section("What each rule clips", paragraphs, (), (Table("All responses with an advantage", columns, rows),))
+
+
+def _by_length(study: Study) -> Section:
+    both, below, above = (
+        profile({rule.label: _fractions(rule, side) for rule in study.rules}, title=title)
+        for side, title in (("both", "all responses"), ("below", "A < 0"), ("above", "A > 0"))
+    )
+    mass = profile(
+        {rule.label: Series(*_against_length(rule, rule.replayed.profile.gradient_mass)) for rule in study.rules},
+        ylabel="share of gradient mass",
+    )
+    ess = profile(
+        {rule.label: Series(*_against_length(rule, rule.replayed.profile.ess_by_length)) for rule in study.rules},
+        ylabel="effective sample size",
+    )
+    edges = study.rules[0].replayed.profile.edges
+    labels = [f"{low:.0f}-{high:.0f}" for low, high in itertools.pairwise(edges)]
+    rows: list[list[Cell]] = [[rule.label, *rule.replayed.profile.both.fraction] for rule in study.rules]
+    text = "Six quantile bins of length; bars are 95 % Wilson intervals. Gradient mass: the sum of |dJ/dlog_probs| over tokens."
+    table = Table("Clip fraction by length in tokens", ["policy", *labels], rows)
+    return Section("By response length", (text,), (both, below, above, mass, ess), (table,))
+
+
+def _cosine(study: Study) -> Section:
+    kept = [(rule, rule.cosine) for rule in study.rules if rule.cosine]
+    series = {rule.label: Series(*_against_length(rule, cosine.by_length)) for rule, cosine in kept}
+    rows: list[list[Cell]] = []
+    for rule, cosine in kept:
+        low, high = cosine.interval or (None, None)
+        rows.append([rule.label, cosine.mean, low, high, cosine.num_updates])
+    text = (
+        "Between the gradient of each rule and that of the mean of exp(S) A, the importance-weighted objective without a clip, "
+        "through the weights that the run kept. A rule's weights by length turn its gradient too, without any clip."
+    )
+    table = Table("Over the updates whose weights were kept", ["policy", "cosine", "95 % from", "to", "updates"], rows)
+    return Section("Cosine to the unclipped gradient", (text,), (profile(series, ylabel="cosine"),), (table,))
+
+
+def _widths(study: Study) -> Section:
+    def against_width(name: str) -> dict[str, Series]:
+        found = {}
+        for label, points in study.sweep.items():
+            pairs = [(point.factor, getattr(point, name)) for point in points if getattr(point, name) is not None]
+            found[label] = Series([x for x, _ in pairs], [y for _, y in pairs])
+        return found
+
+    names = [("clip_fraction", "clip fraction"), ("lre_max", "lre_max"), ("ess", "effective sample size")]
+    if any(point.cosine is not None for points in study.sweep.values() for point in points):
+        names.append(("cosine", "cosine to the unclipped gradient"))
+    figures = tuple(
+        lines(against_width(name), xlabel="width, relative to the table above", ylabel=label, log_x=True)
+        for name, label in names
+    )
+    rows: list[list[Cell]] = [
+        [label, point.factor, point.clip_fraction, point.lre_max, point.lre_noise, point.ess, point.cosine]
+        for label, points in study.sweep.items()
+        for point in points
+    ]
+    columns = ["policy", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
+    text = "All widths of a rule times one factor."
+    return Section("By width", (text,), figures, (Table("Every width", columns, rows),))
+
+
+def _shape(study: Study) -> Section:
+    found = study.rules[0].replayed.profile
+    spread: list[list[Cell]] = [
+        [f"standard deviation of S / sqrt(L), bin {k}", value] for k, value in enumerate(found.sigma_root)
+    ]
+    normal = ("-1.64", "-0.67", "0", "0.67", "1.64")
+    shape: list[list[Cell]] = [
+        [f"{quantile:.0%} quantile of (S - mu L) / (sigma sqrt(L)); a normal's is {expected}", value]
+        for quantile, expected, value in zip(QUANTILES, normal, found.standardised, strict=True)
+    ]
+    drift: list[Cell] = ["mean of S of a long response, in its standard deviations", found.drift]
+    caption = "S: summed log-ratio of a response, over the updates that moved it"
+    table = Table(caption, ["quantity", "value"], [*spread, *shape, drift])
+    text = "The square-root band is fair if S is normal with a variance that grows with L: then the first six lines are equal."
+    return Section("Is S normal?", (text,), (), (table,))
+
+
+def _fractions(rule: Rule, side: str) -> Series:
+    found = rule.replayed.profile
+    fractions = getattr(found, side)
+    return Series(found.median_length, fractions.fraction, fractions.low, fractions.high)
+
+
+def _against_length(rule: Rule, values: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return rule.replayed.profile.median_length, values

@@ -1,0 +1,152 @@
+"""Runs the children of a sweep as processes, as many at once as the machine has room for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rlzoo.lab.sweep import Child
+from rlzoo.tracking import PARENT_RUN, discard_run
+
+POLL = 0.5  # seconds between looks at the children
+SETTLED = 20.0  # seconds after which a child holds about the memory it is going to
+SPARE = 1.2  # free memory wanted for another child, in units of the largest so far
+
+
+@dataclass(slots=True)
+class Worker:
+    """A child that is running.
+
+    Example:
+        ``worker.process.poll()`` is None until it ends.
+    """
+
+    child: Child
+    slot: int
+    process: subprocess.Popen[bytes]
+    started: float
+
+    def memory(self) -> int:
+        """What it holds now, in bytes."""
+        try:
+            return int(psutil.Process(self.process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+
+def run_children(
+    children: Sequence[Child],
+    jobs: int | None,
+    parent_run: str | None,
+    look: Callable[[Sequence[Worker]], None],
+    ended: Callable[[Child, int], None],
+) -> list[Child]:
+    """Run every child that is not finished, and wait for all.
+
+    Args:
+        children: in the order in which to start them.
+        jobs: how many at once; None for one per GPU, or without any one per core while memory lasts.
+        parent_run: the MLflow run they belong to.
+        look: called every half second with the running ones.
+        ended: told each child that ended, and its exit code.
+
+    Returns:
+        Those that failed. On Ctrl-C or SIGTERM the running ones are told to save and end, and the exception goes on.
+    """
+    waiting = [child for child in children if not child.is_finished]
+    environments = slots(jobs)
+    running: list[Worker] = []
+    failed: list[Child] = []
+    memory = Memory()
+    try:
+        while waiting or running:
+            free = [slot for slot in range(len(environments)) if slot not in {worker.slot for worker in running}]
+            if waiting and free and (jobs is not None or memory.has_room(running)):
+                running.append(start(waiting.pop(0), free[0], environments[free[0]], parent_run))
+                continue
+            look(running)
+            time.sleep(POLL)
+            memory.look(running)
+            for worker in [worker for worker in running if worker.process.poll() is not None]:
+                running.remove(worker)
+                failed += [] if worker.child.is_finished else [worker.child]
+                ended(worker.child, int(worker.process.returncode))
+    finally:
+        for worker in running:
+            worker.process.send_signal(signal.SIGTERM)
+        for worker in running:
+            worker.process.wait()
+    return failed
+
+
+def slots(jobs: int | None) -> list[dict[str, str]]:
+    """The environment of each place a child can run in: a GPU of its own, or a share of the cores."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = jobs or gpus or cores
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // number))}
+    if not gpus:
+        return [threads] * number
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = shown if len(shown) == gpus else [str(index) for index in range(gpus)]
+    return [threads | {"CUDA_VISIBLE_DEVICES": names[index % gpus]} for index in range(number)]
+
+
+def start(child: Child, slot: int, environment: dict[str, str], parent_run: str | None) -> Worker:
+    """Start a child, its output in ``logs/``; what an earlier, broken-off try left is moved to ``interrupted/``."""
+    if child.path.exists():
+        _set_aside(child)
+    log = child.path.parent / "logs" / f"{child.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    variables = os.environ | environment | ({PARENT_RUN: parent_run} if parent_run else {})
+    command = [sys.executable, "-m", "rlzoo", "train", *child.arguments]
+    with log.open("wb") as file:
+        # a session of its own: Ctrl-C reaches us alone, and we tell the children once
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
+        )
+    return Worker(child, slot, process, time.monotonic())
+
+
+class Memory:
+    """Tells whether another child fits, from what the largest one has held so far.
+
+    Example:
+        With 10 GB free and children of 4 GB, one that has just started is counted in full: there is room for one more.
+    """
+
+    def __init__(self) -> None:
+        self._largest = 0
+        self._is_known = False  # nobody knows before one child has been running for a while
+
+    def look(self, running: Sequence[Worker]) -> None:
+        """Take note of what the children hold."""
+        self._largest = max([self._largest, *(worker.memory() for worker in running)])
+        self._is_known |= any(time.monotonic() - worker.started > SETTLED for worker in running)
+
+    def has_room(self, running: Sequence[Worker]) -> bool:
+        """Whether to start another one now; always, if none is running."""
+        missing = sum(max(0, self._largest - worker.memory()) for worker in running)  # what they are still going to take
+        free = psutil.virtual_memory().available - missing
+        return not running or (self._is_known and free > SPARE * self._largest)
+
+
+def _set_aside(child: Child) -> None:
+    kept: Path = child.path.parent / "interrupted"
+    kept.mkdir(exist_ok=True)
+    number = sum(path.name.startswith(f"{child.name}.") for path in kept.iterdir())
+    run_id = child.summary.get("mlflow_run_id")
+    shutil.move(child.path, kept / f"{child.name}.{number}")
+    if run_id:
+        discard_run(str(run_id))

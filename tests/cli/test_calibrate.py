@@ -1,0 +1,32 @@
+"""`rlzoo calibrate` as a user meets it."""
+
+import yaml
+
+QUICK = [word for value in ("rollout.num_prompts=8", "rollout.group_size=4") for word in ("--set", value)]
+
+
+def test_calibrate_writes_a_config_that_trains(rlzoo, tmp_path):
+    file = tmp_path / "rloo.yaml"
+    code, out, _ = rlzoo("calibrate", "--clip", "rloo", "--steps", "2", *QUICK, "--output", file)
+    assert code == 0, out
+    assert f"wrote {file}" in out
+    settings = yaml.safe_load(file.read_text())["clip"]
+    assert settings["name"] == "rloo"
+    assert file.read_text().startswith("# Clips ")
+    code, out, _ = rlzoo("train", "--config", file, "--dry-run")
+    assert code == 0
+    assert yaml.safe_load(out)["clip"]["clip_high"] == settings["clip_high"]
+
+
+def test_calibrate_says_when_the_share_was_not_met(rlzoo, tmp_path):
+    arguments = ["--clip", "rloo", "--set", "clip.clip_high=20", "--set", "clip.clip_low=0.9", "--pilots", "1", "--steps", "1"]
+    code, out, _ = rlzoo("calibrate", *arguments, *QUICK, "--output", tmp_path / "rloo.yaml")
+    assert code == 1
+    assert "the nearest of 1 pilots clipped 0.000, not 0.1; try more with --pilots" in out
+
+
+def test_calibrate_refuses_before_any_work(refused, tmp_path):
+    assert "'gpg' has no width to calibrate" in refused("calibrate", "--clip", "gpg")
+    (tmp_path / "taken.yaml").write_text("")
+    assert "exists; name another file" in refused("calibrate", "--clip", "rloo", "--output", tmp_path / "taken.yaml")
+    assert "there is no folder" in refused("calibrate", "--clip", "rloo", "--output", tmp_path / "none" / "a.yaml")

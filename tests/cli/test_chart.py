@@ -1,0 +1,43 @@
+"""The chart in the terminal: every bin's bar in proportion, at 80 columns, with or without line-drawing signs."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rlzoo.cli.chart import clip_by_length
+from rlzoo.lab.replay import replay
+
+
+@pytest.fixture
+def profile(recorded):
+    return replay(recorded, recorded.config.clip).profile
+
+
+def drawn(profile, encoding="utf-8", width=80):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    Console(file=stream, width=width, force_terminal=False).print(clip_by_length(profile))
+    stream.seek(0)
+    return stream.read().splitlines()
+
+
+def test_every_bin_has_a_row_with_its_lengths_share_and_interval(profile):
+    title, *rows = drawn(profile)
+    assert title.strip() == "clip fraction by response length"
+    assert len(rows) == sum(count > 0 for count in profile.both.count)
+    for row, share in zip(rows, profile.both.fraction, strict=True):
+        assert f"{share:.3f}".removeprefix("0") in row
+        assert len(row) <= 80
+
+
+def test_bars_are_in_proportion(profile):
+    rows = drawn(profile)[1:]
+    start = min(row.index(next(sign for sign in row if sign in "━├┼")) for row in rows)
+    ends = [row.index("┼") - start for row in rows]
+    longest = max(profile.both.high)
+    for end, share in zip(ends, profile.both.fraction, strict=True):
+        assert end == pytest.approx(40 * share / longest, abs=0.51)
+
+
+def test_a_terminal_without_line_drawing_gets_plain_signs(profile):
+    assert "".join(drawn(profile, "ascii")).isascii()

@@ -1,0 +1,54 @@
+"""`rlzoo compare` as a user meets it."""
+
+import json
+import re
+
+import pytest
+
+from tests.quick import quick_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare")
+    for clip in ("fspo", "rloo"):
+        for seed in (0, 1):
+            quick_run(folder / f"{clip}-{seed}", clip, "eval.num_problems=10", seed=seed, steps=2)
+    return folder
+
+
+def test_compare_prints_scores_and_pairs_and_writes_a_page(rlzoo, runs):
+    code, out, _ = rlzoo("compare", runs)
+    assert code == 0
+    assert "score: held-out accuracy at the end" in out
+    assert re.search(r"^fspo +2 ", out, re.MULTILINE)
+    assert "too few seeds (2 in common, of at least 5): no winner is named" in out
+    page = (runs / "compare.html").read_text()
+    for part in ("Scores", "Pairs", "By step", "By response length", "Time, memory and runs", "fspo-0"):
+        assert part in page
+    assert not re.search(r'(src|href)="(?!#)', page)
+
+
+def test_compare_as_json_has_every_run(rlzoo, runs):
+    code, out, _ = rlzoo("compare", runs / "fspo-0", runs / "fspo-1", runs / "rloo-0", "--json")
+    assert code == 0
+    answer = json.loads(out)
+    by_label = {contender["label"]: contender for contender in answer["contenders"]}
+    assert [run["seed"] for run in by_label["fspo"]["runs"]] == [0, 1]
+    assert by_label["rloo"]["score"]["mean_interval"] is None
+    assert answer["pairs"][0]["num_seeds"] == 1
+
+
+def test_the_tables_fit_into_eighty_columns(runs, monkeypatch, capfd):
+    from rlzoo.cli.compare import compare
+
+    monkeypatch.setenv("COLUMNS", "80")
+    compare([runs], as_json=False, report=runs / "page.html")
+    lines = [line for line in capfd.readouterr().out.splitlines() if not line.startswith("report")]
+    assert max(map(len, lines)) <= 80
+
+
+def test_compare_refuses_what_is_not_there(refused, tmp_path):
+    assert "is not a folder" in refused("compare", tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    assert "no finished run in" in refused("compare", tmp_path / "empty")

@@ -1,0 +1,86 @@
+"""`rlzoo replay` as a user meets it: tables at 80 columns, JSON, a page, and clear refusals."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of a run, since the report is written into it."""
+    shutil.copytree(trained.path, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_replay_prints_a_row_for_each_rule_and_writes_a_page(rlzoo, run):
+    code, out, _ = rlzoo("replay", run, "--clip", "fspo,gspo,rloo,grpo", "--match-clip-fraction", "0.1")
+    assert code == 0
+    for name in ("fspo", "gspo", "rloo", "grpo"):
+        (row,) = [line.split() for line in out.splitlines() if line.startswith(f"{name} ")][:1]
+        assert float(row[1]) == pytest.approx(0.1, abs=0.01)
+    page = (run / "replay.html").read_text()
+    assert f"report {run / 'replay.html'}" in out
+    assert "Cosine to the unclipped gradient" in page
+    assert "<script" not in page
+    assert not re.search(r'(src|href)="(?!#)', page)  # nothing is fetched
+
+
+def test_replay_as_json_has_everything_the_table_has(rlzoo, run):
+    code, out, _ = rlzoo("replay", run, "--clip", "fspo,grpo", "--sweep-width", "--json")
+    assert code == 0
+    answer = json.loads(out)
+    own, other = answer["rules"]
+    assert (own["policy"], other["policy"]) == ("fspo", "grpo")
+    assert own["settings"]["width_high"] == 0.015  # as the run was configured
+    assert other["settings"]["clip_high"] == 0.2  # the published setting
+    assert own["profile"]["lre_max_interval"][0] <= own["profile"]["lre_max"]
+    assert own["cosine"]["num_updates"] == 8
+    widths = answer["sweep"]["fspo"]
+    assert [point["factor"] for point in widths] == [2.0**power for power in range(-4, 5)]
+    fractions = [point["clip_fraction"] for point in widths]
+    assert fractions == sorted(fractions, reverse=True)  # a wider band clips less
+    assert widths[4]["cosine"] == pytest.approx(own["cosine"]["mean"])
+    assert widths[-1]["cosine"] >= widths[0]["cosine"]
+    assert not (run / "replay.html").exists()
+
+
+def test_settings_of_the_rules_come_from_configs_and_overrides(rlzoo, run):
+    _, out, _ = rlzoo("replay", run, "--clip", "gspo", "--config", "arithmetic", "--json", "--no-cosine")
+    assert json.loads(out)["rules"][0]["settings"]["clip_high"] == 0.0022
+    _, out, _ = rlzoo("replay", run, "--clip", "gspo", "--set", "clip.clip_high=0.005", "--json", "--no-cosine")
+    assert json.loads(out)["rules"][0]["settings"]["clip_high"] == 0.005
+
+
+def test_a_rule_that_cannot_be_matched_stays_as_it_is_with_the_reason(rlzoo, run):
+    code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1", "--no-cosine")
+    assert code == 0
+    assert "gpg: clip policy 'gpg' has no width to match a clip fraction with" in out
+
+
+def test_a_run_without_weights_says_how_to_keep_them(rlzoo, run):
+    shutil.rmtree(run / "replay")
+    code, out, _ = rlzoo("replay", run, "--clip", "fspo")
+    assert code == 0
+    assert "no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)" in out
+
+
+def test_tables_fit_into_eighty_columns(rlzoo, run, monkeypatch, capfd):
+    from rlzoo.cli.replay import run_replay
+
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = {"configs": [], "overrides": [], "plugins": [], "match": 0.1, "sweep_width": True, "skip_steps": 0}
+    run_replay(path=run, clips="fspo-adaptive,fspo", with_cosine=True, as_json=False, report=None, **settings)
+    lines = [
+        line.removeprefix(f"report {run}")
+        for line in capfd.readouterr().out.splitlines()
+        if " responses to update on in " not in line
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+def test_replay_refuses_what_it_cannot_read(refused, run, tmp_path):
+    assert "is not a run directory: it has no config.yaml" in refused("replay", tmp_path, "--clip", "fspo")
+    assert "unknown clip policy 'fsop'" in refused("replay", run, "--clip", "fsop")
+    assert "give policies with commas" in refused("replay", run, "--clip", ",")

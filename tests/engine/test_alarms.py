@@ -1,0 +1,75 @@
+"""Warnings come when something has been wrong for long enough, once, and say what to do."""
+
+import logging
+import re
+
+import pytest
+import torch
+from rlzoo_fspo import FSPO
+from rlzoo_gpg import GPG
+
+from rlzoo.engine.alarms import ALARMS, Alarms
+from rlzoo.engine.monitor import Monitor
+from tests.quick import quick_run
+
+SOUND = {"clip/fraction": 0.1, "fairness/ess": 0.9, "ratio/drift_long": 0.1}
+WRONG = {
+    "inert": ({"clip/fraction": 0.0}, 10, r"clip is inert: nothing clipped for 10 steps; narrow clip.width_low and"),
+    "saturated": ({"clip/fraction": 0.7}, 3, r"band is saturated: 70% of the responses clipped, .* widen clip.width_low"),
+    "ess": ({"fairness/ess": 0.1}, 3, r"effective sample size collapsed: 10% .* lower learner.lr"),
+    "drift": ({"ratio/drift_long": -0.8}, 5, r"drift is no longer negligible: .* -0.80 standard deviations"),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_an_alarm_needs_patience_and_is_raised_once(name):
+    bad, patience, message = WRONG[name]
+    alarms = Alarms(FSPO())
+    for _ in range(patience - 1):
+        assert alarms.after_step(SOUND | bad) == []
+    assert alarms.after_step(SOUND) == []  # one good step starts the count anew
+    shown = [text for _ in range(3 * patience) for text in alarms.after_step(SOUND | bad)]
+    assert len(shown) == 1
+    assert re.search(message, shown[0]), shown[0]
+    assert alarms.raised == [name]
+
+
+def test_every_alarm_is_tried_above():
+    assert {alarm.name for alarm in ALARMS} == set(WRONG)
+
+
+def test_steps_without_the_metric_change_nothing():
+    alarms = Alarms(FSPO())
+    for _ in range(2):
+        alarms.after_step({"clip/fraction": 0.9})
+    assert alarms.after_step({}) == []  # every group had equal rewards
+    assert len(alarms.after_step({"clip/fraction": 0.9})) == 1
+
+
+def test_a_rule_that_never_cuts_is_not_called_inert():
+    alarms = Alarms(GPG())
+    assert not any(alarms.after_step({"clip/fraction": 0.0}) for _ in range(30))
+
+
+def test_a_run_warns_and_says_so_afterwards(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="rlzoo")
+    trained = quick_run(
+        tmp_path / "run", "fspo", "clip.width_low=1e-6", "clip.width_high=1e-6", "clip.width_ceiling=1e-6", steps=3
+    )
+    assert [record.getMessage() for record in caplog.records if "saturated" in record.getMessage()]
+    assert '"saturated"' in (trained.path / "summary.json").read_text()
+
+
+def test_the_monitor_forgets_old_steps(recorded, monkeypatch):
+    from rlzoo.engine import monitor as module
+    from rlzoo.lab.replay import replay
+
+    monkeypatch.setattr(module, "WINDOW", 2)
+    table = replay(recorded, FSPO()).table
+    watch = Monitor(FSPO())
+    assert watch.profile() is None
+    for _ in range(5):
+        watch.after_step([table], SOUND)
+    judged = int((table.signal > 0).sum())
+    assert sum(watch.profile().both.count) == 2 * judged
+    assert torch.isfinite(torch.tensor(watch.profile().both.fraction)).all()

@@ -1,0 +1,49 @@
+"""Calibration ends with a width that was seen to clip the wanted share, and says what it could not find."""
+
+import pytest
+
+from rlzoo import RunConfig
+from rlzoo.errors import UserError
+from rlzoo.lab.calibrate import Pilot, calibrate, is_met, nearest, overlay
+from tests.quick import QUICK
+
+
+def pilots(clip, *overrides, target=0.1, max_pilots=5, steps=3):
+    config = RunConfig.compose(clip=clip, overrides=[*QUICK, *overrides], steps=steps)
+    seen = []
+    found = calibrate(config, target, max_pilots=max_pilots, told=seen.append)
+    assert found == seen
+    return config, found
+
+
+def test_a_pilot_with_the_width_found_clips_the_wanted_share(tmp_path):
+    # the paper's widths clip about three times too much here
+    config, found = pilots("gspo", "clip.clip_low=3e-4", "clip.clip_high=4e-4")
+    assert found[0].clip_fraction > 0.25
+    best = nearest(found, 0.1)
+    assert is_met(best, 0.1)
+    assert 0.09 <= best.clip_fraction <= 0.11
+    written = overlay(best, 0.1, config)
+    assert "wanted 10.0%" in written
+    file = tmp_path / "gspo.yaml"
+    file.write_text(written)
+    again = RunConfig.compose([file])
+    assert again.clip.name == "gspo"
+    assert again.clip.clip_low == pytest.approx(best.policy.clip_low, rel=1e-5)
+
+
+def test_a_pilot_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pilots("fspo", target=0.08, max_pilots=1, steps=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rule_without_a_width_is_refused_before_any_pilot():
+    with pytest.raises(UserError, match="'gpg' has no width to calibrate"):
+        pilots("gpg")
+
+
+def test_the_nearest_pilot_is_the_answer():
+    seen = [Pilot(None, 0.3), Pilot(None, 0.12), Pilot(None, 0.02)]
+    assert nearest(seen, 0.1) is seen[1]
+    assert not is_met(seen[1], 0.1)

@@ -1,0 +1,98 @@
+"""Runs are read, labelled by what differs, and compared by numbers that stand in their files."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from rlzoo.errors import UserError
+from rlzoo.lab.races import find_runs, labelled, race
+from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.replay import replay
+from tests.quick import quick_run
+
+
+def variant(source, folder, **changes):
+    """A copy of a run directory under another seed or setting, as if it had been run so."""
+    shutil.copytree(source, folder)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    for key, value in changes.items():
+        section, _, name = key.rpartition("__")
+        (settings[section] if section else settings)[name] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, trained):
+    """Two policies with two seeds each, one run that was broken off, and one set aside by a sweep."""
+    folder = tmp_path_factory.mktemp("races")
+    variant(trained.path, folder / "fspo-0")
+    quick_run(folder / "grpo-0", "grpo", steps=4)
+    for name in ("fspo", "grpo"):
+        variant(folder / f"{name}-0", folder / "deeper" / f"{name}-1", seed=1)
+    broken = variant(trained.path, folder / "fspo-2", seed=2)
+    (broken / "summary.json").write_text(json.dumps({"finished": False}))
+    variant(trained.path, folder / "interrupted" / "fspo-0.0")
+    return folder
+
+
+def test_runs_are_found_at_any_depth_and_unfinished_ones_are_told(folder):
+    records, notes = find_runs([folder, folder / "fspo-0"])
+    assert sorted((record.policy, record.seed) for record in records) == [("fspo", 0), ("fspo", 1), ("grpo", 0), ("grpo", 1)]
+    assert notes == [f"left out, not finished: {folder / 'fspo-2'}"]
+
+
+def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
+    result = race([folder], match=0.1)
+    (fspo,) = [contender for contender in result.contenders if contender.label == "fspo"]
+    rewards = [row["reward/mean"] for row in trained.metrics[1:]]
+    assert fspo.score.mean == pytest.approx(rewards[-1])  # the last quarter of four steps, with no evaluation
+    assert result.score == "mean reward over the last quarter of the steps"
+    assert fspo.mean("clip/fraction") == pytest.approx(sum(row["clip/fraction"] for row in trained.metrics[1:]) / 4)
+    run = RecordedRun.read(trained.path)
+    own = replay(run, run.config.clip).profile
+    assert sum(fspo.profile.both.count) == 2 * sum(own.both.count)
+    assert fspo.profile.both.fraction == pytest.approx(own.both.fraction)
+    assert [profile.clip_fraction for profile in fspo.matched] == pytest.approx([0.1, 0.1], abs=0.02)
+    (pair,) = result.pairs
+    assert pair.num_seeds == 2
+    assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["contenders"][0]["runs"][0]["finished"]
+
+
+def test_runs_of_one_policy_that_differ_are_told_apart(folder, tmp_path, trained):
+    fast = variant(trained.path, tmp_path / "fast", learner__lr=1e-3, seed=0)
+    groups = labelled(find_runs([folder / "fspo-0", fast, folder / "grpo-0"])[0])
+    assert sorted(groups) == ["fspo learner.lr=0.0003", "fspo learner.lr=0.001", "grpo"]
+
+
+def test_the_same_policy_and_seed_twice_is_refused(folder, tmp_path, trained):
+    again = variant(trained.path, tmp_path / "again")
+    with pytest.raises(UserError, match="are both fspo with seed 0; give one of them"):
+        race([folder, again])
+
+
+def test_runs_of_different_tasks_are_called_not_comparable(folder, tmp_path, trained):
+    other = variant(trained.path, tmp_path / "other", rollout__num_prompts=99, seed=5)
+    _, *notes = race([folder, other]).notes
+    assert notes == ["not comparable: rollout.num_prompts differs between the runs (12, 99)"]
+
+
+def test_folders_without_a_finished_run_are_refused(tmp_path, folder):
+    with pytest.raises(UserError, match="no finished run in"):
+        race([tmp_path])
+    with pytest.raises(UserError, match="is not a folder"):
+        race([tmp_path / "none"])
+    with pytest.raises(UserError, match="no finished run in"):
+        race([folder / "fspo-2"])
+
+
+def test_a_run_without_recordings_is_compared_by_its_score_alone(folder, tmp_path):
+    for name in ("fspo", "grpo"):
+        shutil.copytree(folder / f"{name}-0", tmp_path / name)
+        for file in (tmp_path / name / "rollouts").glob("*"):
+            file.unlink()
+    result = race([tmp_path])
+    assert [contender.profile for contender in result.contenders] == [None, None]
+    assert len(result.pairs) == 1

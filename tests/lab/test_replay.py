@@ -1,0 +1,116 @@
+"""Replay gives back what the run itself saw, whatever the rule, and finds widths for a clip fraction."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from rlzoo import load_zoo
+from rlzoo.errors import UserError
+from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
+from tests.quick import quick_run
+
+WIDE = [name for name, policy in load_zoo().items() if policy().width_fields()]
+
+
+def by_step(run, policy):
+    """Mean of the step's clip decisions over responses with an advantage, step by step."""
+    steps = sorted({update.step for update in run.updates})
+    return {step: replay(one_step(run, step), policy).profile for step in steps}
+
+
+def one_step(run, step):
+    return dataclasses.replace(run, updates=tuple(update for update in run.updates if update.step == step))
+
+
+def test_replaying_the_runs_own_rule_gives_the_metrics_it_logged(trained, recorded):
+    for step, profile in by_step(recorded, recorded.config.clip).items():
+        logged = trained.metrics[step]
+        again = profile.metrics()
+        shared = [name for name in again if not name.startswith("fairness/lre_m") or "_ci_" not in name]
+        assert len(shared) > 60
+        for name in shared:
+            assert again[name] == pytest.approx(logged[name], rel=2e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("clip", ["grpo", "clip-cov"])  # per token; and one that draws at random with the step's seed
+def test_so_does_a_rule_of_another_scope(tmp_path, clip):
+    trained = quick_run(tmp_path / clip, clip, "clip.clip_low=0.01", "clip.clip_high=0.01", steps=2)
+    run = RecordedRun.read(trained.path)
+    for step, profile in by_step(run, run.config.clip).items():
+        assert profile.clip_fraction == pytest.approx(trained.metrics[step]["clip/fraction"], rel=1e-4)
+        assert profile.clip_fraction > 0
+
+
+def test_an_adaptive_rule_ends_as_it_did_in_the_run(trained_adaptive):
+    run = RecordedRun.read(trained_adaptive.path)
+    last = replay(run, run.config.clip).last
+    saved = json.loads((trained_adaptive.path / "checkpoints" / "step-000004" / "clip.json").read_text())
+    del saved["name"]
+    for name, value in last.model_dump().items():
+        expected = pytest.approx(saved[name], rel=1e-3, abs=1e-6) if isinstance(value, float) else saved[name]
+        assert value == expected, name
+
+
+def test_an_adaptive_rule_is_judged_by_bands_from_earlier_updates_only(recorded):
+    policy = load_zoo()["fspo-adaptive"]()
+    whole = replay(recorded, policy)
+    for cut in (1, 5, 9):
+        begun = replay(dataclasses.replace(recorded, updates=recorded.updates[: cut + 1]), policy)
+        assert begun.states == whole.states[: cut + 1]
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_every_rule_with_a_width_is_matched(recorded, name):
+    fraction = clip_fraction_of(recorded)
+    policy = match_clip_fraction(load_zoo()[name](), 0.1, fraction)
+    found = replay(recorded, policy).profile.clip_fraction
+    assert found == pytest.approx(fraction(policy), abs=1e-6)
+    adaptive = name == "fspo-adaptive"  # it is told the share, and 16 updates are few to find it in
+    assert found == pytest.approx(0.1, abs=0.1 if adaptive else 0.01)
+
+
+def test_a_rule_without_a_width_or_with_a_share_out_of_reach_says_so(recorded):
+    fraction = clip_fraction_of(recorded)
+    with pytest.raises(UserError, match="'gpg' has no width"):
+        match_clip_fraction(load_zoo()["gpg"](), 0.1, fraction)
+    # the first of four updates has ratio 1: never more than about three quarters are clipped
+    with pytest.raises(UserError, match=r"'fspo' clips .* whatever its width, not 0.89"):
+        match_clip_fraction(load_zoo()["fspo"](), 0.89, fraction)
+
+
+def test_skipped_steps_are_left_out_of_the_report_but_not_of_the_adaptation(recorded):
+    policy = load_zoo()["fspo-adaptive"]()
+    whole, late = replay(recorded, policy), replay(recorded, policy, skip_steps=2)
+    assert late.states == whole.states
+    assert len(late.table.length) == len(whole.table.length) // 2
+    with pytest.raises(UserError, match="no response with an advantage after step 4"):
+        replay(recorded, policy, skip_steps=4)
+
+
+def test_a_sequence_rule_cannot_read_advantages_per_token(tmp_path):
+    settings = ["reward.kl_coef=0.1", "clip.advantage=batch_norm", "checkpoint.keep_for_replay=0"]
+    run = RecordedRun.read(quick_run(tmp_path / "run", "grpo", *settings, steps=1).path)
+    assert run.updates[0].inputs.advantages.shape == run.updates[0].inputs.log_probs.shape
+    replay(run, load_zoo()["grpo"]())
+    with pytest.raises(UserError, match="has an advantage per token, and fspo takes one per response"):
+        replay(run, load_zoo()["fspo"]())
+
+
+def test_what_is_not_a_run_is_refused(tmp_path, trained):
+    with pytest.raises(UserError, match="is not a run directory"):
+        RecordedRun.read(tmp_path)
+    (tmp_path / "config.yaml").write_text((trained.path / "config.yaml").read_text())
+    with pytest.raises(UserError, match="no recorded updates"):
+        RecordedRun.read(tmp_path)
+
+
+def test_recorded_rows_are_laid_out_as_they_were(recorded):
+    update = recorded.updates[0]
+    lengths = update.inputs.response_mask.sum(-1)
+    assert [len(sequence) > length for sequence, length in zip(update.sequences, lengths.tolist(), strict=True)]
+    assert bool((update.inputs.log_probs[update.inputs.response_mask] <= 0).all())
+    # before its first update the model is the one that sampled
+    torch.testing.assert_close(update.inputs.log_probs, update.inputs.old_log_probs, atol=1e-5, rtol=0)

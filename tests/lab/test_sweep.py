@@ -1,0 +1,172 @@
+"""A sweep runs every policy with every seed from the same start, goes on where it was broken off, and is one run in MLflow."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import mlflow
+import pytest
+
+from rlzoo.errors import UserError
+from rlzoo.lab.sweep import Sweep, parse_seeds
+from rlzoo.lab.workers import slots
+
+QUICK = ("rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20")
+COMMAND = [sys.executable, "-m", "rlzoo", "sweep", "--jobs", "2"]
+
+
+def command(folder, *more, clip="fspo,grpo", seeds="1", steps=2, held_out=20):
+    settings = [word for value in (*QUICK, f"eval.num_problems={held_out}") for word in ("--set", value)]
+    return [*COMMAND, "--clip", clip, "--seeds", seeds, "--steps", str(steps), *settings, "--output", str(folder), *more]
+
+
+def run(arguments, where, store, **more):
+    environment = os.environ | {"MLFLOW_TRACKING_URI": store, "COLUMNS": "200"}
+    return subprocess.run(arguments, cwd=where, env=environment, capture_output=True, text=True, check=False, **more)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep of two policies; its folder, its store and what it printed."""
+    where = tmp_path_factory.mktemp("sweep")
+    store = f"sqlite:///{where}/mlflow.db"
+    answer = run(command("race"), where, store)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return where / "race", store, answer.stdout
+
+
+def test_every_policy_starts_from_the_same_model_and_the_same_responses(swept):
+    folder, _, _ = swept
+    first, second = (folder / name for name in ("fspo-0", "grpo-0"))
+    texts = [(path / "rollouts" / "000001.jsonl").read_text() for path in (first, second)]
+    assert texts[0] == texts[1]
+    start = [json.loads((path / "metrics.jsonl").read_text().splitlines()[0]) for path in (first, second)]
+    assert start[0] == start[1]
+    later = [(path / "rollouts" / "000002.jsonl").read_text() for path in (first, second)]
+    questions = [[json.loads(line)["question"] for line in text.splitlines()] for text in later]
+    assert questions[0] == questions[1]  # the same data order; the responses differ by then
+
+
+def test_children_are_nested_under_one_run_with_names_and_tags(swept):
+    folder, store, _ = swept
+    client = mlflow.MlflowClient(store)
+    parent = client.get_run(json.loads((folder / "sweep.json").read_text())["mlflow_run_id"])
+    assert (parent.info.run_name, parent.info.status) == ("sweep race", "FINISHED")
+    children = client.search_runs(
+        [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'", order_by=["attribute.start_time"]
+    )
+    assert sorted(child.info.run_name for child in children) == ["fspo-0", "grpo-0"]
+    for child in children:
+        assert child.info.status == "FINISHED"
+        assert child.data.tags["clip"] == child.data.params["clip.name"] == child.info.run_name.removesuffix("-0")
+        assert {"reward/mean", "clip/fraction", "fairness/lre_max", "eval/accuracy"} <= set(child.data.metrics)
+    assert "compare.html" in {item.path for item in client.list_artifacts(parent.info.run_id)}
+
+
+def test_the_comparison_is_printed_and_two_runs_make_no_winner(swept):
+    _, _, printed = swept
+    assert "fspo" in printed
+    assert "too few seeds" in printed
+
+
+def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(swept):
+    folder, store, _ = swept
+    before = (folder / "fspo-0" / "summary.json").stat().st_mtime_ns
+    parent = (folder / "sweep.json").read_text()
+    answer = run(command("race", clip="fspo,grpo,gspo"), folder.parent, store)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert (folder / "fspo-0" / "summary.json").stat().st_mtime_ns == before
+    assert (folder / "gspo-0" / "summary.json").exists()
+    assert (folder / "sweep.json").read_text() == parent
+    assert not (folder / "interrupted").exists()
+
+
+def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(swept):
+    folder, store, _ = swept
+    answer = run(command("race", "--set", "learner.lr=5e-5"), folder.parent, store)
+    assert answer.returncode == 2
+    assert "finished run with another learner.lr (0.0003 there, 5e-05 asked)" in answer.stderr
+
+
+def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path):
+    plugin = tmp_path / "faulty.py"
+    plugin.write_text(
+        "from rlzoo import ClipPolicy, hookimpl\n"
+        "class Faulty(ClipPolicy):\n"
+        "    name, paper, scope = 'faulty', 'none', 'token'\n"
+        "    def __call__(self, inputs):\n"
+        "        raise ArithmeticError('no')\n"
+        "@hookimpl\n"
+        "def rlzoo_clip_policies():\n"
+        "    return [Faulty]\n"
+    )
+    more = ["--plugin", str(plugin), "--set", "tracking.mlflow=false"]
+    arguments = command("race", *more, clip="faulty,grpo", steps=1, held_out=0)
+    answer = run(arguments, tmp_path, "")
+    assert answer.returncode == 1
+    assert "faulty-0 did not finish: see" in answer.stdout
+    assert "raised ArithmeticError" in (tmp_path / "race" / "logs" / "faulty-0.log").read_text()
+    assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
+
+
+def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(tmp_path):
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    environment = os.environ | {"MLFLOW_TRACKING_URI": store}
+    arguments = command("race", clip="grpo", steps=30, held_out=0)
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    metrics = tmp_path / "race" / "grpo-0" / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "the same command goes on where it was" in out
+    assert not json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
+    assert run(arguments, tmp_path, store).returncode == 0
+    assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
+    assert (tmp_path / "race" / "interrupted" / "grpo-0.0" / "metrics.jsonl").exists()
+    client = mlflow.MlflowClient(store)
+    shown = client.search_runs(["1"], "tags.clip = 'grpo' and tags.`mlflow.parentRunId` != ''")
+    assert [child.info.status for child in shown] == ["FINISHED"]  # the broken-off one is hidden
+
+
+def test_a_grid_makes_a_run_of_every_combination(tmp_path):
+    sweep = Sweep(tmp_path, ("grpo", "gspo"), (3,), grid=("learner.lr=1e-4,2e-4", "learner.num_minibatches=2,4"))
+    assert len(sweep.children) == 8
+    child = sweep.children[1]
+    assert child.name == "grpo-lr=1e-4-num_minibatches=4-3"
+    assert (child.config.learner.lr, child.config.learner.num_minibatches, child.config.seed) == (1e-4, 4, 3)
+    assert sweep.total_steps == 8 * 40
+
+
+@pytest.mark.parametrize("wrong", ["learner.lr", "=1", "learner.lr=", "learner.lr=,"])
+def test_a_grid_that_cannot_be_read_is_refused(tmp_path, wrong):
+    with pytest.raises(UserError, match="write KEY=VALUE,VALUE"):
+        Sweep(tmp_path, ("grpo",), (0,), grid=(wrong,))
+
+
+def test_a_mistake_in_any_run_is_told_before_the_first_starts(tmp_path):
+    with pytest.raises(UserError, match="unknown clip policy 'gspoo'"):
+        Sweep(tmp_path, ("grpo", "gspoo"), (0,))
+    with pytest.raises(UserError, match=r"learner\.lr"):
+        Sweep(tmp_path, ("grpo",), (0,), grid=("learner.lr=1e-4,-1",))
+    assert not list(tmp_path.iterdir())
+
+
+def test_seeds_are_a_number_or_a_list():
+    assert parse_seeds("3") == (0, 1, 2)
+    assert parse_seeds("101,102") == (101, 102)
+    assert parse_seeds("7,") == (7,)
+    for wrong in ("0", "-1", "", "a", "1,1", "1,b"):
+        with pytest.raises(UserError, match="--seeds"):
+            parse_seeds(wrong)
+
+
+def test_without_a_gpu_the_cores_are_shared_out():
+    number = len(os.sched_getaffinity(0))
+    assert [place["OMP_NUM_THREADS"] for place in slots(None)] == ["1"] * number
+    assert [place["OMP_NUM_THREADS"] for place in slots(1)] == [str(number)]

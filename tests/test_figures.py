@@ -1,0 +1,65 @@
+"""Figures show what they are given, escape it, and are the same every time."""
+
+import math
+import re
+
+import pytest
+
+from rlzoo.figures import Series, forest, lines, profile, save_png, svg
+
+RAGGED = {"one": Series((8, 16, math.nan), (0.1, math.nan, 0.3), (0.05, 0.1, 0.2), (0.2, 0.3, 0.4)), "none": Series((), ())}
+
+
+def many(number):
+    return {f"rule {index}": Series((8, 16, 32), (0.1, 0.2, 0.1 + index / 100)) for index in range(number)}
+
+
+@pytest.mark.parametrize("draw", [profile, lambda s: lines(s, xlabel="x", ylabel="y", log_x=True, floor=0.1)])
+def test_every_series_is_in_the_legend_and_missing_points_are_left_out(draw):
+    text = svg(draw(RAGGED | many(24)))
+    for label in (*RAGGED, *many(24)):
+        assert f">{label}</text>" in text or f">{label}<" in text
+
+
+def test_twenty_four_series_differ_in_colour_marker_or_style():
+    (axes,) = lines(many(24), xlabel="x", ylabel="y", log_x=True).axes
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == 24
+
+
+def test_a_profile_stands_on_a_logarithmic_axis_with_its_intervals():
+    figure = profile({"one": Series((10, 20), (0.1, 0.2), (0.05, 0.1), (0.2, 0.4))})
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log"
+    assert axes.get_ylim()[0] == 0
+    segments = axes.collections[0].get_segments()
+    assert [(low, high) for (_, low), (_, high) in segments] == [(pytest.approx(0.05), pytest.approx(0.2)), (0.1, 0.4)]
+
+
+def test_a_forest_has_its_rows_from_the_top_and_takes_unknown_intervals():
+    (axes,) = forest([("first", 0.5, 0.4, 0.6), ("second", 0.3, None, None)], xlabel="score", reference=0.0).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second"]
+    assert axes.get_yticks().tolist() == [2, 1]
+
+
+def test_labels_are_shown_as_they_are():
+    text = svg(lines({"_hidden $x$ <script>": Series((1, 2), (1, 2))}, xlabel="x", ylabel="y", title="a $b$ c"))
+    assert "<script>" not in text
+    assert "_hidden $x$ &lt;script&gt;" in text
+    assert "a $b$ c" in text
+
+
+def test_the_same_figure_gives_the_same_bytes_and_ids_of_its_own():
+    first, again = (svg(profile(RAGGED)) for _ in range(2))
+    other = svg(profile(many(2)))
+    assert first == again
+    assert not set(re.findall(r'\bid="([^"]+)"', first)) & set(re.findall(r'\bid="([^"]+)"', other))
+    for text in (first, other):
+        used = set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text))
+        assert used <= set(re.findall(r'\bid="([^"]+)"', text))
+        assert text.startswith("<svg")
+
+
+def test_a_picture_is_written(tmp_path):
+    save_png(profile(many(2)), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,56 @@
+"""A report is one page that fetches nothing, and shows whatever it is given as text."""
+
+import html.parser
+import math
+import re
+
+from rlzoo.figures import Series, profile
+from rlzoo.report import Section, Table, render
+
+EVIL = "<script>alert(1)</script>"
+
+
+def page():
+    figure = profile({EVIL: Series((1, 2), (0.1, 0.2))}, title=EVIL)
+    table = Table(
+        EVIL, [EVIL, "value"], [[EVIL, 0.03214], ["none", None], ["not", math.nan], ["many", 12345], ["big", 123456.0]]
+    )
+    return render(EVIL, {EVIL: EVIL}, [Section(EVIL, [f"{EVIL} and `code {EVIL}`"], [figure, figure], [table])])
+
+
+def test_nothing_given_is_taken_for_markup():
+    assert "<script" not in page()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page()
+
+
+def test_nothing_is_fetched():
+    outside = [address for address in re.findall(r'(?:src|href)="([^"]*)"', page()) if not address.startswith("#")]
+    assert outside == []
+    assert "@import" not in page()
+
+
+def test_numbers_have_three_digits_that_count_and_unknown_ones_a_dash():
+    cells = re.findall(r'<td class="number">(.*?)</td>', page())
+    assert cells == ["0.0321", "–", "–", "12,345", "123,456"]
+
+
+def test_backticks_make_code():
+    assert "<code>code &lt;script&gt;" in page()
+
+
+def test_tags_are_closed():
+    class Balance(html.parser.HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.open = []
+
+        def handle_starttag(self, tag, attrs):
+            if tag != "meta":
+                self.open.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.open.pop() == tag
+
+    balance = Balance()
+    balance.feed(page())
+    assert balance.open == []
