@@ -94,6 +94,16 @@ def published(session: nox.Session) -> None:
     session.run(str(bin_folder / "pytest"), "tests/published", *session.posargs, external=True, env=OFFLINE)
 
 
+@nox.session
+def browser(session: nox.Session) -> None:
+    """A sweep in MLflow's pages, in a headless Chromium; not part of continuous integration. Needs the command `chromium`."""
+    if shutil.which("chromium") is None:
+        session.error("no chromium on this machine; on Debian: apt-get install chromium")
+    bin_folder = project(session)
+    install(session, bin_folder, "playwright")
+    session.run(str(bin_folder / "pytest"), "tests/browser", "--timeout=900", *session.posargs, external=True, env=OFFLINE)
+
+
 def installed(session: nox.Session) -> Path:
     """A wheel of this checkout, installed as a user would."""
     bin_folder = environment(session, "installed", ".", "pytest")

@@ -17,8 +17,8 @@ from rlzoo.config import RunConfig
 from rlzoo.engine.collect import Batch, collect
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.learner import Learner, Update
-from rlzoo.engine.metrics import policy_settings, rollout_metrics, update_metrics
-from rlzoo.engine.monitor import Monitor
+from rlzoo.engine.metrics import aggregate_metrics, policy_settings, rollout_metrics, update_metrics
+from rlzoo.engine.monitor import WINDOW, Monitor
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory
@@ -157,10 +157,14 @@ class Run:
             tracker.log_completions(self.completions)
             if self.metrics:
                 tracker.log_file(self.directory.path / "metrics.jsonl")
+        profile = self.monitor.profile()
+        seconds = {"seconds": round(time.perf_counter() - started, 3)}
+        aggregates = aggregate_metrics(self.metrics, profile, WINDOW)
+        self.directory.summarise({**self._summary(tracker, finished=True), **seconds, "metrics": aggregates})
+        tracker.log(step, aggregates)
         self.monitor.log_figure(tracker, step)
         tracker.set_tag("warnings", ", ".join(self.monitor.alarms.raised))
-        self.directory.summarise({**self._summary(tracker, finished=True), "seconds": round(time.perf_counter() - started, 3)})
-        return RunResult(self.directory.path, self.metrics, tracker.run_id, self.monitor.profile())
+        return RunResult(self.directory.path, self.metrics, tracker.run_id, profile)
 
     def _summary(self, tracker: Tracker, *, finished: bool) -> dict[str, object]:
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -95,3 +95,26 @@ def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, flo
         for name, value in policy.model_dump().items()
         if value != before[name] and isinstance(value, int | float)
     }
+
+
+def aggregate_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | None, window: int) -> dict[str, float]:
+    """One number each for a whole run, for tables of runs: what single steps are too noisy to say.
+
+    Args:
+        steps: the metrics of every step, first that of step 0.
+        profile: of the last ``window`` steps' responses, pooled.
+        window: steps whose rewards and lengths are averaged.
+    """
+    metrics = {}
+    evaluated = [step["eval/accuracy"] for step in steps if "eval/accuracy" in step]
+    if evaluated:
+        metrics["aggregate/accuracy"] = evaluated[-1]
+    for name, source in (("reward", "reward/mean"), ("response_length", "response/length_mean")):
+        values = [step[source] for step in steps[-window:] if source in step]
+        if values:
+            metrics[f"aggregate/{name}"] = sum(values) / len(values)
+    if profile is not None:
+        whole = profile.metrics()
+        names = ("clip/fraction", "fairness/ess", *(name for name in whole if name.startswith("fairness/lre_")))
+        metrics |= {f"aggregate/{name.replace('clip/', 'clip_').removeprefix('fairness/')}": whole[name] for name in names}
+    return metrics

@@ -1,0 +1,114 @@
+"""A sweep as somebody sees it in MLflow's own pages, in a real browser.
+
+With ``RLZOO_SCREENSHOTS`` set to a folder, what was seen is left there; with ``RLZOO_SWEEP_STORE`` set to a tracking URI, that
+store's sweep is looked at in place of a small one made here.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+FLAGS = ["--no-sandbox", "--disable-quic", "--disable-background-networking"]
+SLOW = 90_000  # milliseconds: the pages are large and the machine may be busy
+CURVES = ("reward/mean", "clip/fraction", "fairness/lre_max")
+GLANCE = ("aggregate/accuracy", "aggregate/reward", "aggregate/clip_fraction", "aggregate/lre_max")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """The tracking URI of a store with one sweep: two policies, two seeds."""
+    if given := os.environ.get("RLZOO_SWEEP_STORE"):
+        return given
+    folder = tmp_path_factory.mktemp("browser")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    settings = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "eval.num_problems=20"]
+    command = [sys.executable, "-m", "rlzoo", "sweep", "--clip", "fspo,gspo", "--seeds", "2", "--steps", "4", "--jobs", "2"]
+    command += ["--output", "race", *(word for setting in settings for word in ("--set", setting))]
+    subprocess.run(command, cwd=folder, env=os.environ | {"MLFLOW_TRACKING_URI": uri}, check=True)
+    return uri
+
+
+@pytest.fixture(scope="module")
+def address(store):
+    """The address of `rlzoo ui` on that store."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "rlzoo", "ui", "--port", str(port)]
+    server = subprocess.Popen(command, env=os.environ | {"MLFLOW_TRACKING_URI": store}, start_new_session=True)
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=1)
+            break
+        except OSError:
+            assert server.poll() is None, "the server ended"
+            time.sleep(0.5)
+    yield url
+    os.killpg(server.pid, signal.SIGTERM)
+    server.wait(timeout=30)
+
+
+@pytest.fixture
+def page(address):
+    """The list of runs, with the sweep's own runs unfolded."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        page = browser.new_page(viewport={"width": 1600, "height": 1300})
+        page.set_default_timeout(SLOW)
+        page.goto(f"{address}/#/experiments/1/runs", wait_until="domcontentloaded")
+        expect(page.get_by_text("sweep ").first).to_be_visible(timeout=SLOW)
+        if page.get_by_role("button", name="Close").count():
+            page.get_by_role("button", name="Close").first.click()
+        page.locator("[col-id='attributes.`Run Name`'] button").first.click()
+        expect(page.get_by_role("link", name="fspo-0")).to_be_visible(timeout=SLOW)
+        yield page
+        browser.close()
+
+
+def keep(page, name):
+    if folder := os.environ.get("RLZOO_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def test_the_runs_of_a_sweep_are_nested_under_it_by_name(page):
+    for name in ("fspo-0", "fspo-1", "gspo-0", "gspo-1"):
+        expect(page.get_by_role("link", name=name)).to_be_visible()
+    keep(page, "runs")
+
+
+def test_selected_runs_are_compared_by_name_settings_and_metrics(page):
+    for name in ("fspo-0", "gspo-0"):
+        row = page.locator(".ag-row", has=page.get_by_role("link", name=name)).first
+        index = row.get_attribute("row-index")
+        page.locator(f".ag-row[row-index='{index}'] .ag-selection-checkbox input").first.click(force=True)
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.get_by_text("Comparing 2 Runs")).to_be_visible(timeout=SLOW)
+    for word in ("fspo-0", "gspo-0", "clip.name", "clip.width_high", "learner.lr", *GLANCE):
+        expect(page.get_by_text(word, exact=True).first).to_be_attached(timeout=SLOW)
+    expect(page.locator(".js-plotly-plot").first).to_be_visible(timeout=SLOW)
+    page.get_by_text(GLANCE[0], exact=True).last.scroll_into_view_if_needed()
+    keep(page, "compare")
+
+
+def test_the_chart_view_shows_reward_clip_fraction_and_fairness_of_every_run(page):
+    page.goto(page.url + "&compareRunsMode=CHART", wait_until="domcontentloaded")
+    if not page.get_by_text("fspo-0").count():
+        expect(page.get_by_text("sweep ").first).to_be_visible(timeout=SLOW)
+    search = page.get_by_placeholder("Search metric charts")
+    expect(search).to_be_visible(timeout=SLOW)
+    for metric in CURVES:
+        search.fill(metric)
+        card = page.get_by_text(metric, exact=True).first
+        expect(card).to_be_visible(timeout=SLOW)
+        expect(page.locator(".js-plotly-plot").first).to_be_visible(timeout=SLOW)
+        keep(page, f"chart-{metric.replace('/', '-')}")
