@@ -142,8 +142,11 @@ def discard_run(run_id: str) -> None:
 
 def common_parent(run_ids: Sequence[str]) -> str | None:
     """The run that all of these are nested under; None if there is none, or the store does not know them."""
-    if not run_ids:
-        return None
+    uri = tracking_uri()
+    if not run_ids or (uri == DEFAULT_STORE and not Path(uri.removeprefix("sqlite:///")).exists()):
+        return None  # asking would make a store
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # a server that is down is asked for minutes otherwise
     import mlflow
 
     client = mlflow.MlflowClient(tracking_uri())

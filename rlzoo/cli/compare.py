@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from rlzoo.analysis.intervals import Interval
-from rlzoo.lab.races import Race, race
+from rlzoo.errors import UserError
+from rlzoo.lab.races import SCORES, Race, race
 from rlzoo.tracking import common_parent, log_artifact
 
 MANY = 4  # contenders; of more, only the pairs with the best are shown
@@ -22,7 +24,13 @@ MANY = 4  # contenders; of more, only the pairs with the best are shown
 def compare(
     paths: Sequence[Path], *, as_json: bool, report: Path | None, match: float | None = 0.1, skip_steps: int = 0
 ) -> None:
-    """Compare runs, show what came of it, and add the report to the sweep's run in MLflow if they have one."""
+    """Compare runs, show what came of it, and add the report to the sweep's run in MLflow if they have one.
+
+    Raises:
+        UserError: there is nothing to compare, or nowhere to put the report.
+    """
+    if report is not None and (report.is_dir() or not report.parent.is_dir()):
+        raise UserError(f"--report {str(report)!r}: give the name of a file, in a folder that exists")
     console = Console(highlight=False, markup=False)
     with Progress(
         TextColumn("replaying {task.description}"),
@@ -47,7 +55,7 @@ def compare(
         from rlzoo.lab.race_report import race_report
 
         page = report or Path(os.path.commonpath([path.resolve() for path in paths])) / "compare.html"
-        page.write_text(race_report(result), encoding="utf-8")
+        _write(page, race_report(result))
         messages = Console(stderr=as_json, highlight=False, markup=False)
         messages.print(f"report {os.path.relpath(page)}", soft_wrap=True)
         ids = [run.summary.get("mlflow_run_id") for contender in result.contenders for run in contender.runs]
@@ -56,27 +64,34 @@ def compare(
             log_artifact(parent, page)
 
 
+def _write(page: Path, text: str) -> None:
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; name another with --report") from error
+
+
 def _print(console: Console, result: Race) -> None:
-    console.print(f"score: {result.score}", soft_wrap=True)
+    console.print(f"score: {SCORES[result.metric]}", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     matched = "" if result.match is None else f"lre@{result.match:g}"
-    for column in ("policy", "seeds", "mean", "IQM", "95 %", "clipped", matched, "noise", "tokens", "seconds"):
+    for column in ("policy", "seeds", "mean", "gain", "IQM", "95 %", "clip", matched, "noise", "len", "s"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column != "policy")
     for contender in result.contenders:
         errors = [profile.lre_max for profile in contender.matched if profile.lre_max is not None]
         noise = [profile.lre_noise for profile in contender.matched if profile.lre_noise is not None]
-        seconds = [float(run.summary["seconds"]) for run in contender.runs if run.summary.get("seconds")]
         table.add_row(
             contender.label,
             str(contender.score.num_seeds),
             _number(contender.score.mean),
+            _signed(contender.gain),
             _number(contender.score.iqm),
             _interval(contender.score.iqm_interval),
             _number(contender.mean("clip/fraction")),
             _number(fmean(errors) if errors else None),
             _number(fmean(noise) if noise else None),
-            f"{contender.mean('response/length_mean', 0.25) or 0:.1f}",
-            f"{fmean(seconds):.0f}" if seconds else "-",
+            f"{contender.mean('response/length_mean', 0.25) or 0:.0f}",
+            f"{fmean(run.seconds for run in contender.runs):.0f}",
         )
     console.print(table)
     best = result.contenders[0].label
@@ -87,7 +102,7 @@ def _print(console: Console, result: Race) -> None:
     for pair in shown:
         pairs.add_row(
             f"{pair.first} - {pair.second}",
-            "-" if pair.mean is None else f"{pair.mean:+.3f}",
+            _signed(pair.mean),
             _interval(pair.interval),
             f"{pair.probability_of_improvement:.2f}",
             pair.verdict,
@@ -99,8 +114,12 @@ def _print(console: Console, result: Race) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}".replace("0.", ".", 1)
+    return "-" if value is None else re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{'+' if value >= 0 else ''}{_number(value)}"
 
 
 def _interval(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{_number(interval[0])}-{_number(interval[1])}".replace("--", " to -")
+    return "-" if interval is None else f"{_number(interval[0])} {_number(interval[1])}"

@@ -21,7 +21,12 @@ from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
 from rlzoo.lab.study import plain
 from rlzoo.tracking import flatten
 
-NOT_A_VARIANT = {"seed", "output", "plugins"}  # what runs of one policy may differ in and still be repetitions
+REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # what runs may differ in and still be repetitions
+SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # what runs must agree in, or their scores mean different things
+SCORES = {
+    "eval/accuracy": "held-out accuracy at the end",
+    "reward/mean": "mean reward over the last quarter of the steps",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,23 @@ class RunRecord:
         values = [row[name] for row in self.metrics if name in row and row["step"] > first]
         return fmean(values) if values else None
 
-    def score(self) -> float:
-        """Accuracy at the end on held-out problems, or without an evaluation the reward over the last quarter of the steps."""
-        accuracy = self.last("eval/accuracy")
-        reward = self.mean("reward/mean", 0.25)
-        assert reward is not None, "a finished run has rewards"
-        return reward if accuracy is None else accuracy
+    def score(self, name: str) -> float:
+        """Accuracy at the end on held-out problems, or mean reward over the last quarter of the steps."""
+        value = self.last(name) if name == "eval/accuracy" else self.mean(name, 0.25)
+        assert value is not None, "a finished run has rewards, and accuracy is the score only where every run has it"
+        return value
+
+    @property
+    def gain(self) -> float | None:
+        """Accuracy at the end less accuracy before the first update; None without an evaluation."""
+        values = [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
+        return values[-1] - values[0] if values else None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took; of a run that did not note it, sampling and learning alone."""
+        spent = sum(row.get("time/rollout", 0.0) + row.get("time/learner", 0.0) for row in self.metrics)
+        return float(self.summary.get("seconds") or spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,31 @@ class Contender:
         values = [value for run in self.runs if (value := run.mean(name, last_share)) is not None]
         return fmean(values) if values else None
 
+    @property
+    def gain(self) -> float | None:
+        """Mean over its runs of what accuracy gained."""
+        values = [run.gain for run in self.runs if run.gain is not None]
+        return fmean(values) if values else None
+
+    def as_dict(self, score: str) -> dict[str, Any]:
+        """As plain values; ``score`` is the metric that is compared."""
+        return {
+            "label": self.label,
+            "score": asdict(self.score),
+            "runs": [
+                {"path": str(run.path), "seed": run.seed, **run.summary, "score": run.score(score), "seconds": run.seconds}
+                for run in self.runs
+            ],
+            "gain": self.gain,
+            "clip_fraction": self.mean("clip/fraction"),
+            "response_length": self.mean("response/length_mean", 0.25),
+            "tokens_per_second": self.mean("throughput/tokens_per_second"),
+            "grad_clipped": self.mean("learner/grad_clipped"),
+            "profile": None if self.profile is None else asdict(self.profile),
+            "matched_lre_max": [profile.lre_max for profile in self.matched],
+            "matched_clip_fraction": [profile.clip_fraction for profile in self.matched],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Race:
@@ -95,28 +136,14 @@ class Race:
 
     contenders: tuple[Contender, ...]
     pairs: tuple[Difference, ...]
-    score: str  # what the score is
+    metric: str  # the score, a key of `SCORES`
     match: float | None
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON."""
-        contenders = [
-            {
-                "label": contender.label,
-                "score": asdict(contender.score),
-                "runs": [
-                    {"path": str(run.path), "seed": run.seed, "score": run.score(), **run.summary} for run in contender.runs
-                ],
-                "clip_fraction": contender.mean("clip/fraction"),
-                "response_length": contender.mean("response/length_mean", 0.25),
-                "profile": None if contender.profile is None else asdict(contender.profile),
-                "matched_lre_max": [profile.lre_max for profile in contender.matched],
-                "matched_clip_fraction": [profile.clip_fraction for profile in contender.matched],
-            }
-            for contender in self.contenders
-        ]
-        about = {"score": self.score, "match": self.match, "notes": list(self.notes)}
+        contenders = [contender.as_dict(self.metric) for contender in self.contenders]
+        about = {"score": SCORES[self.metric], "match": self.match, "notes": list(self.notes)}
         return dict(plain({**about, "contenders": contenders, "pairs": [asdict(pair) for pair in self.pairs]}))
 
 
@@ -144,7 +171,8 @@ def race(
     records, notes = find_runs(paths)
     groups = labelled(records)
     notes += _not_comparable(records)
-    scored = {label: {run.seed: run.score() for run in runs} for label, runs in groups.items()}
+    metric = "eval/accuracy" if all(record.last("eval/accuracy") is not None for record in records) else "reward/mean"
+    scored = {label: {run.seed: run.score(metric) for run in runs} for label, runs in groups.items()}
     done = 0
     contenders = []
     for label, runs in groups.items():
@@ -158,10 +186,8 @@ def race(
         whole = LengthProfile.of(pooled(profiles)) if profiles else None
         contenders.append(Contender(label, tuple(runs), estimate(list(scored[label].values())), whole, tuple(matched)))
     contenders.sort(key=lambda contender: -contender.score.iqm)
-    evaluated = any(record.last("eval/accuracy") is not None for record in records)
-    score = "held-out accuracy at the end" if evaluated else "mean reward over the last quarter of the steps"
     pairs = differences({contender.label: scored[contender.label] for contender in contenders})
-    return Race(tuple(contenders), tuple(pairs), score, match, tuple(notes))
+    return Race(tuple(contenders), tuple(pairs), metric, match, tuple(notes))
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
@@ -170,39 +196,48 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     Raises:
         UserError: a path is no folder, or there is no finished run.
     """
-    folders: dict[Path, None] = {}
+    folders: dict[Path, Path] = {}  # where it lies, and how it was named first
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{str(path)!r} is not a folder; give run directories, or folders that hold some")
         found = [file.parent for file in sorted(path.rglob("config.yaml")) if (file.parent / "rollouts").is_dir()]
-        folders |= dict.fromkeys(folder for folder in found if "interrupted" not in folder.relative_to(path).parts)
-    records, notes = [], []
-    for folder in folders:
-        record = _read(folder)
-        if record is None:
-            notes.append(f"left out, not finished: {folder}")
-        else:
-            records.append(record)
+        for folder in found:
+            if "interrupted" not in folder.relative_to(path).parts:
+                folders.setdefault(folder.resolve(), folder)
+    read = {folder: _read(folder) for folder in folders.values()}
+    records = [record for record in read.values() if record is not None]
+    notes = [f"left out, not finished: {folder}" for folder, record in read.items() if record is None]
     if not records:
         raise UserError(f"no finished run in {', '.join(map(str, paths))}; `rlzoo sweep` or `rlzoo train` make some")
     return records, notes
 
 
 def _read(folder: Path) -> RunRecord | None:
-    settings = flatten(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+    """The run in a folder; None if it has not come to its last step."""
+    settings = _settings(folder / "config.yaml")
     metrics = tuple(_json_lines(folder / "metrics.jsonl"))
     summary = next(iter(_json_lines(folder / "summary.json", whole=True)), {})
-    finished = summary.get("finished", bool(metrics) and metrics[-1]["step"] == settings["steps"])
-    return RunRecord(folder, settings, metrics, summary) if finished and metrics else None
+    complete = bool(metrics) and metrics[-1].get("step", 0) == settings.get("steps")
+    return RunRecord(folder, settings, metrics, summary) if complete and summary.get("finished", True) else None
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """A config file with dotted keys; empty if it is none."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return flatten(content) if isinstance(content, Mapping) else {}
 
 
 def _json_lines(file: Path, *, whole: bool = False) -> list[dict[str, Any]]:
     """The objects in a file, one a line or the file itself; none if it cannot be read."""
     try:
         text = file.read_text(encoding="utf-8")
-        return [json.loads(part) for part in ([text] if whole else text.splitlines())]
+        found = [json.loads(part) for part in ([text] if whole else text.splitlines())]
     except (OSError, ValueError):
         return []
+    return [part for part in found if isinstance(part, dict)]
 
 
 def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -214,9 +249,8 @@ def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         others = [other.settings for other in records if other.policy == record.policy]
-        keys = sorted({key for settings in others for key in settings} - NOT_A_VARIANT)
-        varied = [key for key in keys if len({str(settings.get(key)) for settings in others}) > 1]
-        label = " ".join([record.policy, *(f"{key}={record.settings.get(key)}" for key in varied)])
+        varied = [key for key in _varied(others) if key in record.settings]
+        label = " ".join([record.policy, *(f"{key}={record.settings[key]}" for key in varied)])
         groups.setdefault(label, []).append(record)
     for label, runs in groups.items():
         runs.sort(key=lambda run: run.seed)
@@ -226,14 +260,24 @@ def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     return groups
 
 
+def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Settings of which there are several values, and those values; one that an older run does not have is no other value."""
+    values: dict[str, dict[str, None]] = {}
+    for given in settings:
+        for key, value in given.items():
+            if not key.startswith(REPETITION):
+                values.setdefault(key, {})[str(value)] = None
+    return {key: list(values[key]) for key in sorted(values) if len(values[key]) > 1}
+
+
 def _not_comparable(records: Sequence[RunRecord]) -> list[str]:
-    """Notes on what should be equal in all runs and is not."""
+    """Notes on what differs between runs, other than their policies."""
     notes = []
-    for key in ("model.path", "task.name", "steps", "rollout.num_prompts", "rollout.group_size", "eval.num_problems"):
-        values = sorted({str(record.settings.get(key)) for record in records})
-        if len(values) > 1:
-            notes.append(f"not comparable: {key} differs between the runs ({', '.join(values)})")
-    return notes
+    for key, values in _varied([record.settings for record in records]).items():
+        if not key.startswith("clip."):
+            what = "not comparable" if key.startswith(SAME_CONTEST) else "not the policy alone"
+            notes.append(f"{what}: {key} differs between the runs ({', '.join(values)})")
+    return sorted(notes)
 
 
 def _fairness(record: RunRecord, match: float | None, skip_steps: int) -> tuple[Any, LengthProfile | None] | None:

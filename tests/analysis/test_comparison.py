@@ -23,21 +23,38 @@ def test_the_probability_of_improvement_counts_pairs_and_half_of_the_ties():
     assert probability_of_improvement([1.0, 3.0], [0.0, 1.0, 2.0]) == pytest.approx(4.5 / 6)
 
 
-def test_a_single_seed_has_no_interval_and_equal_ones_an_empty_one():
-    assert estimate([0.5]).mean_interval is None
-    assert estimate([0.5, 0.5]).mean_interval == (0.5, 0.5)
-
-
-def test_five_seeds_hold_the_mean_four_times_out_of_five():
+def test_the_probability_of_improvement_is_a_mean_over_pairs():
     rng = np.random.default_rng(0)
-    intervals = [estimate(rng.normal(size=5)).mean_interval for _ in range(300)]
-    assert 0.76 <= np.mean([low <= 0 <= high for low, high in intervals]) <= 0.9
+    first, second = rng.integers(0, 5, 7), rng.integers(0, 5, 9)
+    pairs = [(a > b) + (a == b) / 2 for a in first for b in second]
+    assert probability_of_improvement(first, second) == pytest.approx(np.mean(pairs))
+    (pair,) = differences({"a": by_seed(first), "b": by_seed(second)})
+    low, high = pair.probability_interval
+    assert 0 <= low < pair.probability_of_improvement < high <= 1
 
 
-def test_twenty_seeds_hold_it_about_as_often_as_they_say():
+def test_where_nothing_varies_there_is_no_interval():
+    for scores in ([0.5], [0.5, 0.5, 0.5]):
+        assert (estimate(scores).mean_interval, estimate(scores).iqm_interval) == (None, None)
+    (pair,) = differences({"a": by_seed([0.5] * 5), "b": by_seed([0.5] * 5)})
+    assert (pair.mean, pair.interval, pair.probability_of_improvement, pair.probability_interval) == (0, None, 0.5, None)
+    assert pair.verdict == "no difference that 5 seeds can show"
+
+
+def test_the_same_difference_with_every_seed_is_one():
+    scores = {"a": by_seed([0.2, 0.3, 0.4, 0.5, 0.6]), "b": by_seed([0.1, 0.2, 0.3, 0.4, 0.5])}
+    (pair,) = differences(scores)
+    assert (pair.mean, pair.interval) == (pytest.approx(0.1), None)
+    assert pair.verdict == "a above b"
+
+
+@pytest.mark.parametrize(("num_seeds", "of_mean", "of_iqm"), [(5, 0.82, 0.89), (10, 0.90, 0.93), (20, 0.92, 0.94)])
+def test_intervals_hold_as_often_as_the_docstring_says(num_seeds, of_mean, of_iqm):
     rng = np.random.default_rng(0)
-    intervals = [estimate(rng.normal(size=20)).mean_interval for _ in range(300)]
-    assert 0.9 <= np.mean([low <= 0 <= high for low, high in intervals]) <= 0.97
+    found = [estimate(rng.normal(size=num_seeds)) for _ in range(400)]
+    # the standard error of 400 draws is .02
+    assert np.mean([one.mean_interval[0] <= 0 <= one.mean_interval[1] for one in found]) == pytest.approx(of_mean, abs=0.05)
+    assert np.mean([one.iqm_interval[0] <= 0 <= one.iqm_interval[1] for one in found]) == pytest.approx(of_iqm, abs=0.05)
 
 
 def test_the_sign_flip_test_is_exact():
@@ -69,14 +86,31 @@ def test_policies_without_a_common_seed_have_no_difference():
     assert (pair.num_seeds, pair.mean, pair.interval, pair.p_value) == (0, None, None, None)
 
 
-def test_no_winner_is_named_among_equals():
+@pytest.mark.parametrize(
+    ("names", "num_seeds", "most"), [("ab", 5, 0.0625), ("ab", 10, 0.1), ("abcd", 5, 0), ("abcd", 10, 0.1)]
+)
+def test_no_winner_is_named_among_equals(names, num_seeds, most):
     rng = np.random.default_rng(1)
-    for num_seeds in (5, 10):
-        named = 0
-        for _ in range(100):
-            scores = {name: by_seed(rng.normal(size=num_seeds)) for name in "abcd"}
-            named += any("above" in pair.verdict for pair in differences(scores))
-        assert named <= 14  # the level is a tenth: 10 of 100, give or take 3
+    named = 0
+    for _ in range(100):
+        scores = {name: by_seed(rng.normal(size=num_seeds)) for name in names}
+        named += any("above" in pair.verdict for pair in differences(scores))
+    assert named / 100 <= most + 2 * (most / 100) ** 0.5  # two standard errors
+
+
+def test_a_verdict_says_how_many_seeds_it_would_take():
+    # six pairs: 6 * 2 / 2^6 = .19 is above .1, 6 * 2 / 2^7 = .094 is not
+    scores = {name: by_seed(place + np.arange(7) / 100) for place, name in enumerate("abcd")}
+    assert {pair.verdict for pair in differences(scores)} == {
+        "b above a",
+        "c above a",
+        "d above a",
+        "c above b",
+        "d above b",
+        "d above c",
+    }
+    fewer = {name: by_seed(list(values.values())[:5]) for name, values in scores.items()}
+    assert {pair.verdict for pair in differences(fewer)} == {"no difference that 5 seeds can show; so many pairs need 7"}
 
 
 def test_a_plain_winner_is_named_with_enough_seeds_and_not_with_three():

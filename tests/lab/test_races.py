@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -49,7 +50,7 @@ def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
     (fspo,) = [contender for contender in result.contenders if contender.label == "fspo"]
     rewards = [row["reward/mean"] for row in trained.metrics[1:]]
     assert fspo.score.mean == pytest.approx(rewards[-1])  # the last quarter of four steps, with no evaluation
-    assert result.score == "mean reward over the last quarter of the steps"
+    assert result.metric == "reward/mean"
     assert fspo.mean("clip/fraction") == pytest.approx(sum(row["clip/fraction"] for row in trained.metrics[1:]) / 4)
     run = RecordedRun.read(trained.path)
     own = replay(run, run.config.clip).profile
@@ -74,9 +75,57 @@ def test_the_same_policy_and_seed_twice_is_refused(folder, tmp_path, trained):
 
 
 def test_runs_of_different_tasks_are_called_not_comparable(folder, tmp_path, trained):
-    other = variant(trained.path, tmp_path / "other", rollout__num_prompts=99, seed=5)
+    other = variant(trained.path, tmp_path / "other", rollout__num_prompts=99, task__num_operands_max=3, seed=5)
     _, *notes = race([folder, other]).notes
-    assert notes == ["not comparable: rollout.num_prompts differs between the runs (12, 99)"]
+    assert notes == [
+        "not comparable: task.num_operands_max differs between the runs (20, 3)",
+        "not the policy alone: rollout.num_prompts differs between the runs (12, 99)",
+    ]
+
+
+def test_what_is_tracked_and_what_older_runs_did_not_have_makes_no_variant(folder, tmp_path, trained):
+    tracked = variant(trained.path, tmp_path / "tracked", tracking__mlflow=True, checkpoint__keep=7, seed=5)
+    older = variant(trained.path, tmp_path / "older", seed=6)
+    settings = yaml.safe_load((older / "config.yaml").read_text())
+    del settings["rollout"]["dynamic_sampling"], settings["reward"]
+    (older / "config.yaml").write_text(yaml.safe_dump(settings))
+    result = race([folder, tracked, older], match=None)
+    assert {contender.label for contender in result.contenders} == {"fspo", "grpo"}
+    assert [note for note in result.notes if "left out" not in note] == []
+
+
+def test_a_run_named_in_two_ways_is_one_run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert len(find_runs([Path("fspo-0"), folder / "fspo-0", folder / "deeper" / ".." / "fspo-0"])[0]) == 1
+
+
+def test_the_score_is_accuracy_only_where_every_run_has_it(folder, tmp_path):
+    evaluated = tmp_path / "grpo"
+    shutil.copytree(folder / "grpo-0", evaluated)
+    rows = [json.loads(line) for line in (evaluated / "metrics.jsonl").read_text().splitlines()]
+    rows[0]["eval/accuracy"], rows[-1]["eval/accuracy"] = 0.25, 0.75
+    (evaluated / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    alone = race([evaluated], match=None)
+    assert (alone.metric, alone.contenders[0].score.mean, alone.contenders[0].gain) == ("eval/accuracy", 0.75, 0.5)
+    both = race([evaluated, folder / "fspo-0"], match=None)
+    assert both.metric == "reward/mean"
+    (grpo,) = [contender for contender in both.contenders if contender.label == "grpo"]
+    assert grpo.score.mean == rows[-1]["reward/mean"]
+
+
+def test_a_run_without_its_last_steps_is_not_finished_whatever_its_summary_says(folder, tmp_path, trained):
+    short = variant(trained.path, tmp_path / "short", steps=80)
+    none = variant(trained.path, tmp_path / "none")
+    (none / "summary.json").write_text("null")
+    foreign = tmp_path / "foreign"
+    (foreign / "rollouts").mkdir(parents=True)
+    (foreign / "config.yaml").write_text("[no: yaml")
+    records, notes = find_runs([tmp_path])
+    assert [record.path for record in records] == [none]
+    assert notes == [f"left out, not finished: {foreign}", f"left out, not finished: {short}"]
+    rows = [json.loads(line) for line in (none / "metrics.jsonl").read_text().splitlines()]
+    spent = sum(row["time/rollout"] + row["time/learner"] for row in rows[1:])
+    assert records[0].seconds == pytest.approx(spent)
 
 
 def test_folders_without_a_finished_run_are_refused(tmp_path, folder):
