@@ -71,7 +71,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in sys.argv[1:] or list(load_zoo()):
         step, bare, whole = shares(name)
-        print(f"{name:16} step {1e3 * step:6.1f} ms   policy call {bare:.2%}   with checks, reduction and both gradients {whole:.2%}")
+        print(
+            f"{name:16} step {1e3 * step:6.1f} ms   policy call {bare:.2%}   with checks, reduction and gradients {whole:.2%}"
+        )
 
 
 if __name__ == "__main__":
