@@ -11,6 +11,8 @@ from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 
+from rlzoo.cli.tables import number
+
 if TYPE_CHECKING:
     from rlzoo.analysis.profile import LengthProfile
 
@@ -54,7 +56,7 @@ def clip_by_length(profile: LengthProfile) -> Table:
     for k, (shortest, longest) in enumerate(itertools.pairwise(profile.edges)):
         if both.count[k]:
             numbers = (both.fraction[k], both.low[k], both.high[k])
-            share, low, high = (f"{number:.3f}".replace("0.", ".", 1) for number in numbers)
+            share, low, high = map(number, numbers)
             first = shortest if k == 0 else math.floor(shortest) + 1
             table.add_row(f"{first:.0f}-{longest:.0f}", IntervalBar(*numbers, largest), f"{share} [{low}, {high}]")
     return table

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from rlzoo.analysis.intervals import Interval
+from rlzoo.cli.tables import counted, interval, number, signed
 from rlzoo.errors import UserError
 from rlzoo.lab.races import SCORES, Race, race
 from rlzoo.tracking import common_parent, log_artifact
@@ -32,21 +30,8 @@ def compare(
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise UserError(f"--report {str(report)!r}: give the name of a file, in a folder that exists")
     console = Console(highlight=False, markup=False)
-    with Progress(
-        TextColumn("replaying {task.description}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        bar = progress.add_task("", total=None)
-        result = race(
-            paths,
-            match=match,
-            skip_steps=skip_steps,
-            told=lambda what, done, total: progress.update(bar, description=what, completed=done, total=total),
-        )
+    with counted(console) as told:
+        result = race(paths, match=match, skip_steps=skip_steps, told=told)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:
@@ -83,13 +68,13 @@ def _print(console: Console, result: Race) -> None:
         table.add_row(
             contender.label,
             str(contender.score.num_seeds),
-            _number(contender.score.mean),
-            _signed(contender.gain),
-            _number(contender.score.iqm),
-            _interval(contender.score.iqm_interval),
-            _number(contender.mean("clip/fraction")),
-            _number(fmean(errors) if errors else None),
-            _number(fmean(noise) if noise else None),
+            number(contender.score.mean),
+            signed(contender.gain),
+            number(contender.score.iqm),
+            interval(contender.score.iqm_interval),
+            number(contender.mean("clip/fraction")),
+            number(fmean(errors) if errors else None),
+            number(fmean(noise) if noise else None),
             f"{contender.mean('response/length_mean', 0.25) or 0:.0f}",
             f"{fmean(run.seconds for run in contender.runs):.0f}",
         )
@@ -102,8 +87,8 @@ def _print(console: Console, result: Race) -> None:
     for pair in shown:
         pairs.add_row(
             f"{pair.first} - {pair.second}",
-            _signed(pair.mean),
-            _interval(pair.interval),
+            signed(pair.mean),
+            interval(pair.interval),
             f"{pair.probability_of_improvement:.2f}",
             pair.verdict,
         )
@@ -111,15 +96,3 @@ def _print(console: Console, result: Race) -> None:
         console.print(pairs)
     for note in result.notes:
         console.print(note, soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
-
-
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{'+' if value >= 0 else ''}{_number(value)}"
-
-
-def _interval(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{_number(interval[0])} {_number(interval[1])}"

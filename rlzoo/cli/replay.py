@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from rlzoo.analysis.intervals import Interval
+from rlzoo.cli.tables import counted, interval, number
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
@@ -41,15 +39,7 @@ def run_replay(
         raise UserError(f"--clip {clips!r}: give policies with commas between them; see `rlzoo clips list`")
     policies = [_policy(run, name, configs, overrides, plugins) for name in names]
     console = Console(highlight=False, markup=False)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        bar = progress.add_task("replaying", total=None)
+    with counted(console) as told:
         result = study(
             run,
             policies,
@@ -57,7 +47,7 @@ def run_replay(
             skip_steps=skip_steps,
             sweep_width=sweep_width,
             with_cosine=with_cosine,
-            told=lambda what, done, total: progress.update(bar, description=what, completed=done, total=total),
+            told=told,
         )
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
@@ -99,9 +89,9 @@ def _print(console: Console, result: Study, with_cosine: bool) -> None:
         cosine = rule.cosine.mean if rule.cosine else None
         table.add_row(
             rule.label,
-            *map(_number, numbers),
-            _interval(profile.lre_max_interval),
-            *map(_number, (profile.lre_noise, profile.ess, cosine)),
+            *map(number, numbers),
+            interval(profile.lre_max_interval),
+            *map(number, (profile.lre_noise, profile.ess, cosine)),
         )
     console.print(table)
     by_length = Table(box=None, pad_edge=False, title="clip fraction by length in tokens", title_justify="left")
@@ -110,7 +100,7 @@ def _print(console: Console, result: Study, with_cosine: bool) -> None:
     for column in ("policy", *labels):
         by_length.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for rule in result.rules:
-        by_length.add_row(rule.label, *map(_number, rule.replayed.profile.both.fraction))
+        by_length.add_row(rule.label, *map(number, rule.replayed.profile.both.fraction))
     console.print(by_length)
     for rule in result.rules:
         widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
@@ -127,14 +117,5 @@ def _width_table(label: str, result: Study) -> Table:
         table.add_column(column, justify="right")
     for point in result.sweep[label]:
         numbers = (point.clip_fraction, point.lre_max, point.lre_noise, point.ess, point.cosine)
-        table.add_row(f"{point.factor:g}", *map(_number, numbers))
+        table.add_row(f"{point.factor:g}", *map(number, numbers))
     return table
-
-
-def _number(value: float | None) -> str:
-    """Three decimals, without the zero before the point."""
-    return "-" if value is None or math.isnan(value) else f"{value:.3f}".replace("0.", ".", 1)
-
-
-def _interval(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{_number(interval[0])}-{_number(interval[1])}"

@@ -22,7 +22,7 @@ class Child:
     """One run of a sweep.
 
     Example:
-        ``Child("grpo-0", config, ("--clip", "grpo", "--seed", "0"))``
+        ``Child("mine-0", config, ("--clip", "mine", "--seed", "0"))``
     """
 
     name: str
@@ -62,7 +62,7 @@ class Sweep:
     """Policies x settings x seeds, in one folder.
 
     Example:
-        ``Sweep(Path("sweeps/race"), clips=("grpo", "gspo"), seeds=(0, 1, 2))`` has six children.
+        ``Sweep(Path("sweeps/race"), clips=("mine", "yours"), seeds=(0, 1, 2))`` has six children.
     """
 
     folder: Path

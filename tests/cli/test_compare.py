@@ -57,10 +57,3 @@ def test_compare_refuses_what_is_not_there(refused, tmp_path):
 def test_a_report_with_nowhere_to_go_is_refused_before_the_work(refused, runs, tmp_path):
     for wrong in (tmp_path, tmp_path / "none" / "page.html"):
         assert "in a folder that exists" in refused("compare", runs, "--report", wrong)
-
-
-def test_numbers_keep_their_digits():
-    from rlzoo.cli.compare import _interval, _number, _signed
-
-    assert [_number(value) for value in (0.5, -0.5, 10.5, 100.0, None)] == [".500", "-.500", "10.500", "100.000", "-"]
-    assert (_signed(0.25), _signed(-0.25), _interval((-0.02, 10.05))) == ("+.250", "-.250", "-.020 10.050")
