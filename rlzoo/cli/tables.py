@@ -23,7 +23,7 @@ def signed(value: float | None) -> str:
 
 def interval(ends: tuple[float, float] | None) -> str:
     """Both ends of an interval."""
-    return "-" if ends is None else f"{number(ends[0])}-{number(ends[1])}".replace("--", " to -")
+    return "-" if ends is None else f"{number(ends[0])} {number(ends[1])}"
 
 
 @contextmanager

@@ -23,4 +23,4 @@ def test_numbers_keep_their_digits(value, written):
 
 def test_differences_have_a_sign_and_intervals_two_ends():
     assert (signed(0.02), signed(-0.02), signed(None)) == ("+.020", "-.020", "-")
-    assert (interval((0.1, 0.2)), interval((-0.2, -0.1)), interval(None)) == (".100-.200", "-.200 to -.100", "-")
+    assert (interval((0.1, 0.2)), interval((-0.2, -0.1)), interval(None)) == (".100 .200", "-.200 -.100", "-")
