@@ -80,6 +80,9 @@ def _allowed(schema: dict[str, Any]) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     words = []
     for option in options:
+        if option.get("type") == "array":
+            words.append(f"list, each {_allowed(option.get('items', {}))}")
+            continue
         bounds = [f"{sign} {option[key]:g}" for key, sign in signs.items() if key in option]
         words.append(", ".join(option.get("enum", bounds)) or option.get("type", ""))
     return " or ".join(words)
