@@ -110,15 +110,15 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(lengths=knots, **offsets)
 
     def _followed(self, length: Tensor) -> Self:
-        """Knots a step nearer to the lengths of this update, with the offsets that the old ones give there."""
+        """Knots a step nearer to the lengths of this update, or at them if they are more; offsets as the old ones give there."""
         knots = torch.tensor(self.lengths, dtype=torch.float64)
-        if len(length) != len(knots):
+        following = length.unique()
+        if len(following) < len(knots):
             return self
-        moved = torch.exp(knots.log() + FOLLOW * (length.log() - knots.log())).clamp(min=1)
-        if not bool((moved.diff() > 0).all()):
-            return self
-        low, high = (interpolated(moved, self.lengths, side).tolist() for side in (self.offsets_low, self.offsets_high))
-        return self.replace(lengths=moved.tolist(), offsets_low=low, offsets_high=high)
+        if len(following) == len(knots):
+            following = torch.exp(knots.log() + FOLLOW * (following.log() - knots.log())).clamp(min=1)
+        low, high = (interpolated(following, self.lengths, side).tolist() for side in (self.offsets_low, self.offsets_high))
+        return self.replace(lengths=following.tolist(), offsets_low=low, offsets_high=high)
 
     def _stepped(self, offsets: Offsets, stats: ClipStats, sign: int) -> list[float]:
         """Offsets of one side after a step of quantile regression: every knot by the error of the cells around it."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from rlzoo_fspo import FSPO
 
 import rlzoo
 from rlzoo import ClipInputs, ClipPolicy, RunConfig, ops
@@ -15,6 +16,7 @@ from rlzoo.engine.judge import gradient_of, judge
 from rlzoo.errors import PolicyError
 from tests.engine.conftest import make_model, off_policy_experience
 from tests.engine.test_learner import make_learner
+from tests.quick import QUICK
 
 
 class Sound(ClipPolicy):
@@ -210,9 +212,22 @@ def test_the_state_of_an_adaptive_policy_is_in_checkpoint_and_metrics(tmp_path, 
     saved = json.loads((result.path / "checkpoints" / "step-000002" / "clip.json").read_text())
     policy = type(config.clip).model_validate({key: value for key, value in saved.items() if key != "name"})
     assert policy != config.clip
+    assert len(policy.lengths) == len(policy.offsets_low) > 0
     last = result.metrics[-1]
-    moved = [key.removeprefix("clip/setting_") for key in last if key.startswith("clip/setting_")]
-    assert {"factor_low", "factor_high", "spread_low", "num_updates"} <= set(moved)
-    assert all(last[f"clip/setting_{name}"] == getattr(policy, name) for name in moved)
     assert last["clip/band_low_length_bin_0"] < 0 < last["clip/band_high_length_bin_0"]
     assert "clip/band_low_length_bin_0" not in result.metrics[0]
+
+
+class Shrinking(FSPO):
+    """A band that narrows by a tenth with every update."""
+
+    def updated(self, stats):
+        return self.replace(width_low=0.9 * self.width_low)
+
+
+def test_numbers_that_an_adaptive_policy_changes_are_metrics(tmp_path):
+    config = RunConfig.compose(clip="fspo", overrides=[*QUICK], steps=2, output=tmp_path / "out")
+    metrics = rlzoo.train(config.model_copy(update={"clip": Shrinking(width_low=0.1)})).metrics
+    # four updates a step
+    assert [step["clip/setting_width_low"] for step in metrics[1:]] == pytest.approx([0.1 * 0.9**4, 0.1 * 0.9**8])
+    assert "clip/setting_width_high" not in metrics[-1]

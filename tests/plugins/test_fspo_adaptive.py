@@ -161,6 +161,13 @@ def test_a_step_narrows_what_was_clipped_too_little_and_widens_what_was_clipped_
     assert after.offsets_low == (0.0, 0.0)
 
 
+def test_lengths_that_were_all_alike_at_first_are_told_apart_later():
+    policy = ADAPTIVE(lengths=(16.0,), offsets_low=(0.5,), offsets_high=(-0.5,), rate=0.0)
+    length = torch.tensor([16.0, 64.0])
+    after = policy.updated(ClipStats.of(torch.tensor([16.0, 32.0, 64.0]), length, torch.ones(2), torch.zeros(2), length))
+    assert (after.lengths, after.offsets_low, after.offsets_high) == ((16.0, 64.0), (0.5, 0.5), (-0.5, -0.5))
+
+
 def test_nothing_to_learn_from_changes_nothing():
     none = torch.zeros(0)
     nothing = ClipStats.of(torch.tensor([1.0, 2.0, 3.0]), none, none, none, none)
