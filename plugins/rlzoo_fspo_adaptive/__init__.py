@@ -110,7 +110,7 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(lengths=knots, **offsets)
 
     def _followed(self, length: Tensor) -> Self:
-        """Knots a step nearer to the lengths of this update, or at them if they are more; offsets as the old ones give there."""
+        """Knots a step nearer to the lengths of this update, or at them if they are more; the curve stays as it is."""
         knots = torch.tensor(self.lengths, dtype=torch.float64)
         following = length.unique()
         if len(following) < len(knots):
