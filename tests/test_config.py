@@ -57,7 +57,7 @@ def test_config_yaml_gives_the_run_again(tmp_path):
 
 def test_policy_overlays_state_the_class_defaults():
     for name, policy in load_zoo().items():
-        assert read_config(name)["clip"] == {"name": name, **policy().model_dump()}
+        assert read_config(name)["clip"] == {"name": name, **policy().model_dump(mode="json")}
 
 
 @pytest.mark.parametrize("name", [name for name in config_names() if not name.startswith("smollm2")])

@@ -60,6 +60,9 @@ def test_an_adaptive_rule_ends_as_it_did_in_the_run(trained_adaptive):
 def test_an_adaptive_rule_is_judged_by_bands_from_earlier_updates_only(recorded):
     policy = load_zoo()["fspo-adaptive"]()
     whole = replay(recorded, policy)
+    assert whole.states[0] == policy
+    decided = [state(update.inputs).clipped[:, 0] for state, update in zip(whole.states, recorded.updates, strict=True)]
+    assert torch.equal(torch.cat(decided).float(), whole.table.clipped)
     for cut in (1, 5, 9):
         begun = replay(dataclasses.replace(recorded, updates=recorded.updates[: cut + 1]), policy)
         assert begun.states == whole.states[: cut + 1]
