@@ -116,6 +116,15 @@ def test_spread_and_shape_of_normal_log_ratios_are_found():
     assert profile.drift == pytest.approx(-0.69, abs=0.05)
 
 
+def test_spread_is_that_of_the_rows_that_moved():
+    # S / sqrt(L) is +-.02 in the rows that moved; as many that did not must not halve its variance
+    moved, still = [0.01, -0.01] * 3, [0.0] * 6
+    profile = LengthProfile.of(rows(FSPO(), moved + still, [1.0] * 12))
+    assert profile.sigma_root[0] == pytest.approx(0.02, rel=1e-4)
+    assert profile.standardised[2] == pytest.approx(0.0, abs=1.01)
+    assert profile.standardised[0] == pytest.approx(-1.0, rel=1e-4)
+
+
 def test_updates_that_moved_nothing_say_nothing_of_spread():
     profile = LengthProfile.of(rows(FSPO(), [0.0] * 6, [1.0] * 6))
     assert all(math.isnan(value) for value in (*profile.sigma_root, *profile.standardised, profile.drift))
