@@ -58,7 +58,7 @@ class FSPOAdaptive(ClipPolicy):
     }
 
     target_clip_fraction: float = Field(0.1, gt=0, lt=0.5, description="share of responses to clip, at every length and sign")
-    rate: float = Field(1.0, ge=0, le=10, description="step of the offsets per update; 0 keeps them")
+    rate: float = Field(2.0, ge=0, le=10, description="step of the offsets per update; 0 keeps them")
     ceiling_factor: float | None = Field(
         3.0, gt=0, le=1000, description="dual clip where A < 0: ceiling in units of the width below; null for none"
     )

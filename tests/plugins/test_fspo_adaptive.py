@@ -151,7 +151,7 @@ def test_the_first_update_that_moved_sets_the_scale():
 
 
 def test_a_step_narrows_what_was_clipped_too_little_and_widens_what_was_clipped_too_much():
-    policy = ADAPTIVE(lengths=(16.0, 64.0), offsets_low=(0.0, 0.0), offsets_high=(0.0, 0.0))
+    policy = ADAPTIVE(rate=1.0, lengths=(16.0, 64.0), offsets_low=(0.0, 0.0), offsets_high=(0.0, 0.0))
     length = torch.tensor([16.0, 16.0, 64.0, 64.0])
     clipped = torch.tensor([1.0, 0.0, 0.0, 0.0])
     stats = ClipStats.of(torch.tensor([16.0, 32.0, 64.0]), length, torch.ones(4), clipped, clipped)
