@@ -112,7 +112,7 @@ class FSPOAdaptive(ClipPolicy):
     def _followed(self, length: Tensor) -> Self:
         """Knots a step nearer to the lengths of this update, or at them if they are more; the curve stays as it is."""
         knots = torch.tensor(self.lengths, dtype=torch.float64)
-        following = length.unique()
+        following = torch.tensor(sorted(set(length.tolist())), dtype=torch.float64)
         if len(following) < len(knots):
             return self
         if len(following) == len(knots):
