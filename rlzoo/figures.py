@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, yellow left out
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -56,19 +56,24 @@ def lines(
 def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
     """A quantity against response length, on a logarithmic axis, with error bars that stand beside each other."""
     figure, axes = _canvas(title, "response length in tokens", ylabel)
+    step = min(0.012, 0.1 / max(1, len(series)))  # all of a bin within a tenth of its length: neighbouring bins stay apart
     for number, (label, points) in enumerate(series.items()):
-        shift = 1 + 0.012 * (number - (len(series) - 1) / 2)
-        kept = [k for k in range(len(points.x)) if not (math.isnan(points.x[k]) or math.isnan(points.y[k]))]
+        shift = 1 + step * (number - (len(series) - 1) / 2)
+        kept = [k for k in range(len(points.x)) if points.x[k] > 0 and not math.isnan(points.y[k])]
         x, y = [points.x[k] * shift for k in kept], [points.y[k] for k in kept]
         errors = None
         if points.low is not None and points.high is not None:
             ends = (points.low, points.high)
             errors = [[max(0.0, sign * (end[k] - points.y[k])) for k in kept] for sign, end in zip((-1, 1), ends, strict=True)]
-        axes.errorbar(x, y, yerr=errors, label=_literal(label), capsize=2, elinewidth=0.9, **_look(number))
+        axes.errorbar(x, y, yerr=errors, label=_literal(label), capsize=2, elinewidth=0.9, clip_on=False, **_look(number))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    shortest, longest = axes.get_xlim()
+    if longest < 4 * shortest:  # powers of two may miss so short a range altogether
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if not axes.dataLim.y0 < 0:
+        axes.set_ylim(bottom=0.0)
     _legend(figure, axes)
     return figure
 
@@ -98,12 +103,13 @@ def svg(figure: Figure) -> str:
     """The figure as an ``<svg>`` element to put into a page: text stays text, and the same figure gives the same bytes."""
     stream = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlzoo"}):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out again it would move by a rounding error
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = stream.getvalue()
     text = text[text.index("<svg") :]
     name = hashlib.sha256(text.encode()).hexdigest()[:8]  # ids must differ between the figures of a page
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    return re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
+    return re.sub(r"<[^>]*>", lambda tag: re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", tag[0]), text)
 
 
 def save_png(figure: Figure, path: Path) -> None:
@@ -115,8 +121,8 @@ def _canvas(title: str, xlabel: str, ylabel: str, height: float = 3.6) -> tuple[
     figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(_literal(title), fontsize=10, loc="left")
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
+    axes.set_xlabel(_literal(xlabel))
+    axes.set_ylabel(_literal(ylabel))
     axes.grid(visible=True, color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -139,8 +145,16 @@ def _legend(figure: Figure, axes: Axes) -> None:
     """Beside the data, never over it."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        columns = 1 if len(handles) <= 14 else 2
-        figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False, ncols=columns)
+        fontsize, spacing = (8, 0.5) if len(handles) <= 14 else (6.5, 0.25)  # 25 fit into one column
+        figure.legend(
+            handles,
+            labels,
+            loc="outside right upper",
+            fontsize=fontsize,
+            labelspacing=spacing,
+            frameon=False,
+            ncols=1 + (len(handles) - 1) // 25,
+        )
 
 
 def _literal(label: str) -> str:

@@ -68,7 +68,7 @@ def number(value: Cell) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "\u2013"
     if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else value
 
 

@@ -63,3 +63,38 @@ def test_the_same_figure_gives_the_same_bytes_and_ids_of_its_own():
 def test_a_picture_is_written(tmp_path):
     save_png(profile(many(2)), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_profile_stands_on_zero_even_where_intervals_reach_it():
+    (axes,) = profile({"one": Series((9, 160), (0.0, 0.3), (0.0, 0.2), (0.02, 0.4))}).axes
+    assert axes.get_ylim()[0] == 0
+    (axes,) = profile({"one": Series((9, 160), (-0.5, 0.3))}).axes
+    assert axes.get_ylim()[0] < -0.5  # a cosine may be negative
+
+
+def test_lengths_between_two_powers_of_two_have_ticks():
+    text = svg(profile({"one": Series((18, 24), (0.1, 0.2))}))
+    assert ">18<" in text
+    assert ">24<" in text
+
+
+def test_a_length_of_zero_is_left_out():
+    (axes,) = profile({"one": Series((0, 8), (0.1, 0.2))}).axes
+    assert axes.lines[0].get_xdata().tolist() == [8.0]
+
+
+def test_a_legend_of_many_leaves_the_data_most_of_the_width():
+    figure = lines({f"rule-with-a-name-{index}": Series((1, 2), (1, 2)) for index in range(24)}, xlabel="x", ylabel="y")
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_position().width > 0.6
+
+
+def test_drawn_twice_one_figure_gives_the_same_bytes():
+    figure = profile(many(4), title="title")
+    assert svg(figure) == svg(figure)
+
+
+def test_labels_that_look_like_references_and_axes_with_dollars_are_shown_as_they_are():
+    text = svg(lines({'id="x" url(#a)': Series((1, 2), (1, 2))}, xlabel=r"$\foo$", ylabel="y"))
+    assert '>id="x" url(#a)<' in text
+    assert r">$\foo$<" in text

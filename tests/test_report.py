@@ -5,7 +5,7 @@ import math
 import re
 
 from rlzoo.figures import Series, profile
-from rlzoo.report import Section, Table, render
+from rlzoo.report import Section, Table, number, render
 
 EVIL = "<script>alert(1)</script>"
 
@@ -54,3 +54,12 @@ def test_tags_are_closed():
     balance = Balance()
     balance.feed(page())
     assert balance.open == []
+
+
+def test_numbers_never_round_into_an_exponent():
+    # three digits of 999.6 are 1.00e3: it is written as a whole number, as 1000 is
+    assert [number(value) for value in (999.4, 999.6, -999.6, 1000.0)] == ["999", "1,000", "-1,000", "1,000"]
+
+
+def test_headings_stand_over_their_numbers():
+    assert '<th class="number">value</th>' in page()

@@ -104,6 +104,11 @@ class LengthProfile:
             drift=drift,
         )
 
+    def bin_labels(self) -> list[str]:
+        """The lengths that each bin holds, such as ``"13-24"``."""
+        firsts = [math.ceil(self.edges[0]), *(math.floor(edge) + 1 for edge in self.edges[1:-1])]
+        return [f"{first}-{math.floor(last)}" for first, last in zip(firsts, self.edges[1:], strict=True)]
+
     def metrics(self) -> dict[str, float]:
         """The profile by its metric names, without what is not known."""
         metrics = {"clip/fraction": self.clip_fraction, "fairness/ess": self.ess, "ratio/drift_long": self.drift}

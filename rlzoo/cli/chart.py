@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -53,10 +52,9 @@ def clip_by_length(profile: LengthProfile) -> Table:
     both = profile.both
     known = [high for high in both.high if not math.isnan(high)]
     largest = max([0.01, *known])
-    for k, (shortest, longest) in enumerate(itertools.pairwise(profile.edges)):
+    for k, label in enumerate(profile.bin_labels()):
         if both.count[k]:
             numbers = (both.fraction[k], both.low[k], both.high[k])
             share, low, high = map(number, numbers)
-            first = shortest if k == 0 else math.floor(shortest) + 1
-            table.add_row(f"{first:.0f}-{longest:.0f}", IntervalBar(*numbers, largest), f"{share} [{low}, {high}]")
+            table.add_row(label, IntervalBar(*numbers, largest), f"{share} [{low}, {high}]")
     return table

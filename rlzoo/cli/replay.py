@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,8 +94,7 @@ def _print(console: Console, result: Study, with_cosine: bool) -> None:
         )
     console.print(table)
     by_length = Table(box=None, pad_edge=False, title="clip fraction by length in tokens", title_justify="left")
-    edges = result.rules[0].replayed.profile.edges
-    labels = [f"{low:.0f}-{high:.0f}" for low, high in itertools.pairwise(edges)]
+    labels = result.rules[0].replayed.profile.bin_labels()
     for column in ("policy", *labels):
         by_length.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for rule in result.rules:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from rlzoo.analysis.profile import QUANTILES
 from rlzoo.figures import Series, lines, profile
 from rlzoo.lab.study import Rule, Study, widths_of
@@ -62,8 +60,7 @@ def _by_length(study: Study) -> Section:
         {rule.label: Series(*_against_length(rule, rule.replayed.profile.ess_by_length)) for rule in study.rules},
         ylabel="effective sample size",
     )
-    edges = study.rules[0].replayed.profile.edges
-    labels = [f"{low:.0f}-{high:.0f}" for low, high in itertools.pairwise(edges)]
+    labels = study.rules[0].replayed.profile.bin_labels()
     rows: list[list[Cell]] = [[rule.label, *rule.replayed.profile.both.fraction] for rule in study.rules]
     text = "Six quantile bins of length; bars are 95 % Wilson intervals. Gradient mass: the sum of |dJ/dlog_probs| over tokens."
     table = Table("Clip fraction by length in tokens", ["policy", *labels], rows)

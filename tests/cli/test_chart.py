@@ -1,5 +1,6 @@
 """The chart in the terminal: every bin's bar in proportion, at 80 columns, with or without line-drawing signs."""
 
+import dataclasses
 import io
 
 import pytest
@@ -41,3 +42,11 @@ def test_bars_are_in_proportion(profile):
 
 def test_a_terminal_without_line_drawing_gets_plain_signs(profile):
     assert "".join(drawn(profile, "ascii")).isascii()
+
+
+def test_bins_share_no_length(profile):
+    # a bin up to 13.67 tokens holds 13 and not 14, with which the next begins
+    edges = (9.0, 13.67, *(20.0 + k for k in range(len(profile.edges) - 2)))
+    rows = drawn(dataclasses.replace(profile, edges=edges))[1:]
+    assert rows[0].split()[0] == "9-13"
+    assert rows[1].split()[0] == "14-20"
