@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from rlzoo.signals import held_signals
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -48,12 +50,23 @@ class Tracker:
         import mlflow
 
         self._mlflow = mlflow
-        mlflow.set_tracking_uri(tracking_uri())
-        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
         parent = os.environ.get(PARENT_RUN)
-        run = mlflow.start_run(run_name=run_name, tags={**tags, **({"mlflow.parentRunId": parent} if parent else {})})
-        self.run_id = run.info.run_id
-        mlflow.log_params({key: str(value)[:6000] for key, value in flatten(params).items()})
+        try:
+            with held_signals():
+                mlflow.set_tracking_uri(tracking_uri())
+                mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
+                nested = {"mlflow.parentRunId": parent} if parent else {}
+                self.run_id = mlflow.start_run(run_name=run_name, tags={**tags, **nested}).info.run_id
+                mlflow.log_params({key: str(value)[:6000] for key, value in flatten(params).items()})
+        except BaseException as error:
+            if self.run_id is not None:
+                self.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _call(self, name: str, *arguments: Any, **options: Any) -> None:
+        """One call of MLflow's, whole: a run that is stopped in the middle of one would end up with half of it."""
+        with held_signals():
+            getattr(self._mlflow, name)(*arguments, **options)
 
     @property
     def is_on(self) -> bool:
@@ -63,28 +76,28 @@ class Tracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one step's metrics."""
         if self._mlflow is not None:
-            self._mlflow.log_metrics(dict(metrics), step=step)
+            self._call("log_metrics", dict(metrics), step=step)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log sampled completions as a table that MLflow's UI shows, one call for the whole run."""
         if rows and self._mlflow is not None:
             columns = {key: [row[key] for row in rows] for key in rows[0]}
-            self._mlflow.log_table(columns, artifact_file="completions.json")
+            self._call("log_table", columns, artifact_file="completions.json")
 
     def log_figure(self, figure: Figure, name: str) -> None:
         """Log a picture as an artifact."""
         if self._mlflow is not None:
-            self._mlflow.log_figure(figure, name)
+            self._call("log_figure", figure, name)
 
     def set_tag(self, name: str, value: str) -> None:
         """Tag the run; an empty value leaves it without the tag."""
         if value and self._mlflow is not None:
-            self._mlflow.set_tag(name, value)
+            self._call("set_tag", name, value)
 
     def log_file(self, path: Path) -> None:
         """Log a file as an artifact."""
         if self._mlflow is not None:
-            self._mlflow.log_artifact(str(path))
+            self._call("log_artifact", str(path))
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +106,7 @@ class Tracker:
         if self._mlflow is None:
             return
         stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
-        self._mlflow.end_run("FINISHED" if kind is None else "KILLED" if stopped else "FAILED")
+        self._call("end_run", "FINISHED" if kind is None else "KILLED" if stopped else "FAILED")
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

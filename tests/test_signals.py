@@ -1,0 +1,109 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from rlzoo.cli import Terminated, _terminate
+from rlzoo.signals import held_signals
+from rlzoo.tracking import Tracker
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, _terminate)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _interrupted(reached, *numbers):
+    with held_signals():
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            reached.append(number)
+        reached.append("end of the block")
+    reached.append("behind the block")
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_waits_for_the_end_of_the_block(number, error):
+    reached = []
+    with pytest.raises(error):
+        _interrupted(reached, number)
+    assert reached == [number, "end of the block"]
+    assert signal.getsignal(signal.SIGTERM) is _terminate
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_goes_through_at_once():
+    reached = []
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(reached, signal.SIGINT, signal.SIGINT)
+    assert reached == [signal.SIGINT]
+
+
+def test_blocks_within_blocks_wait_for_the_outermost():
+    reached = []
+
+    def outer():
+        with held_signals():
+            _interrupted(reached, signal.SIGTERM)
+
+    with pytest.raises(Terminated):
+        outer()
+    assert reached == [signal.SIGTERM, "end of the block", "behind the block"]
+
+
+def test_no_signal_changes_nothing_and_other_threads_may_use_it():
+    with held_signals():
+        pass
+    assert signal.getsignal(signal.SIGTERM) is _terminate
+
+    def work():
+        with held_signals():
+            done.append(True)
+
+    done = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+class _Store:
+    """Stands in for the module ``mlflow``: is stopped in the middle of every call."""
+
+    def __init__(self):
+        self.written = []
+
+    def log_metrics(self, metrics, step):
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.written.append((step, metrics))
+
+
+def test_a_run_is_not_stopped_in_the_middle_of_a_call_to_mlflow():
+    tracker = Tracker(None, "run", tags={}, params={})
+    tracker._mlflow = _Store()
+    with pytest.raises(Terminated):
+        tracker.log(3, {"reward/mean": 0.5})
+    assert tracker._mlflow.written == [(3, {"reward/mean": 0.5})]
+
+
+def test_a_run_stopped_while_it_opens_is_not_left_running(monkeypatch):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "stopped-while-opening")
+
+    def stopped(params):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(mlflow, "log_params", stopped)
+    try:
+        with pytest.raises(Terminated):
+            Tracker("rlzoo", "run", tags={}, params={"seed": 0})
+        (run,) = mlflow.search_runs(experiment_names=["stopped-while-opening"], output_format="list")
+        assert run.info.status == "KILLED"
+    finally:
+        mlflow.end_run()
