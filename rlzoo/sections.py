@@ -20,6 +20,9 @@ class ModelConfig(Section):
 
     path: str = Field("embedded", description="'embedded', 'smollm2', a folder, or a name on the Hugging Face hub")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the trained weights")
+    attn_implementation: str | None = Field(
+        None, description="transformers' attention, such as 'eager'; null for its own choice"
+    )
     chat_template: bool = Field(False, description="wrap prompts in the tokenizer's chat template")
 
 

@@ -79,7 +79,7 @@ class Run:
         RunDirectory.check_free(path)
         self.config = config.model_copy(update={"output": path})
         self.task = task
-        self.model, self.tokenizer = load_pretrained(config.model.path, config.model.dtype)
+        self.model, self.tokenizer = load_pretrained(config.model.path, config.model.dtype, config.model.attn_implementation)
         self.learner = Learner(
             self.model,
             config.clip,

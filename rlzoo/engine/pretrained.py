@@ -27,31 +27,32 @@ logger = logging.getLogger("rlzoo")
 
 
 def load_pretrained(
-    path: str, dtype: Literal["float32", "bfloat16"] = "float32"
+    path: str, dtype: Literal["float32", "bfloat16"] = "float32", attn_implementation: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A causal language model without dropout, and its tokenizer with padding on the left.
 
     Args:
         path: ``"embedded"``, ``"smollm2"``, a folder, or a hub name such as ``"org/name"``.
         dtype: of the weights.
+        attn_implementation: transformers' attention, such as ``"eager"``; None for its own choice.
 
     Raises:
         UserError: there is no such model, or it cannot be loaded.
     """
     if path == "embedded":
         embedded = Path(str(importlib.resources.files("rlzoo"))) / "assets" / "embedded"
-        return _load(_model_folder(embedded, path), path, dtype)
+        return _load(_model_folder(embedded, path), path, dtype, attn_implementation)
     if path == "smollm2":
-        return _load(str(_smollm2()), path, dtype)
+        return _load(str(_smollm2()), path, dtype, attn_implementation)
     folder = Path(path).expanduser() if path.startswith("~/") else Path(path)
     if path and folder.exists():
-        return _load(_model_folder(folder, path), path, dtype)
+        return _load(_model_folder(folder, path), path, dtype, attn_implementation)
     if path.startswith((".", "/", "~", os.sep)) or path.count(os.sep) > 1 or path.endswith(("/", os.sep)):
         raise UserError(f"model.path={path!r}: no such folder")
     if "/" not in path:
         raise UserError(f"model.path={path!r}: no such model (allowed: {ALLOWED}){did_you_mean(path, ['embedded', 'smollm2'])}")
     logger.info("looking for %r in the Hugging Face cache and on the hub", path)
-    return _load(path, path, dtype)
+    return _load(path, path, dtype, attn_implementation)
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -69,11 +70,13 @@ def _model_folder(folder: Path, path: str) -> str:
     return str(folder)
 
 
-def _load(source: str, path: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(
+    source: str, path: str, dtype: str, attn_implementation: str | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load from a folder or the hub; whatever goes wrong inside is about what is stored there, so it becomes one line."""
     try:
         with quiet():
-            model, tokenizer, missing = _from_pretrained(source, dtype)
+            model, tokenizer, missing = _from_pretrained(source, dtype, attn_implementation)
     except Exception as error:
         here = f"{source} does not hold a model that can be loaded"
         what = here if Path(source).is_dir() else f"cannot be loaded (allowed: {ALLOWED})"
@@ -91,7 +94,7 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _from_pretrained(source: str, dtype: str) -> tuple[Any, Any, set[str]]:
+def _from_pretrained(source: str, dtype: str, attn_implementation: str | None) -> tuple[Any, Any, set[str]]:
     """Model, tokenizer, and the names of weights that the checkpoint lacks and transformers made up."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -102,7 +105,12 @@ def _from_pretrained(source: str, dtype: str) -> tuple[Any, Any, set[str]]:
         if ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float):
             setattr(text_config, name, 0.0)
     model, report = AutoModelForCausalLM.from_pretrained(
-        source, config=config, dtype=getattr(torch, dtype), trust_remote_code=False, output_loading_info=True
+        source,
+        config=config,
+        dtype=getattr(torch, dtype),
+        attn_implementation=attn_implementation,
+        trust_remote_code=False,
+        output_loading_info=True,
     )
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

@@ -65,7 +65,8 @@ def cosines(
         UserError: the weights are not those of the recorded log-probs.
     """
     files = _kept(run)
-    model, _ = load_pretrained(run.config.model.path, run.config.model.dtype)
+    settings = run.config.model
+    model, _ = load_pretrained(settings.path, settings.dtype, settings.attn_implementation)
     module = ResponseLogProbs(model, run.config.rollout.temperature)
     found: dict[str, list[tuple[int, float, list[float]]]] = {label: [] for label in replayed}
     done = 0

@@ -98,6 +98,16 @@ def test_weights_have_the_dtype_asked_for(tmp_path):
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
+def test_attention_is_the_one_asked_for(tmp_path):
+    folder = str(save(tmp_path))
+    eager, _ = load_pretrained(folder, attn_implementation="eager")
+    usual, _ = load_pretrained(folder)
+    assert (eager.config._attn_implementation, usual.config._attn_implementation) == ("eager", "sdpa")
+    torch.testing.assert_close(eager(IDS).logits, usual(IDS).logits)
+    with pytest.raises(UserError, match=r'attn_implementation="none-such".*eager'):
+        load_pretrained(folder, attn_implementation="none-such")
+
+
 def test_training_mode_has_no_dropout(tmp_path):
     gpt2 = GPT2Config(
         vocab_size=len(TOKENS),
