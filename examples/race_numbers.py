@@ -29,7 +29,7 @@ SETTLING = 10  # steps
 def trained(record: RunRecord) -> dict[str, Any]:
     """What a run came to."""
     return {
-        "run": record.path.name,
+        "run": str(record.path),
         "trained_with": record.policy,
         "seed": record.seed,
         "learner.lr": record.settings["learner.lr"],
