@@ -87,13 +87,14 @@ def test_the_runs_of_a_sweep_are_nested_under_it_by_name(page):
 
 
 def test_selected_runs_are_compared_by_name_settings_and_metrics(page):
-    for name in ("fspo-0", "gspo-0"):
+    names = [name for name in ("fspo-0", "gspo-0", "rloo-0", "grpo-0") if page.get_by_role("link", name=name).count()]
+    for name in names:
         row = page.locator(".ag-row", has=page.get_by_role("link", name=name)).first
         index = row.get_attribute("row-index")
         page.locator(f".ag-row[row-index='{index}'] .ag-selection-checkbox input").first.click(force=True)
     page.get_by_role("button", name="Compare", exact=True).click()
-    expect(page.get_by_text("Comparing 2 Runs")).to_be_visible(timeout=SLOW)
-    for word in ("fspo-0", "gspo-0", "clip.name", "clip.width_high", "learner.lr", *GLANCE):
+    expect(page.get_by_text(f"Comparing {len(names)} Runs")).to_be_visible(timeout=SLOW)
+    for word in (*names, "clip.name", "clip.width_high", "learner.lr", *GLANCE):
         expect(page.get_by_text(word, exact=True).first).to_be_attached(timeout=SLOW)
     expect(page.locator(".js-plotly-plot").first).to_be_visible(timeout=SLOW)
     page.get_by_text(GLANCE[0], exact=True).last.scroll_into_view_if_needed()
@@ -111,4 +112,8 @@ def test_the_chart_view_shows_reward_clip_fraction_and_fairness_of_every_run(pag
         card = page.get_by_text(metric, exact=True).first
         expect(card).to_be_visible(timeout=SLOW)
         expect(page.locator(".js-plotly-plot").first).to_be_visible(timeout=SLOW)
-        keep(page, f"chart-{metric.replace('/', '-')}")
+    search.fill(f"^({'|'.join(CURVES)})$")
+    for metric in CURVES:
+        expect(page.get_by_text(metric, exact=True).first).to_be_visible(timeout=SLOW)
+    expect(page.locator(".js-plotly-plot")).to_have_count(len(CURVES), timeout=SLOW)
+    keep(page, "charts")
