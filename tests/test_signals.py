@@ -13,6 +13,7 @@ from rlzoo.tracking import Tracker
 def _handlers():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
