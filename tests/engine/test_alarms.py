@@ -28,9 +28,9 @@ def test_an_alarm_needs_patience_and_is_raised_once(name):
     for _ in range(patience - 1):
         assert alarms.after_step(SOUND | bad) == []
     assert alarms.after_step(SOUND) == []  # one good step starts the count anew
-    shown = [text for _ in range(3 * patience) for text in alarms.after_step(SOUND | bad)]
-    assert len(shown) == 1
-    assert re.search(message, shown[0]), shown[0]
+    shown = [alarms.after_step(SOUND | bad) for _ in range(3 * patience)]
+    assert [len(texts) for texts in shown] == [int(step == patience) for step in range(1, 3 * patience + 1)]
+    assert re.search(message, shown[patience - 1][0]), shown
     assert alarms.raised == [name]
 
 
