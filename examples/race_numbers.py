@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rlzoo import load_zoo
+from rlzoo.config import RunConfig
 from rlzoo.lab.races import RunRecord, find_runs
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.study import study
@@ -46,7 +46,7 @@ def numbers(record: RunRecord, names: list[str], fraction: float) -> list[dict[s
     """The rows of one run; its own rule with its own settings if no rule is named."""
     torch.set_num_threads(1)
     run = RecordedRun.read(record.path)
-    policies = [load_zoo()[name]() for name in names] or [run.config.clip]
+    policies = [RunConfig.compose(clip=name).clip for name in names] or [run.config.clip]
     rows = []
     for rule in study(run, policies, match=fraction, skip_steps=SETTLING).rules:
         profile, cosine = rule.replayed.profile, rule.cosine

@@ -17,10 +17,10 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from rlzoo import load_zoo
 from rlzoo.analysis.comparison import estimate
 from rlzoo.analysis.profile import MOVED
 from rlzoo.analysis.response_table import ResponseTable
+from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges, bin_index
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
@@ -90,7 +90,8 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    names = options.clip.split(",")
+    policies = {name: RunConfig.compose(clip=name).clip for name in options.clip.split(",")}
+    names = list(policies)
     runs = [RecordedRun.read(path) for path in options.runs]
     print(f"{'':26}" + "".join(f"{name:>24}" for name in names) + f"{'noise':>8}{'a':>7}")
     for label, part in PARTS.items():
@@ -101,7 +102,7 @@ def main() -> None:
             fraction = clip_fraction_of(some)
             for name in names:
                 try:
-                    replayed = replay(some, match_clip_fraction(load_zoo()[name](), options.fraction, fraction))
+                    replayed = replay(some, match_clip_fraction(policies[name], options.fraction, fraction))
                 except UserError:  # this rule cannot clip that much of it
                     continue
                 found[name].append(replayed.profile.lre_max or 0.0)

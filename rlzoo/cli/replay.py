@@ -63,12 +63,10 @@ def run_replay(
 def _policy(
     run: RecordedRun, name: str, configs: Sequence[str], overrides: Sequence[str], plugins: Sequence[str]
 ) -> ClipPolicy:
-    """The run's own policy as it was configured; another as the configs say, or with its defaults."""
+    """The run's own policy as it was configured; another as `rlzoo train` with these configs would set it."""
     if name == run.config.clip.name and not configs and not overrides:
         return run.config.clip
-    plain = {"model": run.config.model.model_dump()}  # names a model, so that no default run's widths come in
-    layers = [*configs] if configs else []
-    config = RunConfig.compose(layers, clip=name, overrides=overrides, plugins=[*run.config.plugins, *plugins], **plain)
+    config = RunConfig.compose(configs, clip=name, overrides=overrides, plugins=[*run.config.plugins, *plugins])
     return config.clip
 
 
