@@ -16,7 +16,9 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.sections import (
     CheckpointConfig,
     EvalConfig,
+    LaunchConfig,
     LearnerConfig,
+    MismatchConfig,
     ModelConfig,
     RewardConfig,
     RolloutConfig,
@@ -77,10 +79,12 @@ class RunConfig(Section):
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
     reward: RewardConfig = Field(default_factory=RewardConfig, description="how grades become what is learned from")
+    mismatch: MismatchConfig = Field(default_factory=MismatchConfig, description="sampler against trainer")
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the model is saved")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="what MLflow is told")
+    launch: LaunchConfig = Field(default_factory=LaunchConfig, description="processes, and what is spread over them")
     seed: int = Field(0, ge=0, lt=2**32, description="seeds sampling and the order of the data")
     steps: int = Field(40, ge=1, le=10_000_000, description="rollout batches to learn from")
     output: Path | None = Field(None, description="run directory; null for runs/<clip>-<task>-<seed>-<time>")

@@ -26,8 +26,24 @@ class ModelConfig(Section):
     chat_template: bool = Field(False, description="wrap prompts in the tokenizer's chat template")
 
 
+class VLLMConfig(Section):
+    """How vLLM is run, where it is the sampler."""
+
+    server: str | None = Field(None, description="address of a running server, such as http://127.0.0.1:8000; null: in process")
+    sync_folder: str | None = Field(None, description="folder that the trainer and the server both see, for new weights")
+    dtype: Literal["float32", "bfloat16"] | None = Field(None, description="type of its weights; null for the trained model's")
+    max_model_len: int | None = Field(
+        None, ge=1, description="longest prompt and response together, in tokens; null: the model's"
+    )
+    gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory for it, in process")
+    sleep: bool = Field(True, description="in process on a GPU: give its memory back while the learner works")
+    enforce_eager: bool = Field(False, description="without CUDA graphs: starts sooner, samples slower")
+
+
 class RolloutConfig(Section):
     """How responses are sampled."""
+
+    engine: Literal["hf", "vllm"] = Field("hf", description="what samples: transformers' generate, or vLLM")
 
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")
@@ -35,6 +51,8 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the policy's log-probs use it too")
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
     dynamic_sampling: int = Field(0, ge=0, le=1000, description="extra rounds at most, to replace groups of equal rewards")
+    max_staleness: int = Field(0, ge=0, le=1, description="1: the next batch is sampled while the learner works on this one")
+    vllm: VLLMConfig = Field(default_factory=VLLMConfig, description="how vLLM is run")
 
 
 class RewardConfig(Section):
@@ -44,6 +62,26 @@ class RewardConfig(Section):
     overlong_penalty: float = Field(1.0, ge=0, le=1e6, description="that penalty at max_new_tokens, taken off the reward")
     overlong_filtering: bool = Field(False, description="responses cut off at max_new_tokens get advantage 0")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of each token's KL to the starting model, in the reward")
+
+
+class MismatchConfig(Section):
+    """What is done where the sampler's log-probs and the trainer's differ; apart from the clip policy."""
+
+    correction: Literal["none", "tis", "icepop", "mis", "length_fair"] = Field("none", description="which correction")
+    pool: Literal["token", "sum", "mean"] = Field(
+        "token", description="whose ratio: each token's, or the response's as sum or mean"
+    )
+    low: float = Field(0.5, ge=0, description="smallest ratio that icepop and mis keep")
+    high: float = Field(2.0, gt=0, description="cap of tis; largest ratio that icepop and mis keep")
+    width: float = Field(0.03, gt=0, description="length_fair: half-width of the band per square root of a token, in nats")
+
+
+class LoraConfig(Section):
+    """A low-rank update instead of all weights (arXiv 2106.09685), through PEFT."""
+
+    rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: all weights are trained")
+    alpha: float | None = Field(None, gt=0, description="scale of the update times its rank; null for twice the rank")
+    target: str = Field("all-linear", description="modules to adapt: PEFT's target_modules, one name or 'all-linear'")
 
 
 class LearnerConfig(Section):
@@ -61,6 +99,20 @@ class LearnerConfig(Section):
     autocast: Literal["none", "bfloat16"] = Field("none", description="type of the matrix products")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0 for none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of that KL per token")
+    optimizer: Literal["adamw", "adamw_8bit"] = Field("adamw", description="AdamW, or bitsandbytes' with 8-bit moments")
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass, to save memory")
+    packing: bool = Field(False, description="rows of a micro-batch end to end in one, without padding")
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="train a low-rank update")
+
+
+class LaunchConfig(Section):
+    """On how many processes a run is computed, and how the model's states are spread over them."""
+
+    processes: int | None = Field(None, ge=1, le=65536, description="processes; null for one, or as many as a launcher started")
+    deepspeed: str | None = Field(None, description="'zero2', 'zero3', or a file of DeepSpeed's settings")
+    offload: Literal["none", "optimizer", "all"] = Field(
+        "none", description="keep the optimizer's states, or with ZeRO-3 also the parameters, in the CPU's memory"
+    )
 
 
 class EvalConfig(Section):
