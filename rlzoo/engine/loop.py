@@ -20,7 +20,7 @@ from rlzoo.engine.learner import Learner, Update
 from rlzoo.engine.metrics import aggregate_metrics, policy_settings, rollout_metrics, update_metrics
 from rlzoo.engine.monitor import WINDOW, Monitor
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
-from rlzoo.engine.rollout import Sampler
+from rlzoo.engine.rollout import HFSampler
 from rlzoo.engine.run_directory import RunDirectory
 from rlzoo.engine.seeds import LEARNER, ROLLOUT, step_seed
 from rlzoo.engine.shaping import reward_metrics
@@ -92,7 +92,7 @@ class Run:
         )
         if self.learner.accelerator.num_processes > 1:
             raise UserError("training runs in one process; start it without a launcher")
-        self.sampler = Sampler(
+        self.sampler = HFSampler(
             self.model,
             self.tokenizer,
             end_ids=eos_token_ids(self.model, self.tokenizer),

@@ -1,10 +1,12 @@
-"""Samples responses with transformers' `generate`."""
+"""What samples responses: the protocol of a sampler, and the one that uses transformers' `generate`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import copy
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,38 +16,75 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class LogProbRecorder:
-    """A logits processor that keeps the log-probability of every sampled token, one step's logits at a time.
+class Sampler(Protocol):
+    """Draws responses to prompts from the weights it was last given."""
 
-    It applies the temperature itself, so what it records is the distribution that was sampled from.
+    needs_weights: bool
+    """Whether it has weights of its own, which `update_weights` replaces; else it reads the trained model."""
+
+    def sample(
+        self,
+        prompts: Sequence[str],
+        samples: int,
+        *,
+        seed: int,
+        temperature: float = 1.0,
+        policy_version: int = 0,
+        first_row: int = 0,
+    ) -> list[Rollout]:
+        """Draw ``samples`` responses to each prompt, those of one prompt next to each other.
+
+        Args:
+            prompts: texts, before the chat template.
+            samples: responses per prompt.
+            seed: the same seed and weights give the same responses; the global random state is left alone.
+            temperature: logits are divided by it; no top-k, no top-p.
+            policy_version: stamped on every rollout.
+            first_row: responses of the same batch that come before these, elsewhere; every row draws its own numbers.
+        """
+        ...
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace the weights; names and shapes are those of the model's ``state_dict``."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds outside this process's memory."""
+        ...
+
+
+class OwnDraws:
+    """A logits processor that draws every token itself, from a random number of the row's own, and keeps its log-prob.
+
+    The token is where the cumulated probabilities pass the row's number, so what a row draws depends on its weights and
+    its number alone: not on the rows beside it, nor on the process that samples it. It applies the temperature, so what it
+    records is the distribution that was sampled from.
     """
 
-    def __init__(self, temperature: float) -> None:
+    def __init__(self, uniforms: Tensor, temperature: float) -> None:
+        self.uniforms = uniforms  # (B, T) in [0, 1), float64
         self.temperature = temperature
         self.columns: list[Tensor] = []
-        self._last: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores ``(B, V)`` of the next token, given ``(B, S)`` ids; called by `generate` before each draw."""
-        self._record(input_ids[:, -1])
-        self._last = (scores.float() / self.temperature).log_softmax(dim=-1)
-        return self._last
+        """Scores ``(B, V)`` whose largest is the token drawn; called by `generate` before each token."""
+        log_probs = (scores.float() / self.temperature).log_softmax(dim=-1)
+        cumulative = log_probs.double().exp().cumsum(dim=-1)
+        numbers = self.uniforms[:, len(self.columns), None] * cumulative[:, -1:]
+        drawn = torch.searchsorted(cumulative, numbers, right=True).clamp(max=scores.shape[-1] - 1)
+        self.columns.append(log_probs.gather(-1, drawn))
+        return torch.full_like(log_probs, -torch.inf).scatter(-1, drawn, 0.0)
 
-    def _record(self, token_ids: Tensor) -> None:
-        if self._last is not None:
-            self.columns.append(self._last.gather(-1, token_ids[:, None]))
-
-    def finish(self, sequences: Tensor) -> Tensor:
-        """Log-probabilities ``(B, T)`` of the T tokens drawn, given what `generate` returned."""
-        self._record(sequences[:, -1])
+    def log_probs(self) -> Tensor:
+        """Log-probabilities ``(B, T)`` of the T tokens drawn so far."""
         return torch.cat(self.columns, dim=1)
 
 
-class Sampler:
-    """Draws responses from the current weights: left padding, position ids from the mask, the end token kept.
+class HFSampler:
+    """Samples with transformers: left padding, position ids from the mask, the end token kept.
 
     Example:
-        ``Sampler(model, tokenizer, end_ids={2}, max_new_tokens=64).sample(["3+5="], 8, seed=1)`` gives eight rollouts.
+        ``HFSampler(model, tokenizer, end_ids={2}, max_new_tokens=64).sample(["3+5="], 8, seed=1)`` gives eight rollouts.
     """
 
     def __init__(
@@ -57,86 +96,110 @@ class Sampler:
         max_new_tokens: int,
         batch_size: int = 256,
         chat_template: bool = False,
+        own_weights: bool = False,
     ) -> None:
-        self.model = model
+        self.model = copy.deepcopy(model).requires_grad_(False) if own_weights else model
+        self.needs_weights = own_weights
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
         self.chat_template = chat_template
 
-    def encode(self, prompt: str) -> tuple[int, ...]:
-        """Token ids of a prompt, wrapped in the chat template if that is asked for."""
-        if self.chat_template:
-            messages = [{"role": "user", "content": prompt}]
-            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return tuple(self.tokenizer(prompt)["input_ids"])
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy the weights into the sampler's own model."""
+        assert self.needs_weights, "it reads the trained model"
+        own = self.model.state_dict()
+        with torch.no_grad():
+            for name, tensor in weights:
+                own[name].copy_(tensor)
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[str], samples: int, *, seed: int, temperature: float = 1.0, policy_version: int = 0
+        self,
+        prompts: Sequence[str],
+        samples: int,
+        *,
+        seed: int,
+        temperature: float = 1.0,
+        policy_version: int = 0,
+        first_row: int = 0,
     ) -> list[Rollout]:
-        """Draw ``samples`` responses to each prompt, those of one prompt next to each other.
-
-        Args:
-            prompts: texts, before the chat template.
-            samples: responses per prompt.
-            seed: the same seed and weights give the same responses; the global random state is left alone.
-            temperature: logits are divided by it; no top-k, no top-p.
-            policy_version: stamped on every rollout.
-        """
-        rows = [ids for ids in map(self.encode, prompts) for _ in range(samples)]
+        """Draw ``samples`` responses to each prompt, see `Sampler.sample`; at most ``batch_size`` at once."""
+        encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
+        rows = [ids for ids in encoded for _ in range(samples)]
         was_training = self.model.training
         self.model.eval()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            rollouts = [
-                rollout
-                for start in range(0, len(rows), self.batch_size)
-                for rollout in self._sample_rows(rows[start : start + self.batch_size], temperature, policy_version)
-            ]
+        rollouts: list[Rollout] = []
+        for start in range(0, len(rows), self.batch_size):
+            piece = rows[start : start + self.batch_size]
+            uniforms = row_uniforms(seed, first_row + start, len(piece), self.max_new_tokens)
+            rollouts += self._sample_rows(piece, uniforms, temperature, policy_version)
         self.model.train(was_training)
         return rollouts
 
-    def _sample_rows(self, rows: Sequence[tuple[int, ...]], temperature: float, policy_version: int) -> list[Rollout]:
+    def _sample_rows(
+        self, rows: Sequence[tuple[int, ...]], uniforms: Tensor, temperature: float, policy_version: int
+    ) -> list[Rollout]:
         from transformers import GenerationConfig, LogitsProcessorList
 
-        pad_id = int(self.tokenizer.pad_token_id)
+        pad_id, device = int(self.tokenizer.pad_token_id), self.model.device
         size = max(map(len, rows))
         input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids in rows])
         attention_mask = torch.tensor([[0] * (size - len(ids)) + [1] * len(ids) for ids in rows])
-        recorder = LogProbRecorder(temperature)
+        draws = OwnDraws(uniforms.to(device), temperature)
         sequences = self.model.generate(
-            input_ids=input_ids.to(self.model.device),
-            attention_mask=attention_mask.to(self.model.device),
+            input_ids=input_ids.to(device),
+            attention_mask=attention_mask.to(device),
             generation_config=GenerationConfig(
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
+                do_sample=False,  # the draws have been made
                 max_new_tokens=self.max_new_tokens,
                 pad_token_id=pad_id,
                 eos_token_id=sorted(self.end_ids),
             ),
-            logits_processor=LogitsProcessorList([recorder]),
+            logits_processor=LogitsProcessorList([draws]),
         )
-        log_probs = recorder.finish(sequences).tolist()
-        responses = sequences[:, size:].tolist()
+        responses, reported = sequences[:, size:].tolist(), draws.log_probs().tolist()
         return [
-            self._rollout(ids, response, reported, policy_version)
-            for ids, response, reported in zip(rows, responses, log_probs, strict=True)
+            make_rollout(self.tokenizer, self.end_ids, ids, response, log_probs, policy_version)
+            for ids, response, log_probs in zip(rows, responses, reported, strict=True)
         ]
 
-    def _rollout(self, prompt_ids: tuple[int, ...], drawn: list[int], log_probs: list[float], policy_version: int) -> Rollout:
-        # the first end token belongs to the response, also where it is the padding token; what follows is padding
-        end = next((place + 1 for place, token in enumerate(drawn) if token in self.end_ids), None)
-        response_ids = tuple(drawn[:end])
-        return Rollout(
-            prompt_ids=prompt_ids,
-            response_ids=response_ids,
-            rollout_log_probs=tuple(log_probs[: len(response_ids)]),
-            text=self.tokenizer.decode(response_ids, skip_special_tokens=True),
-            finished=end is not None,
-            policy_version=policy_version,
-        )
+
+def row_uniforms(seed: int, first_row: int, num_rows: int, num_tokens: int) -> Tensor:
+    """Random numbers in [0, 1), float64 ``(num_rows, num_tokens)``, that depend on the seed and the row's number alone."""
+    rows = range(first_row, first_row + num_rows)
+    return torch.from_numpy(np.stack([np.random.default_rng([seed, row]).random(num_tokens) for row in rows]))
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:
+    """Token ids of a prompt, wrapped in the tokenizer's chat template if that is asked for."""
+    if chat_template:
+        messages = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return tuple(tokenizer(prompt)["input_ids"])
+
+
+def make_rollout(
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: frozenset[int],
+    prompt_ids: tuple[int, ...],
+    drawn: Sequence[int],
+    log_probs: Sequence[float],
+    policy_version: int,
+) -> Rollout:
+    """A rollout from the tokens drawn, cut after the first end token; that belongs to the response, also a padding token."""
+    end = next((place + 1 for place, token in enumerate(drawn) if token in end_ids), None)
+    response_ids = tuple(drawn[:end])
+    return Rollout(
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        rollout_log_probs=tuple(log_probs[: len(response_ids)]),
+        text=tokenizer.decode(response_ids, skip_special_tokens=True),
+        finished=end is not None,
+        policy_version=policy_version,
+    )

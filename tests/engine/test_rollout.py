@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.model import ResponseLogProbs
-from rlzoo.engine.rollout import Sampler
+from rlzoo.engine.rollout import HFSampler, OwnDraws, encode_prompt, row_uniforms
 from rlzoo.types import Problem, RolloutGroup
 from tests.engine.conftest import VOCABULARY, make_model, plain_log_probs
 
@@ -24,7 +24,11 @@ def tokenizer(pad="<end>"):
 def sampler(pad="<end>", **settings):
     model = make_model()
     settings = {"end_ids": frozenset({END}), "max_new_tokens": 12, **settings}
-    return Sampler(model, tokenizer(pad), **settings)
+    return HFSampler(model, tokenizer(pad), **settings)
+
+
+def tokens(rollouts):
+    return [rollout.response_ids for rollout in rollouts]
 
 
 PROMPTS = ["w5 w6", "w7 w8 w9 w10 w11", "w12"]
@@ -106,7 +110,36 @@ def test_micro_batches_hold_every_row_once_within_the_token_budget():
 
 
 def test_chat_template_wraps_the_prompt():
-    plain, chat = sampler(), sampler(chat_template=True)
-    chat.tokenizer.chat_template = "w90 {{ messages[0]['content'] }} w91"
-    assert plain.encode("w5 w6") == (5, 6)
-    assert chat.encode("w5 w6") == (90, 5, 6, 91)
+    words = tokenizer()
+    words.chat_template = "w90 {{ messages[0]['content'] }} w91"
+    assert encode_prompt(words, "w5 w6", chat_template=False) == (5, 6)
+    assert encode_prompt(words, "w5 w6", chat_template=True) == (90, 5, 6, 91)
+
+
+def test_a_row_draws_the_same_whatever_stands_beside_it():
+    whole = sampler().sample(PROMPTS, 4, seed=3)
+    assert tokens(sampler(batch_size=5).sample(PROMPTS, 4, seed=3)) == tokens(whole)
+    assert tokens(sampler().sample(PROMPTS[1:], 4, seed=3, first_row=4)) == tokens(whole[4:])
+
+
+def test_draws_follow_the_probabilities():
+    # 40,000 draws from (.5, .3, .2, 0): the standard error of a share is at most .0025
+    scores = torch.tensor([0.5, 0.3, 0.2, 0.0]).log().expand(40_000, 4)
+    draws = OwnDraws(row_uniforms(0, 0, 40_000, 1), temperature=1.0)
+    shares = draws(torch.zeros(40_000, 1), scores).argmax(-1).bincount(minlength=4) / 40_000
+    torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.2, 0.0]), atol=0.01, rtol=0)
+    assert shares[3] == 0
+
+
+def test_a_sampler_with_weights_of_its_own_keeps_them_until_they_are_replaced():
+    trained = make_model()
+    own = HFSampler(trained, tokenizer(), end_ids=frozenset({END}), max_new_tokens=12, own_weights=True)
+    before = tokens(own.sample(PROMPTS, 4, seed=3))
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    assert tokens(own.sample(PROMPTS, 4, seed=3)) == before
+    own.update_weights(trained.state_dict().items())
+    shared = HFSampler(trained, tokenizer(), end_ids=frozenset({END}), max_new_tokens=12)
+    assert tokens(own.sample(PROMPTS, 4, seed=3)) == tokens(shared.sample(PROMPTS, 4, seed=3))
+    assert tokens(own.sample(PROMPTS, 4, seed=3)) != before
