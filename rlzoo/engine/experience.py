@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ PaddingSide = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True)
 class ModelBatch:
-    """What one forward pass reads: R rows padded to S tokens.
+    """What one forward pass reads: R rows padded to S tokens, or packed end to end in one row of S tokens.
 
     Example:
         Prompt (5, 6) with response (7, 1), padded on the right to 5: ``input_ids = [[5, 6, 7, 1, 0]]``,
@@ -27,13 +28,19 @@ class ModelBatch:
     """
 
     input_ids: Tensor  # (R, S)
-    attention_mask: Tensor  # (R, S) 1 on tokens, 0 on padding
+    attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None where packed: the position ids tell rows apart
     position_ids: Tensor  # (R, S) from 0 at each row's first token, whatever the padding side
     predicts: Tensor  # (R, S) bool: positions whose next token belongs to the response
 
     def to(self, device: torch.device) -> ModelBatch:
         """The same batch on a device."""
-        return ModelBatch(*(getattr(self, name).to(device) for name in self.__slots__))
+        mask = self.attention_mask
+        return ModelBatch(
+            self.input_ids.to(device),
+            None if mask is None else mask.to(device),
+            self.position_ids.to(device),
+            self.predicts.to(device),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,17 @@ class Experience:
         position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         return ModelBatch(input_ids, attention_mask, position_ids, predicts)
 
+    def packed_batch(self, rows: Tensor) -> ModelBatch:
+        """Put some rows end to end in one, without padding."""
+        sequences = [self.sequences[row] for row in rows.tolist()]
+        predicts = torch.zeros(sum(map(len, sequences)), dtype=torch.bool)
+        end = 0
+        for sequence, response in zip(sequences, self.lengths[rows].tolist(), strict=True):
+            end += len(sequence)
+            predicts[end - response - 1 : end - 1] = True
+        positions = torch.cat([torch.arange(len(sequence)) for sequence in sequences])
+        return ModelBatch(torch.cat(sequences)[None], None, positions[None], predicts[None])
+
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
         """Values of response tokens, ``(N,)`` row by row, laid out as ``(R, T)`` with 0 on the padding; keeps the gradient."""
         mask = self.response_mask[rows].to(values.device)
@@ -130,10 +148,15 @@ class Experience:
             seed=seed,
         )
 
-    def micro_batches(self, rows: Tensor, max_tokens: int) -> Iterator[Tensor]:
-        """Cut rows into batches of similar length with ``rows x longest row <= max_tokens``; one row may exceed it."""
+    def micro_batches(self, rows: Tensor, max_tokens: int, packed: bool = False) -> Iterator[Tensor]:
+        """Cut rows into batches of similar length that hold at most ``max_tokens``; one row may exceed it.
+
+        Padded, a batch holds ``rows x longest row`` tokens; packed, the sum of its rows.
+        """
         by_length = sorted(rows.tolist(), key=lambda row: len(self.sequences[row]), reverse=True)
         while by_length:
-            size = max(1, max_tokens // len(self.sequences[by_length[0]]))
+            longest = len(self.sequences[by_length[0]])
+            lengths = [len(self.sequences[row]) if packed else longest for row in by_length]
+            size = max(1, sum(total <= max_tokens for total in accumulate(lengths)))
             yield torch.tensor(by_length[:size])
             by_length = by_length[size:]

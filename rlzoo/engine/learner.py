@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,15 +11,18 @@ import torch
 from torch import Tensor
 
 from rlzoo.analysis.response_table import ResponseTable
+from rlzoo.engine.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.engine.experience import Experience, PaddingSide
 from rlzoo.engine.judge import judgement, updated
-from rlzoo.engine.model import ResponseLogProbs
+from rlzoo.engine.model import ResponseLogProbs, check_packing
+from rlzoo.engine.optimization import Applied, make_optimization, named_weights
+from rlzoo.engine.passes import Passes
+from rlzoo.engine.processes import make_accelerator
 from rlzoo.engine.shaping import with_kl_in_the_reward
-from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
-from rlzoo.sections import LearnerConfig, RewardConfig
+from rlzoo.sections import LaunchConfig, LearnerConfig, RewardConfig
 from rlzoo.types import ClipInputs
 
 if TYPE_CHECKING:
@@ -64,6 +66,9 @@ class Learner:
 
     The policy is differentiated with respect to the log-probabilities alone, g = dJ/dlog_probs, and
     ``sum(g * log_probs)`` is back-propagated through the model: exact for every rule, since log_probs is all a rule sees.
+
+    With several processes, each holds the whole experience and computes its share of the rows; log-probs, measurements and
+    gradients are added up, so that all of them end every step with the same.
     """
 
     def __init__(
@@ -78,32 +83,54 @@ class Learner:
         temperature: float = 1.0,
         padding_side: PaddingSide = "left",
         reward: RewardConfig | None = None,
+        launch: LaunchConfig | None = None,
     ) -> None:
-        from accelerate import Accelerator
         from transformers import get_scheduler
 
         self.policy = policy
         self.config = config
         self.reward = reward or RewardConfig()
-        self.pad_id = pad_id
         self.max_length = max_length
-        self.padding_side: PaddingSide = padding_side
         self.num_optimizer_steps = 0
-        self.accelerator: Accelerator = Accelerator(mixed_precision="bf16" if config.autocast == "bfloat16" else "no")
+        in_bf16 = config.autocast == "bfloat16" or next(language_model.parameters()).dtype == torch.bfloat16
+        launch = launch or LaunchConfig()
+        self.accelerator: Accelerator = make_accelerator(
+            launch,
+            bf16=in_bf16 if launch.deepspeed else config.autocast == "bfloat16",
+            max_grad_norm=config.max_grad_norm,
+        )
+        self.passes = Passes(
+            self.accelerator,
+            pad_id=pad_id,
+            max_tokens=config.max_tokens_per_micro_batch,
+            packing=config.packing,
+            padding_side=padding_side,
+        )
+        if config.packing:
+            check_packing(language_model)
+        prepare_for_training(language_model, config)
+        self.language_model = language_model
         module = ResponseLogProbs(language_model, temperature)
         self.reference: ResponseLogProbs | None = None
-        if config.kl_coef > 0 or self.reward.kl_coef > 0:
+        if (config.kl_coef > 0 or self.reward.kl_coef > 0) and not has_adapter(language_model):
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
-        optimizer = torch.optim.AdamW(
-            module.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
-        )
-        self.model, self.optimizer = self.accelerator.prepare(module, optimizer)
+        self.optimization = make_optimization(self.accelerator, module, config)
+        self.model = self.optimization.model
         self.scheduler = get_scheduler(
             "constant_with_warmup" if config.schedule == "constant" else config.schedule,
-            optimizer,
+            self.optimization.optimizer,
             num_warmup_steps=config.warmup_updates,
             num_training_steps=num_updates,
         )
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a KL to the starting model is wanted."""
+        return self.config.kl_coef > 0 or self.reward.kl_coef > 0
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight as it is now, by name, whole; every process must ask for all of them."""
+        return named_weights(self.language_model)
 
     def update(
         self, experience: Experience, seed: int, before_update: Callable[[int], None] | None = None
@@ -111,7 +138,7 @@ class Learner:
         """Take every optimizer step of one rollout batch.
 
         Args:
-            experience: the graded rollouts.
+            experience: the graded rollouts, the same in every process.
             seed: decides which responses share a minibatch, and what rules draw that draw at random.
             before_update: told the number of each update, from 0, before its first forward pass.
 
@@ -138,64 +165,77 @@ class Learner:
     def with_old_log_probs(self, experience: Experience) -> Experience:
         """Record the log-probs of the policy before its first update, and of the reference if there is one."""
         rows = torch.arange(len(experience))
-        old = self._log_probs_of(self.model, experience, rows)
-        if self.reference is None:
+        old, _ = self.passes.log_probs(self.model, experience, rows)
+        if not self.has_reference:
             return replace(experience, old_log_probs=old)
-        with self.accelerator.autocast():
-            return replace(experience, old_log_probs=old, ref_log_probs=self._log_probs_of(self.reference, experience, rows))
+        if self.reference is None:
+            with without_adapter(self.language_model):
+                ref, _ = self.passes.log_probs(self.model, experience, rows)
+        else:
+            with self.accelerator.autocast():
+                ref, _ = self.passes.log_probs(self.reference, experience, rows)
+        return replace(experience, old_log_probs=old, ref_log_probs=ref)
 
     def step(self, experience: Experience, rows: Tensor, seed: int = 0) -> Update:
         """One optimizer step on some rows of the experience."""
         lr = float(self.scheduler.get_last_lr()[0])
-        log_probs, table, objective = self.accumulate(experience, rows, seed)
+        learns = self.config.kl_coef > 0 or bool((experience.advantages[rows] != 0).any())
+        log_probs, table, objective = self.accumulate(experience, rows, seed, learns=learns)
         limit = self.config.max_grad_norm
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), limit or float("inf")))
-        nothing_to_learn = self.config.kl_coef == 0 and not bool((experience.advantages[rows] != 0).any())
-        skipped = nothing_to_learn or not torch.isfinite(torch.tensor(norm)).item()
-        if not skipped:
-            self.optimizer.step()
+        applied = self.optimization.apply(limit) if learns else Applied(grad_norm=0.0, stepped=False)
+        if applied.stepped:
             self.scheduler.step()
             self.num_optimizer_steps += 1
-        self.optimizer.zero_grad()
-        clipped = limit is not None and norm > limit
-        return Update(rows, log_probs, table, objective, norm, clipped, skipped, lr)
+        clipped = limit is not None and applied.grad_norm > limit
+        return Update(rows, log_probs, table, objective, applied.grad_norm, clipped, not applied.stepped, lr)
 
-    def accumulate(self, experience: Experience, rows: Tensor, seed: int = 0) -> tuple[Tensor, ResponseTable, float]:
-        """Add the gradient of one step's loss to the parameters' ``.grad``, micro-batch by micro-batch.
+    def accumulate(
+        self, experience: Experience, rows: Tensor, seed: int = 0, *, learns: bool = True
+    ) -> tuple[Tensor, ResponseTable, float]:
+        """Add up the gradient of one step's loss, micro-batch by micro-batch.
+
+        Args:
+            experience: with its old log-probs.
+            rows: ``(R,)`` of the experience, of all processes.
+            seed: of rules that draw at random.
+            learns: False to measure only.
 
         Returns:
-            The rows' log-probs ``(R, T)``, their measurements in the micro-batches' order, and the objective J.
+            The rows' log-probs ``(R, T)``, their measurements, and the objective J, over all processes.
         """
-        counts = self._counts(experience, rows)
-        pieces = list(experience.micro_batches(rows, self.config.max_tokens_per_micro_batch))
+        counts = _counts(experience, rows)
+        pieces = self.passes.micro_batches(experience, rows)
         g = self._whole_step_gradient(experience, rows, counts, seed) if self.policy.scope == "batch" else None
         log_probs = torch.zeros(experience.response_mask.shape)
-        tables, objective = [], 0.0
+        measured: list[tuple[ResponseTable, float]] = []
         for index, piece in enumerate(pieces):
-            last = index == len(pieces) - 1
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-                flat, entropy = self._forward(self.model, experience, piece)
-                current = experience.scatter(piece, flat)
-                if g is None:
-                    spread = experience.scatter(piece, entropy)
-                    upstream, table, share = self._judge(experience, piece, current, counts, spread, seed)
-                    tables.append(table)
-                    objective += share
+            is_last = index == len(pieces) - 1
+            with self.optimization.micro_batch(is_last), torch.set_grad_enabled(learns):
+                current, entropy = self.passes.forward(self.model, experience, piece.rows)
+                if piece.is_idle:
+                    upstream = torch.zeros_like(current)
+                elif g is None:
+                    upstream, table, share = self._judge(experience, piece.rows, current, counts, entropy, seed)
+                    measured.append((table, share))
                 else:
-                    upstream = g.gradient[piece, : current.shape[1]].to(current.device)
-                # data-parallel averaging over ranks is undone here; the counts are already the whole step's
-                self.accelerator.backward(-(upstream * current).sum() * self.accelerator.num_processes)
-                log_probs[piece, : current.shape[1]] = current.detach().float().cpu()
+                    upstream = g.gradient[piece.rows, : current.shape[1]].to(current.device)
+                if learns:
+                    self.optimization.backward(-(upstream * current).sum())
+            if not piece.is_idle:
+                log_probs[piece.rows, : current.shape[1]] = current.detach().float().cpu()
+        log_probs = self.passes.sum(log_probs)[rows]
         if g is not None:
-            tables, objective = [g.table], g.objective
-        return log_probs[rows], ResponseTable.concat(tables), objective
+            return log_probs, g.table, g.objective
+        measured = self.passes.gather(measured)
+        return log_probs, ResponseTable.concat([table for table, _ in measured]), sum(share for _, share in measured)
 
     def _judge(
         self, experience: Experience, rows: Tensor, log_probs: Tensor, counts: StepCounts, entropy: Tensor, seed: int
     ) -> tuple[Tensor, ResponseTable, float]:
         """The policy on these rows: the loss's g = dJ/dlog_probs ``(R, T)``, their measurements, their share of J."""
         inputs = experience.clip_inputs(rows, log_probs.detach(), seed)
-        judged = judgement(self.policy, inputs, counts, self.max_length)
+        with torch.enable_grad():
+            judged = judgement(self.policy, inputs, counts, self.max_length)
         gradient, kl = judged.gradient, None
         if self.config.kl_coef > 0:
             kl, kl_gradient = self._kl(experience, rows, inputs, counts)
@@ -216,45 +256,23 @@ class Learner:
         assert experience.ref_log_probs is not None, "the reference's log-probs are recorded before the first update"
         leaf = inputs.log_probs.detach().requires_grad_()
         ref_log_probs = experience.ref_log_probs[rows, : leaf.shape[1]].to(leaf.device)
-        kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
-        total = reduce_objective(kl, inputs.response_mask, self.policy.reduction, counts, self.max_length)
-        (gradient,) = torch.autograd.grad(total, leaf)
+        with torch.enable_grad():
+            kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
+            total = reduce_objective(kl, inputs.response_mask, self.policy.reduction, counts, self.max_length)
+            (gradient,) = torch.autograd.grad(total, leaf)
         return kl.detach(), gradient
 
     def _whole_step_gradient(self, experience: Experience, rows: Tensor, counts: StepCounts, seed: int) -> WholeStep:
-        """The g of a rule that looks at the whole step: log-probs first, without gradient, then the policy once."""
-        if self.accelerator.num_processes > 1:
-            raise UserError(f"clip policy {self.policy.name!r} has scope 'batch', which runs in one process")
-        entropy = torch.zeros(experience.response_mask.shape)
-        with torch.no_grad():
-            log_probs = self._log_probs_of(self.model, experience, rows, entropy)
+        """The g of a rule that looks at the whole step: all log-probs first, without gradient, then the policy once."""
+        log_probs, entropy = self.passes.log_probs(self.model, experience, rows)
+        device = self.accelerator.device
+        g, table, objective = self._judge(experience, rows, log_probs[rows].to(device), counts, entropy[rows].to(device), seed)
         gradient = torch.zeros(experience.response_mask.shape)
-        current, spread = log_probs[rows].to(self.accelerator.device), entropy[rows].to(self.accelerator.device)
-        g, table, objective = self._judge(experience, rows, current, counts, spread, seed)
         gradient[rows] = g.cpu()
         return WholeStep(gradient, table, objective)
 
-    def _log_probs_of(
-        self, model: torch.nn.Module, experience: Experience, rows: Tensor, entropy: Tensor | None = None
-    ) -> Tensor:
-        """Log-probs ``(B, T)`` of some rows, 0 elsewhere; entropies are written into ``entropy``, if given."""
-        log_probs = torch.zeros(experience.response_mask.shape)
-        for piece in experience.micro_batches(rows, self.config.max_tokens_per_micro_batch):
-            flat, spread = self._forward(model, experience, piece)
-            current = experience.scatter(piece, flat).float().cpu()
-            log_probs[piece, : current.shape[1]] = current
-            if entropy is not None:
-                entropy[piece, : current.shape[1]] = experience.scatter(piece, spread).cpu()
-        return log_probs
 
-    def _forward(self, model: torch.nn.Module, experience: Experience, rows: Tensor) -> tuple[Tensor, Tensor]:
-        batch = experience.model_batch(rows, self.pad_id, self.padding_side).to(self.accelerator.device)
-        log_probs, entropy = model(batch)
-        return log_probs, entropy
-
-    def _counts(self, experience: Experience, rows: Tensor) -> StepCounts:
-        """The step's denominators, fixed before its first backward pass, over all micro-batches and ranks."""
-        lengths = experience.lengths[rows]
-        counts = torch.tensor([int((lengths > 0).sum()), int(lengths.sum())], device=self.accelerator.device)
-        responses, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
-        return StepCounts(num_responses=int(responses), num_tokens=int(tokens))
+def _counts(experience: Experience, rows: Tensor) -> StepCounts:
+    """The step's denominators, fixed before its first backward pass, over all micro-batches and processes."""
+    lengths = experience.lengths[rows]
+    return StepCounts(num_responses=int((lengths > 0).sum()), num_tokens=int(lengths.sum()))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlzoo.errors import UserError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -71,7 +73,7 @@ def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Linear, temperat
     Returns:
         float32 ``(N,)`` each.
     """
-    chunk = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
+    chunk = max(1, LOGITS_PER_CHUNK // head.out_features)
 
     def of_chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return _log_probs_of_logits(head(states), ids, temperature)
@@ -100,3 +102,22 @@ def head_gives_the_logits(model: PreTrainedModel) -> bool:
     ours = head(model.base_model(input_ids=ids).last_hidden_state).float()
     theirs = model(input_ids=ids).logits.float()
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def check_packing(model: PreTrainedModel) -> None:
+    """Try on two rows whether the model keeps packed rows apart.
+
+    Raises:
+        UserError: it does not, with the attention it uses.
+    """
+    first, second = torch.tensor([[3, 5, 7, 4]]), torch.tensor([[6, 2, 5]])
+    positions = torch.cat([torch.arange(4), torch.arange(3)])[None]
+    packed = torch.cat([first, second], dim=1)
+    together = model(input_ids=packed.to(model.device), position_ids=positions.to(model.device), use_cache=False).logits
+    alone = torch.cat([model(input_ids=ids.to(model.device), use_cache=False).logits for ids in (first, second)], dim=1)
+    if not torch.allclose(together.float(), alone.float(), rtol=1e-2, atol=1e-2):
+        raise UserError(
+            f"learner.packing: {type(model).__name__} with attention {model.config._attn_implementation!r} mixes packed rows; "
+            "choose another model.attn_implementation, or learner.packing=false"
+        )

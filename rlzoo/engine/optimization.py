@@ -1,0 +1,171 @@
+"""Optimizer steps of a model, in one process or several: gradients added up by `backward`, applied by `apply`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlzoo.errors import UserError
+from rlzoo.sections import LearnerConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of one step's gradient.
+
+    Example:
+        ``Applied(grad_norm=3.2, stepped=True)``: the gradient's norm was 3.2 before it was clipped.
+    """
+
+    grad_norm: float  # over all processes, before clipping
+    stepped: bool  # False: it was not finite, and the weights are as before
+
+
+class Optimization(Protocol):
+    """A model with its optimizer."""
+
+    model: nn.Module  # called as the module that was given; the processes' gradients are added up behind it
+    optimizer: torch.optim.Optimizer  # whose learning rate a scheduler sets
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around a micro-batch's forward and backward pass; processes exchange gradients at the last one's end."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this process's share of the step's loss."""
+        ...
+
+    def apply(self, max_grad_norm: float | None) -> Applied:
+        """Clip the gradient's norm, change the weights, forget the gradient."""
+        ...
+
+    def forget(self) -> None:
+        """Forget the gradient."""
+        ...
+
+
+class PlainOptimization:
+    """One process, or several with a copy of the model each (DDP)."""
+
+    def __init__(self, accelerator: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.accelerator = accelerator
+        self.optimizer = optimizer
+        self.model, self._prepared = accelerator.prepare(module, optimizer)
+
+    @contextlib.contextmanager
+    def micro_batch(self, is_last: bool) -> Iterator[None]:
+        """See `Optimization.micro_batch`."""
+        with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
+            yield
+
+    def backward(self, loss: Tensor) -> None:
+        """See `Optimization.backward`."""
+        # DDP averages over processes; the shares are parts of a sum
+        self.accelerator.backward(loss * self.accelerator.num_processes)
+
+    def apply(self, max_grad_norm: float | None) -> Applied:
+        """See `Optimization.apply`."""
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm or float("inf")))
+        finite = bool(torch.isfinite(torch.tensor(norm)))
+        if finite:
+            self._prepared.step()
+        self.forget()
+        return Applied(norm, finite)
+
+    def forget(self) -> None:
+        """See `Optimization.forget`."""
+        self._prepared.zero_grad()
+
+
+class DeepSpeedOptimization:
+    """Several processes that share the optimizer's states and gradients (ZeRO-2), or also the weights (ZeRO-3)."""
+
+    def __init__(self, accelerator: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.accelerator = accelerator
+        self.model, _ = accelerator.prepare(module, optimizer)
+        self.optimizer = self.model.basic_optimizer  # another one, where its states are in the CPU's memory
+        stage = accelerator.state.deepspeed_plugin.zero_stage
+        if self.model.zero_optimization_stage() != stage or self.model.dp_world_size != accelerator.num_processes:
+            raise UserError(
+                f"DeepSpeed was asked for ZeRO-{stage} over {accelerator.num_processes} processes and gave "
+                f"ZeRO-{self.model.zero_optimization_stage()} over {self.model.dp_world_size}"
+            )
+
+    @contextlib.contextmanager
+    def micro_batch(self, is_last: bool) -> Iterator[None]:
+        """See `Optimization.micro_batch`; DeepSpeed exchanges gradients at every backward pass."""
+        yield
+
+    def backward(self, loss: Tensor) -> None:
+        """See `Optimization.backward`."""
+        self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
+
+    def apply(self, max_grad_norm: float | None) -> Applied:
+        """See `Optimization.apply`; DeepSpeed was told the limit when it was set up."""
+        self.model.step()
+        norm = float(self.model.get_global_grad_norm() or 0.0)
+        return Applied(norm, bool(self.model.was_step_applied()))
+
+    def forget(self) -> None:
+        """See `Optimization.forget`."""
+        self.model.zero_grad()
+
+
+def make_optimization(accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> Optimization:
+    """The module with an optimizer for its trainable parameters, as the accelerator's processes share them."""
+    from accelerate.utils import DistributedType
+
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = _adamw(config)(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    kind = DeepSpeedOptimization if accelerator.distributed_type is DistributedType.DEEPSPEED else PlainOptimization
+    return kind(accelerator, module, optimizer)
+
+
+def _adamw(config: LearnerConfig) -> Any:
+    from functools import partial
+
+    if config.optimizer == "adamw":
+        return partial(torch.optim.AdamW, fused=True)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise UserError("learner.optimizer='adamw_8bit' needs bitsandbytes: pip install bitsandbytes") from error
+    return AdamW8bit
+
+
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of the model as it is now, whole, one after the other; all processes must ask for all of them.
+
+    Names are those of a model without adapters; a low-rank update is added to the weight it belongs to.
+    """
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        layer = model.get_submodule(name.split(".base_layer.")[0]) if ".base_layer." in name else None
+        own = [parameter, *(layer.parameters() if layer is not None else ())]
+        with _whole(own):
+            tensor = parameter.detach()
+            if layer is not None and name.endswith(".base_layer.weight"):
+                tensor = tensor + layer.get_delta_weight("default").detach().to(tensor.dtype)
+            yield name.replace(".base_layer.", "."), tensor
+    kept = model.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def _whole(parameters: list[nn.Parameter]) -> contextlib.AbstractContextManager[Any]:
+    """Within it, parameters that ZeRO-3 has spread over processes are whole."""
+    if not any(hasattr(parameter, "ds_id") for parameter in parameters):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    whole: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
+    return whole

@@ -1,0 +1,168 @@
+"""Several processes: the accelerator they share, whether it is what was asked for, and which rows are whose."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlzoo.errors import UserError
+from rlzoo.sections import LaunchConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+logger = logging.getLogger("rlzoo")
+
+STAGES = {"zero2": 2, "zero3": 3}
+
+
+def make_accelerator(launch: LaunchConfig, *, bf16: bool = False, max_grad_norm: float | None = None) -> Accelerator:
+    """The accelerator of this process, joined with those of the others.
+
+    Args:
+        launch: what was asked for.
+        bf16: matrix products in bfloat16; with DeepSpeed, weights in bfloat16 beside master weights in float32.
+        max_grad_norm: DeepSpeed clips the gradient itself; None: it does not.
+
+    Raises:
+        UserError: what the libraries gave is not what was asked for.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
+
+    if launch.deepspeed is None:
+        # without this, a launcher's setting for DeepSpeed or FSDP decides, and on a CPU is silently not followed
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+            accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
+    else:
+        settings = deepspeed_settings(launch, bf16=bf16, max_grad_norm=max_grad_norm)
+        _prepare_environment()
+        # on a CPU, without the backend's name each process would train alone
+        handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
+        plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
+        accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
+    _check(accelerator, launch)
+    return accelerator
+
+
+def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:
+    """DeepSpeed's configuration: the named stage or the file, and under it what the learner decides.
+
+    Raises:
+        UserError: DeepSpeed is not installed, there is no such file, or it sets what the learner decides.
+    """
+    name = launch.deepspeed
+    assert name is not None, "only asked for with DeepSpeed"
+    if find_spec("deepspeed") is None:
+        raise UserError(f"launch.deepspeed={name!r} needs DeepSpeed: pip install 'rlzoo[deepspeed]'")
+    settings: dict[str, Any] = {"zero_optimization": {"stage": STAGES[name]}} if name in STAGES else _read(name)
+    for key in ("optimizer", "scheduler", "fp16"):
+        if key in settings:
+            raise UserError(f"launch.deepspeed={name!r}: holds {key!r}, which the learner's settings decide; remove it")
+    zero = settings.setdefault("zero_optimization", {"stage": 0})
+    if launch.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if launch.offload == "all":
+        if zero.get("stage") != 3:
+            raise UserError("launch.offload='all': parameters can be moved out only with ZeRO-3; use launch.deepspeed=zero3")
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        **settings,
+        "zero_optimization": zero,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,  # the learner says when a step is complete
+        "gradient_clipping": max_grad_norm or 0.0,
+        "bf16": {"enabled": bf16},
+        "steps_per_print": 2**31,
+    }
+
+
+def _read(name: str) -> dict[str, Any]:
+    allowed = f"allowed: {', '.join(STAGES)}, or a JSON file"
+    try:
+        settings = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"launch.deepspeed={name!r}: no such file ({allowed})") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"launch.deepspeed={name!r}: not JSON, line {error.lineno}: {error.msg} ({allowed})") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"launch.deepspeed={name!r}: must hold DeepSpeed's settings as one object")
+    return settings
+
+
+def _prepare_environment() -> None:
+    """What DeepSpeed reads from the environment, where no launcher has said it."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    if "WORLD_SIZE" not in os.environ:
+        os.environ.update(alone)
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if shutil.which("ninja") is None:  # builds DeepSpeed's extensions; installed beside a Python that was called by its path
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    from torch.utils.cpp_extension import get_default_build_root
+
+    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).glob("**/lock"):
+        logger.warning("waiting for the process that builds %s; if there is none, stop this and remove %s", lock.parent, lock)
+
+
+def _free_port() -> str:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
+    """Compare what was asked for with what was got; several ways lead to one process where two were meant, silently."""
+    from accelerate.utils import DistributedType
+
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    asked, got, kind = launch.processes or started, accelerator.num_processes, accelerator.distributed_type
+    if got != asked:
+        raise UserError(
+            f"launch.processes={asked}, but {got} train together ({kind.value}, {started} started); start it with "
+            f"rlzoo train --processes {asked}, or with a launcher that starts {asked}"
+        )
+    if kind is DistributedType.FSDP and accelerator.device.type == "cpu":
+        raise UserError("FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3")
+    if (kind is DistributedType.DEEPSPEED) != (launch.deepspeed is not None):
+        raise UserError(
+            f"launch.deepspeed={launch.deepspeed!r}, but Accelerate chose {kind.value}; name the stage or the file with "
+            "--deepspeed, not in the launcher's configuration"
+        )
+
+
+def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
+    """Rows as evenly as possible among processes, by length.
+
+    Args:
+        rows: ``(R,)`` row numbers.
+        lengths: tokens of every row there is.
+        num_shares: processes.
+
+    Returns:
+        One tensor of row numbers for each process; some may be empty.
+    """
+    by_length = sorted(rows.tolist(), key=lambda row: lengths[row], reverse=True)
+    turn = num_shares * 2
+    # there and back again, so that nobody always gets the longest
+    places = [min(place % turn, turn - 1 - place % turn) for place in range(len(by_length))]
+    return [
+        torch.tensor([row for row, place in zip(by_length, places, strict=True) if place == share], dtype=torch.long)
+        for share in range(num_shares)
+    ]

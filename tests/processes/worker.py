@@ -1,0 +1,56 @@
+"""Run by several processes: three updates for each rule on one experience; process 0 writes what came of them."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import save_file
+
+from rlzoo import load_zoo
+from rlzoo.engine.learner import Learner
+from rlzoo.sections import LaunchConfig, LearnerConfig
+from tests.engine.conftest import PAD, make_model, off_policy_experience
+
+RULES = ("grpo", "fspo", "m2po")  # of scope token, sequence and batch
+
+
+def three_updates(rule, launch, num_responses=18, **settings):
+    """Metrics of three updates, and the weights after them."""
+    policy = load_zoo()[rule]()
+    model = make_model()
+    experience = off_policy_experience(model, policy, num_responses)
+    settings = {"lr": 1e-3, "max_grad_norm": 0.5, "num_minibatches": 3, "max_tokens_per_micro_batch": 60, **settings}
+    learner = Learner(
+        model, policy, LearnerConfig(**settings), pad_id=PAD, max_length=30, num_updates=10, launch=LaunchConfig(**launch)
+    )
+    updates = []
+    # 7, 7 and 4 responses: a last step that is smaller, and shares of different numbers of micro-batches
+    for number, rows in enumerate(torch.arange(num_responses).split(7)):
+        update = learner.step(experience, rows, seed=number)
+        updates.append(
+            {
+                "objective": update.objective,
+                "grad_norm": update.grad_norm,
+                "log_probs": update.log_probs.sum().item(),
+                "responses": len(update.table.length),
+                "skipped": update.skipped,
+            }
+        )
+    return updates, {name: tensor.clone() for name, tensor in learner.weights()}
+
+
+def main():
+    folder, launch = Path(sys.argv[1]), json.loads(sys.argv[2])
+    cases = json.loads(sys.argv[3])
+    for name, (rule, settings) in cases.items():
+        AcceleratorState._reset_state(reset_partial_state=True)  # the processes stay joined; DeepSpeed takes one model each
+        updates, weights = three_updates(rule, launch, **settings)
+        if torch.distributed.get_rank() == 0:
+            (folder / f"{name}.json").write_text(json.dumps(updates))
+            save_file(weights, folder / f"{name}.safetensors")
+
+
+if __name__ == "__main__":
+    main()
