@@ -33,17 +33,24 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
     plugin: Plugins = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Processes to train with, one for each GPU.")] = None,
+    deepspeed: Annotated[
+        str | None, typer.Option(metavar="zero2|zero3|FILE", help="What the processes share, or DeepSpeed's settings as JSON.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the complete configuration and stop.")] = False,
 ) -> None:
     """Train a model; without --config, the shipped model on arithmetic."""
     from rlzoo.cli import INTERRUPTED
     from rlzoo.cli.train import run
 
+    launch = {"launch.processes": processes, "launch.deepspeed": deepspeed}
+    overrides = [*(set_ or []), *(f"{key}={value}" for key, value in launch.items() if value is not None)]
+
     try:
         run(
             clip=clip,
             configs=config or [],
-            overrides=set_ or [],
+            overrides=overrides,
             seed=seed,
             steps=steps,
             output=output,

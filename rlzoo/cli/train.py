@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rlzoo.cli.chart import clip_by_length
+from rlzoo.cli.launch import launch, must_launch
 from rlzoo.config import RunConfig
 
 
@@ -32,9 +34,16 @@ def run(
     if dry_run:
         print(config.to_yaml(), end="")
         return
-    _show_our_log()
+    if must_launch(config):
+        launch(config)
+        return
+    is_main = os.environ.get("RANK", "0") == "0"
+    _show_our_log(logging.INFO if is_main else logging.ERROR)
     from rlzoo.engine.loop import train
 
+    if not is_main:
+        train(config)
+        return
     console = Console(highlight=False, markup=False)  # paths and names may hold brackets
     title = f"{config.clip.name} on {config.task.name}, model {config.model.path}, seed {config.seed}"
     with ProgressDisplay(console, title, config.steps) as display:
@@ -96,6 +105,6 @@ class ProgressDisplay:
         self._progress.stop()
 
 
-def _show_our_log() -> None:
+def _show_our_log(level: int) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("rlzoo").setLevel(logging.INFO)
+    logging.getLogger("rlzoo").setLevel(level)

@@ -16,7 +16,7 @@ from rlzoo.engine.experience import Experience, PaddingSide
 from rlzoo.engine.judge import judgement, updated
 from rlzoo.engine.model import ResponseLogProbs, check_packing
 from rlzoo.engine.optimization import Applied, make_optimization, named_weights
-from rlzoo.engine.passes import Passes
+from rlzoo.engine.passes import Passes, gather
 from rlzoo.engine.processes import make_accelerator
 from rlzoo.engine.shaping import with_kl_in_the_reward
 from rlzoo.fairness import bin_edges
@@ -83,7 +83,7 @@ class Learner:
         temperature: float = 1.0,
         padding_side: PaddingSide = "left",
         reward: RewardConfig | None = None,
-        launch: LaunchConfig | None = None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         from transformers import get_scheduler
 
@@ -92,13 +92,7 @@ class Learner:
         self.reward = reward or RewardConfig()
         self.max_length = max_length
         self.num_optimizer_steps = 0
-        in_bf16 = config.autocast == "bfloat16" or next(language_model.parameters()).dtype == torch.bfloat16
-        launch = launch or LaunchConfig()
-        self.accelerator: Accelerator = make_accelerator(
-            launch,
-            bf16=in_bf16 if launch.deepspeed else config.autocast == "bfloat16",
-            max_grad_norm=config.max_grad_norm,
-        )
+        self.accelerator = accelerator or make_accelerator(LaunchConfig(), config)
         self.passes = Passes(
             self.accelerator,
             pad_id=pad_id,
@@ -226,7 +220,7 @@ class Learner:
         log_probs = self.passes.sum(log_probs)[rows]
         if g is not None:
             return log_probs, g.table, g.objective
-        measured = self.passes.gather(measured)
+        measured = gather(self.accelerator, measured)
         return log_probs, ResponseTable.concat([table for table, _ in measured]), sum(share for _, share in measured)
 
     def _judge(

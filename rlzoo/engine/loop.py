@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import logging
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from rlzoo.analysis.profile import LengthProfile, without_bin_intervals
 from rlzoo.config import RunConfig
-from rlzoo.engine.collect import Batch, collect
+from rlzoo.engine.collect import Batch
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.learner import Learner, Update
-from rlzoo.engine.metrics import aggregate_metrics, policy_settings, rollout_metrics, update_metrics
+from rlzoo.engine.metrics import aggregate_metrics, mean_version, policy_settings, rollout_metrics, update_metrics
 from rlzoo.engine.monitor import WINDOW, Monitor
+from rlzoo.engine.optimization import is_spread
+from rlzoo.engine.passes import gather
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
+from rlzoo.engine.processes import make_accelerator, peak_memory
 from rlzoo.engine.rollout import HFSampler
 from rlzoo.engine.run_directory import RunDirectory
-from rlzoo.engine.seeds import LEARNER, ROLLOUT, step_seed
+from rlzoo.engine.sampling import RolloutSource
+from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.engine.shaping import reward_metrics
-from rlzoo.errors import PolicyError, UserError
+from rlzoo.errors import PolicyError
 from rlzoo.tasks import Task
 from rlzoo.tracking import Tracker, git_commit
-from rlzoo.types import Problem, RolloutGroup
+from rlzoo.types import RolloutGroup
 from rlzoo.zoo import load_zoo
 
 logger = logging.getLogger("rlzoo")
 
 Observer = Callable[[int, Mapping[str, float]], None]
 """Called with the step and its metrics after each step, and with step 0 after the first evaluation."""
-
-EVAL_SEED = 2**31  # every policy and seed is evaluated with the same draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,25 @@ class Run:
     def __init__(self, config: RunConfig, task: Task) -> None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         name = f"{config.clip.name}-{task.name.replace(':', '-')}-{config.seed}-{stamp}"
-        path = config.output or Path("runs") / name
-        RunDirectory.check_free(path)
+        self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
+        self.is_main = self.accelerator.is_main_process
+        path = gather(self.accelerator, [config.output or Path("runs") / name])[0]  # the clock may differ
+        if self.is_main:
+            RunDirectory.check_free(path)
         self.config = config.model_copy(update={"output": path})
         self.task = task
         self.model, self.tokenizer = load_pretrained(config.model.path, config.model.dtype, config.model.attn_implementation)
+        # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
+        sampler = HFSampler(
+            self.model,
+            self.tokenizer,
+            end_ids=eos_token_ids(self.model, self.tokenizer),
+            max_new_tokens=config.rollout.max_new_tokens,
+            batch_size=config.rollout.batch_size,
+            chat_template=config.model.chat_template,
+            own_weights=config.rollout.max_staleness > 0 or is_spread(self.accelerator),
+        )
+        self.source = RolloutSource(config, task, sampler, self.accelerator)
         self.learner = Learner(
             self.model,
             config.clip,
@@ -89,22 +105,12 @@ class Run:
             num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
             temperature=config.rollout.temperature,
             reward=config.reward,
+            accelerator=self.accelerator,
         )
-        if self.learner.accelerator.num_processes > 1:
-            raise UserError("training runs in one process; start it without a launcher")
-        self.sampler = HFSampler(
-            self.model,
-            self.tokenizer,
-            end_ids=eos_token_ids(self.model, self.tokenizer),
-            max_new_tokens=config.rollout.max_new_tokens,
-            batch_size=config.rollout.batch_size,
-            chat_template=config.model.chat_template,
-        )
-        self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
-        self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins)
+        self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins, is_writer=self.is_main)
         self.monitor = Monitor(config.clip)
-        self.next_problem = 0  # training problems sampled so far, whether or not they were learned from
         self.metrics: list[dict[str, float]] = []
+        self._given = 0  # optimizer steps of the weights the sampler has
         self.completions: list[dict[str, Any]] = []
 
     def open(self) -> Tracker:
@@ -120,7 +126,7 @@ class Run:
             "rlzoo_version": _version(),
         }
         return Tracker(
-            config.tracking.experiment if config.tracking.mlflow else None,
+            config.tracking.experiment if config.tracking.mlflow and self.is_main else None,
             self.directory.path.name,
             tags=tags,
             params=config.model_dump(mode="json"),
@@ -143,7 +149,7 @@ class Run:
             )
         step, started = 0, time.perf_counter()
         try:
-            self._report(0, self.evaluate(), tracker, observer)
+            self._report(0, self.source.evaluate(version=0), tracker, observer)
             for step in range(1, self.config.steps + 1):
                 self._report(step, self.step(step), tracker, observer)
                 if self._is_due(step, self.config.tracking.figure_every) and step != self.config.steps:
@@ -152,8 +158,9 @@ class Run:
             error.add_note(f"step {step}, everything so far in {self.directory.path}")
             raise
         finally:
-            if step:
+            if step and not is_spread(self.accelerator):
                 self.save(step)
+            self.source.close()
             tracker.log_completions(self.completions)
             if self.metrics:
                 tracker.log_file(self.directory.path / "metrics.jsonl")
@@ -178,16 +185,16 @@ class Run:
     def step(self, step: int) -> dict[str, float]:
         """One rollout batch and everything learned from it."""
         started = time.perf_counter()
-        batch = self.rollout(step)
+        batch = self._sample(step)
         groups = batch.groups
-        sampled = time.perf_counter()
+        sampled, sampled_at = time.perf_counter(), self.learner.num_optimizer_steps
         settings, limit = self.config.reward, self.config.rollout.max_new_tokens
         experience = Experience.from_groups(groups, self.learner.policy.advantage, settings, limit)
         updates: list[Update] = []
-        if bool((experience.advantages != 0).any()) or self.learner.reference is not None:
+        if bool((experience.advantages != 0).any()) or self.learner.has_reference:
             try:
                 keep = self._is_due(step, self.config.checkpoint.keep_for_replay)
-                before = partial(self.directory.save_weights, step, model=self.model) if keep else None
+                before = partial(self._keep_weights, step) if keep else None
                 experience, updates = self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
             except PolicyError:
                 self.directory.record_rollouts(step, groups, experience, updates)  # the data it stumbled over
@@ -204,64 +211,64 @@ class Run:
         )
         if self.config.rollout.dynamic_sampling:
             metrics |= batch.metrics()
+        if self.config.rollout.max_staleness:
+            metrics["rollout/staleness"] = sampled_at - mean_version(groups)
         metrics |= {
             "time/rollout": sampled - started,
             "time/learner": learned - sampled,
             "throughput/tokens_per_second": num_tokens / (learned - started),
         }
         self.monitor.after_step([update.table for update in updates], metrics)
-        if self._is_due(step, self.config.eval.every) or (step == self.config.steps):
-            metrics |= self.evaluate()
-        if self._is_due(step, self.config.checkpoint.every) and step != self.config.steps:
+        last = step == self.config.steps
+        if self._is_due(step, self.config.eval.every) or last:
+            metrics |= self.source.evaluate(self._give_weights())
+        if self._is_due(step, self.config.checkpoint.every) or (last and is_spread(self.accelerator)):
             self.save(step)
         return metrics
 
-    def save(self, step: int) -> Path:
-        """Save the model, and the policy's state beside it."""
-        keep = self.config.checkpoint.keep
-        return self.directory.save_checkpoint(f"step-{step:06d}", self.model, self.tokenizer, self.learner.policy, keep)
+    def _sample(self, step: int) -> Batch:
+        """One step's batch, by the newest weights, or by those of one step before while the next is sampled already."""
+        if not self.config.rollout.max_staleness:
+            return self.source.take(step, self._give_weights())
+        batch = self.source.take(step, self._given)
+        version = self._give_weights()
+        if step < self.config.steps:
+            self.source.look_ahead(step + 1, version)
+        return batch
 
-    def rollout(self, step: int) -> Batch:
-        """Sample and grade one batch: ``num_prompts`` groups of ``group_size``."""
-        settings = self.config.rollout
-        return collect(lambda turn: self._sample_round(step, turn), settings.num_prompts, settings.dynamic_sampling)
-
-    def _sample_round(self, step: int, turn: int) -> list[RolloutGroup]:
-        """Responses to the next training problems; every round of a step has a draw of its own."""
-        settings = self.config.rollout
-        problems = self.task.train_problems(self.next_problem, settings.num_prompts)
-        self.next_problem += settings.num_prompts
-        return self._sample_and_grade(
-            problems, settings.group_size, settings.temperature, step_seed(self.config.seed, ROLLOUT, step, turn)
-        )
-
-    def evaluate(self) -> dict[str, float]:
-        """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
-        if not self.held_out:
-            return {}
-        settings = self.config.eval
-        groups = self._sample_and_grade(self.held_out, settings.num_samples, settings.temperature, EVAL_SEED)
-        rewards = [rollout.reward for group in groups for rollout in group.rollouts]
-        return {"eval/accuracy": sum(rewards) / len(rewards)}
-
-    def _sample_and_grade(self, problems: list[Problem], samples: int, temperature: float, seed: int) -> list[RolloutGroup]:
-        prompts = [self.task.prompt(problem) for problem in problems]
+    def _give_weights(self) -> int:
+        """Bring the sampler's weights up to date; returns the optimizer steps they have taken."""
         version = self.learner.num_optimizer_steps
-        with self.learner.accelerator.autocast():
-            rollouts = self.sampler.sample(prompts, samples, seed=seed, temperature=temperature, policy_version=version)
-        asked = [problem for problem in problems for _ in range(samples)]
-        rewards = self.task.grade(asked, [rollout.text for rollout in rollouts])
-        graded = [replace(rollout, reward=float(reward)) for rollout, reward in zip(rollouts, rewards, strict=True)]
-        return [
-            RolloutGroup(problem, tuple(graded[index * samples : (index + 1) * samples]))
-            for index, problem in enumerate(problems)
-        ]
+        if self.source.sampler.needs_weights and version != self._given:
+            self.source.settle()
+            self.source.sampler.update_weights(self.learner.weights())
+            self._given = version
+        return version
+
+    def _keep_weights(self, step: int, update: int) -> None:
+        self.directory.save_weights(step, update, self._whole_weights())
+
+    def _whole_weights(self) -> dict[str, Tensor]:
+        """The weights on the CPU; nothing in processes that do not write, though all of them take part."""
+        weights = ((name, tensor.cpu().clone() if self.is_main else tensor) for name, tensor in self.learner.weights())
+        return {name: tensor for name, tensor in weights if self.is_main}
+
+    def save(self, step: int) -> None:
+        """Save the model, and the policy's state beside it."""
+        self.directory.save_checkpoint(
+            f"step-{step:06d}",
+            self.model,
+            self._whole_weights(),
+            self.tokenizer,
+            self.learner.policy,
+            self.config.checkpoint.keep,
+        )
 
     def _report(self, step: int, metrics: dict[str, float], tracker: Tracker, observer: Observer | None) -> None:
         self.metrics.append(metrics)
         self.directory.log(step, metrics)
         tracker.log(step, without_bin_intervals(metrics))
-        if observer is not None:
+        if observer is not None and self.is_main:
             observer(step, metrics)
 
     def _keep_completions(self, step: int, groups: list[RolloutGroup]) -> None:
@@ -280,12 +287,6 @@ class Run:
 
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and step % every == 0
-
-
-def peak_memory() -> int:
-    """The most memory this process has held so far, in bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _version() -> str:

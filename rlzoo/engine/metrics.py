@@ -71,6 +71,12 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     }
 
 
+def mean_version(groups: Sequence[RolloutGroup]) -> float:
+    """Optimizer steps taken by the weights that sampled, on average."""
+    versions = [rollout.policy_version for group in groups for rollout in group.rollouts]
+    return sum(versions) / len(versions)
+
+
 def update_metrics(updates: Sequence[Update], *, with_kl: bool, with_band: bool) -> dict[str, float]:
     """Learner and clip metrics of one step's updates; a step without any counts as skipped."""
     if not updates:

@@ -142,6 +142,12 @@ def _adamw(config: LearnerConfig) -> Any:
     return AdamW8bit
 
 
+def is_spread(accelerator: Accelerator) -> bool:
+    """Whether every process holds a part of the weights only (ZeRO-3)."""
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    return plugin is not None and plugin.zero_stage == 3
+
+
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Every weight of the model as it is now, whole, one after the other; all processes must ask for all of them.
 

@@ -82,11 +82,12 @@ class Passes:
         total: Tensor = self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")
         return total.cpu()
 
-    def gather(self, items: list[Item]) -> list[Item]:
-        """The lists of all processes, one after the other."""
-        if self.accelerator.num_processes == 1:
-            return items
-        from accelerate.utils import gather_object
 
-        gathered: list[Item] = gather_object(items)
-        return gathered
+def gather(accelerator: Accelerator, items: list[Item]) -> list[Item]:
+    """The lists of all processes, one after the other, in all of them."""
+    if accelerator.num_processes == 1:
+        return items
+    from accelerate.utils import gather_object
+
+    gathered: list[Item] = gather_object(items)
+    return gathered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import shutil
 import sys
 import warnings
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.errors import UserError
-from rlzoo.sections import LaunchConfig
+from rlzoo.sections import LaunchConfig, LearnerConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -27,13 +28,13 @@ logger = logging.getLogger("rlzoo")
 STAGES = {"zero2": 2, "zero3": 3}
 
 
-def make_accelerator(launch: LaunchConfig, *, bf16: bool = False, max_grad_norm: float | None = None) -> Accelerator:
+def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str = "float32") -> Accelerator:
     """The accelerator of this process, joined with those of the others.
 
     Args:
         launch: what was asked for.
-        bf16: matrix products in bfloat16; with DeepSpeed, weights in bfloat16 beside master weights in float32.
-        max_grad_norm: DeepSpeed clips the gradient itself; None: it does not.
+        learner: autocast gives matrix products in bfloat16; with DeepSpeed, weights in it beside master weights in float32.
+        dtype: of the model's weights.
 
     Raises:
         UserError: what the libraries gave is not what was asked for.
@@ -41,13 +42,14 @@ def make_accelerator(launch: LaunchConfig, *, bf16: bool = False, max_grad_norm:
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
+    bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
         # without this, a launcher's setting for DeepSpeed or FSDP decides, and on a CPU is silently not followed
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
             accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
     else:
-        settings = deepspeed_settings(launch, bf16=bf16, max_grad_norm=max_grad_norm)
+        settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
         _prepare_environment()
         # on a CPU, without the backend's name each process would train alone
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
@@ -166,3 +168,9 @@ def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
         torch.tensor([row for row, place in zip(by_length, places, strict=True) if place == share], dtype=torch.long)
         for share in range(num_shares)
     ]
+
+
+def peak_memory() -> int:
+    """The most memory this process has held so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

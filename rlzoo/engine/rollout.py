@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -131,15 +132,27 @@ class HFSampler:
         """Draw ``samples`` responses to each prompt, see `Sampler.sample`; at most ``batch_size`` at once."""
         encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
         rows = [ids for ids in encoded for _ in range(samples)]
-        was_training = self.model.training
-        self.model.eval()
         rollouts: list[Rollout] = []
-        for start in range(0, len(rows), self.batch_size):
-            piece = rows[start : start + self.batch_size]
-            uniforms = row_uniforms(seed, first_row + start, len(piece), self.max_new_tokens)
-            rollouts += self._sample_rows(piece, uniforms, temperature, policy_version)
-        self.model.train(was_training)
+        with self._plain_generation():
+            for start in range(0, len(rows), self.batch_size):
+                piece = rows[start : start + self.batch_size]
+                uniforms = row_uniforms(seed, first_row + start, len(piece), self.max_new_tokens)
+                rollouts += self._sample_rows(piece, uniforms, temperature, policy_version)
         return rollouts
+
+    @contextlib.contextmanager
+    def _plain_generation(self) -> Iterator[None]:
+        """Within it, nothing the model ships with changes its logits, such as a penalty on repetition, and dropout is off."""
+        from transformers import GenerationConfig
+
+        shipped, was_training = self.model.generation_config, self.model.training
+        self.model.generation_config = GenerationConfig()
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.generation_config = shipped
+            self.model.train(was_training)
 
     def _sample_rows(
         self, rows: Sequence[tuple[int, ...]], uniforms: Tensor, temperature: float, policy_version: int

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file, save_model
+from safetensors.torch import save_file
+from torch import Tensor
 
+from rlzoo.engine.adapters import has_adapter
 from rlzoo.engine.pretrained import quiet
 from rlzoo.errors import UserError
 from rlzoo.types import RolloutGroup
@@ -31,16 +33,19 @@ class RunDirectory:
         ``RunDirectory.create(Path("runs/mine"), config.to_yaml()).log(1, {"reward/mean": 0.5})``
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_writer: bool = True) -> None:
         self.path = path
+        self.is_writer = is_writer  # of several processes, one writes; the others' calls do nothing
 
     @classmethod
-    def create(cls, path: Path, config_yaml: str, plugins: Sequence[str] = ()) -> RunDirectory:
+    def create(cls, path: Path, config_yaml: str, plugins: Sequence[str] = (), *, is_writer: bool = True) -> RunDirectory:
         """Make the directory, write ``config.yaml``, and keep copies of the plugin files the run was started with.
 
         Raises:
             UserError: the directory holds something already, or cannot be written.
         """
+        if not is_writer:
+            return cls(path, is_writer)
         cls.check_free(path)
         try:
             (path / "rollouts").mkdir(parents=True)
@@ -62,6 +67,8 @@ class RunDirectory:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to ``metrics.jsonl``, on the disk before this returns."""
+        if not self.is_writer:
+            return
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
             file.flush()
@@ -75,6 +82,8 @@ class RunDirectory:
         Per-token arrays are flat, response after response; ``lengths`` cuts them; ``advantages`` is one where they differ by
         token, else a column. ``log_probs/<u>`` belongs to the rows in ``rows/<u>``. Tensor ``rewards`` is the shaped one.
         """
+        if not self.is_writer:
+            return
         lines = [
             {
                 "group": index,
@@ -108,31 +117,49 @@ class RunDirectory:
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
         save_file(tensors, stem.with_suffix(".safetensors"))
 
-    def save_weights(self, step: int, update: int, model: PreTrainedModel) -> None:
+    def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights that one update starts from, so that replay can differentiate through them."""
+        if not self.is_writer:
+            return
         folder = self.path / "replay"
         folder.mkdir(exist_ok=True)
-        save_model(model, str(folder / f"{step:06d}-{update}.safetensors"))
+        save_file(dict(weights), folder / f"{step:06d}-{update}.safetensors")
 
     def summarise(self, facts: Mapping[str, object]) -> None:
         """Write ``summary.json``: whether the run is over, what it took, and which run of MLflow it is."""
+        if not self.is_writer:
+            return
         temporary = self.path / ".summary.json.part"
         temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         temporary.replace(self.path / "summary.json")
 
     def save_checkpoint(
-        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, policy: ClipPolicy, keep: int
-    ) -> Path:
+        self,
+        name: str,
+        model: PreTrainedModel,
+        weights: Mapping[str, Tensor],
+        tokenizer: PreTrainedTokenizerBase,
+        policy: ClipPolicy,
+        keep: int,
+    ) -> None:
         """Save weights and tokenizer for ``from_pretrained``, whole or not at all, and drop all but the last ``keep``.
 
-        The policy's settings stand beside them in ``clip.json``: those of an adaptive one are its state.
+        The policy's settings stand beside them in ``clip.json``: those of an adaptive one are its state. Of a low-rank
+        update there is also the adapter alone, in ``adapter/``.
         """
+        if not self.is_writer:
+            return
         folder = self.path / "checkpoints" / name
         temporary = folder.with_name(f".{name}.part")
         shutil.rmtree(temporary, ignore_errors=True)
+        with torch.device("meta"):
+            skeleton = type(model)(model.config)  # without weights of its own, without adapters
+        skeleton.generation_config = model.generation_config
         with quiet():
-            model.save_pretrained(temporary)
+            skeleton.save_pretrained(temporary, state_dict=dict(weights))
             tokenizer.save_pretrained(temporary)
+            if has_adapter(model):
+                model.save_pretrained(temporary / "adapter")
         state = {"name": policy.name, **policy.model_dump(mode="json")}
         (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
@@ -140,4 +167,3 @@ class RunDirectory:
         saved = sorted((path for path in folder.parent.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)
         for old in saved[:-keep]:
             shutil.rmtree(old)
-        return folder

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.model import ResponseLogProbs
@@ -143,3 +143,11 @@ def test_a_sampler_with_weights_of_its_own_keeps_them_until_they_are_replaced():
     shared = HFSampler(trained, tokenizer(), end_ids=frozenset({END}), max_new_tokens=12)
     assert tokens(own.sample(PROMPTS, 4, seed=3)) == tokens(shared.sample(PROMPTS, 4, seed=3))
     assert tokens(own.sample(PROMPTS, 4, seed=3)) != before
+
+
+def test_what_a_model_ships_with_does_not_change_what_is_sampled():
+    plain, opinionated = sampler(), sampler()
+    shipped = GenerationConfig(do_sample=True, temperature=0.3, top_k=3, top_p=0.5, repetition_penalty=5.0, eos_token_id=7)
+    opinionated.model.generation_config = shipped
+    assert tokens(plain.sample(PROMPTS, 4, seed=3)) == tokens(opinionated.sample(PROMPTS, 4, seed=3))
+    assert opinionated.model.generation_config is shipped

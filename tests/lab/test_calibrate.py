@@ -17,9 +17,9 @@ def pilots(clip, *overrides, target=0.1, max_pilots=5, steps=3):
 
 
 def test_a_pilot_with_the_width_found_clips_the_wanted_share(tmp_path):
-    # the paper's widths clip about three times too much here
+    # the paper's widths clip more than twice too much here
     config, found = pilots("gspo", "clip.clip_low=3e-4", "clip.clip_high=4e-4")
-    assert found[0].clip_fraction > 0.25
+    assert found[0].clip_fraction > 0.2
     best = nearest(found, 0.1)
     assert is_met(best, 0.1)
     assert 0.09 <= best.clip_fraction <= 0.11

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from rlzoo import load_zoo
 from rlzoo.engine.learner import Learner
+from rlzoo.engine.processes import make_accelerator
 from rlzoo.sections import LaunchConfig, LearnerConfig
 from tests.engine.conftest import PAD, make_model, off_policy_experience
 
@@ -22,9 +23,9 @@ def three_updates(rule, launch, num_responses=18, **settings):
     model = make_model()
     experience = off_policy_experience(model, policy, num_responses)
     settings = {"lr": 1e-3, "max_grad_norm": 0.5, "num_minibatches": 3, "max_tokens_per_micro_batch": 60, **settings}
-    learner = Learner(
-        model, policy, LearnerConfig(**settings), pad_id=PAD, max_length=30, num_updates=10, launch=LaunchConfig(**launch)
-    )
+    config = LearnerConfig(**settings)
+    accelerator = make_accelerator(LaunchConfig(**launch), config)
+    learner = Learner(model, policy, config, pad_id=PAD, max_length=30, num_updates=10, accelerator=accelerator)
     updates = []
     # 7, 7 and 4 responses: a last step that is smaller, and shares of different numbers of micro-batches
     for number, rows in enumerate(torch.arange(num_responses).split(7)):

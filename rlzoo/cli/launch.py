@@ -1,0 +1,73 @@
+"""Starts a run on several processes with Accelerate's launcher, and ends as they end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+from rlzoo.config import RunConfig
+
+STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
+"""Environment variable that every launcher of torch's sets."""
+
+
+def must_launch(config: RunConfig) -> bool:
+    """Whether more processes than this one are asked for, and none of them runs yet."""
+    return (config.launch.processes or 1) > 1 and STARTED_BY_A_LAUNCHER not in os.environ
+
+
+def launch(config: RunConfig) -> None:
+    """Run the configuration in ``launch.processes`` processes on this machine, and wait for them.
+
+    Exits with the code of the first process that failed.
+    """
+    processes = config.launch.processes
+    assert processes is not None, "asked by must_launch"
+    config = config.model_copy(update={"output": config.output or Path("runs") / _run_name(config)})
+    with tempfile.TemporaryDirectory(prefix="rlzoo-launch-") as folder:
+        file = Path(folder) / "run.yaml"
+        file.write_text(config.to_yaml(), encoding="utf-8")
+        _run_accelerate(processes, ["-m", "rlzoo", "train", "--config", str(file)], _environment(processes, config))
+
+
+def _run_name(config: RunConfig) -> str:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
+
+
+def _environment(processes: int, config: RunConfig) -> dict[str, str]:
+    """What the processes need to know beside their numbers, unless the user has said it."""
+    import torch
+
+    told = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    if not torch.cuda.is_available():
+        # Accelerate's own --cpu would start one process, and with DeepSpeed a CPU is not named at all
+        told |= {"DS_ACCELERATOR": "cpu"} if config.launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
+    return {name: value for name, value in told.items() if name not in os.environ}
+
+
+def _run_accelerate(processes: int, command: list[str], environment: dict[str, str]) -> None:
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    kind = ["--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--main_process_port", "0"]
+    plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    arguments = launch_command_parser().parse_args([*kind, *plain, *command])
+    os.environ.update(environment)
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # it tells of every process that it ends
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            launch_command(arguments)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+        sys.exit(code)  # the process has said why
+    except SignalException as error:
+        sys.exit(128 + error.sigval)

@@ -1,0 +1,133 @@
+"""Turns problems into graded groups of rollouts: every process its share, and, where asked for, one batch ahead."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rlzoo.config import RunConfig
+from rlzoo.engine.collect import Batch, collect
+from rlzoo.engine.passes import gather
+from rlzoo.engine.rollout import Sampler
+from rlzoo.engine.seeds import ROLLOUT, step_seed
+from rlzoo.tasks import Task
+from rlzoo.types import Problem, Rollout, RolloutGroup
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+EVAL_SEED = 2**31  # every policy and seed is evaluated with the same draws
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A round of sampling that is under way.
+
+    Example:
+        ``ahead.rollouts.result()`` waits for it.
+    """
+
+    problems: list[Problem]  # of all processes
+    rollouts: Future[list[Rollout]]  # of this process
+
+
+class RolloutSource:
+    """Samples and grades; what it returns is the same in every process.
+
+    Example:
+        ``source.take(step=1, version=0)`` is the batch of step 1; ``source.look_ahead(step=2, version=0)`` starts the next.
+    """
+
+    def __init__(self, config: RunConfig, task: Task, sampler: Sampler, accelerator: Accelerator) -> None:
+        self.config = config
+        self.task = task
+        self.sampler = sampler
+        self.accelerator = accelerator
+        self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
+        self.next_problem = 0  # training problems sampled so far, whether or not they were learned from
+        self._ahead: Ahead | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
+
+    def take(self, step: int, version: int) -> Batch:
+        """The batch of one step: ``num_prompts`` groups of ``group_size``.
+
+        Args:
+            step: from 1.
+            version: optimizer steps taken by the sampler's weights.
+        """
+        settings = self.config.rollout
+        return collect(lambda turn: self._round(step, turn, version), settings.num_prompts, settings.dynamic_sampling)
+
+    def look_ahead(self, step: int, version: int) -> None:
+        """Start sampling a later step's batch in the background."""
+        problems = self._next_problems()
+        self._ahead = Ahead(problems, self._thread.submit(self._train_rollouts, problems, step, 0, version))
+
+    def settle(self) -> None:
+        """Wait until nothing is being sampled, so that the sampler's weights may change."""
+        if self._ahead is not None:
+            self._ahead.rollouts.result()
+
+    def evaluate(self, version: int) -> dict[str, float]:
+        """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
+        if not self.held_out:
+            return {}
+        self.settle()
+        settings = self.config.eval
+        rollouts = self._sample(self.held_out, settings.num_samples, settings.temperature, EVAL_SEED, version)
+        groups = self._graded(self.held_out, rollouts, settings.num_samples)
+        rewards = [rollout.reward for group in groups for rollout in group.rollouts]
+        return {"eval/accuracy": sum(rewards) / len(rewards)}
+
+    def close(self) -> None:
+        """End the background sampling and the sampler."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.sampler.close()
+
+    def _round(self, step: int, turn: int, version: int) -> list[RolloutGroup]:
+        """Responses to the next training problems; every round of a step has a draw of its own."""
+        if turn == 0 and self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            problems, rollouts = ahead.problems, ahead.rollouts.result()
+        else:
+            problems = self._next_problems()
+            rollouts = self._train_rollouts(problems, step, turn, version)
+        return self._graded(problems, rollouts, self.config.rollout.group_size)
+
+    def _next_problems(self) -> list[Problem]:
+        number = self.config.rollout.num_prompts
+        problems = self.task.train_problems(self.next_problem, number)
+        self.next_problem += number
+        return problems
+
+    def _train_rollouts(self, problems: list[Problem], step: int, turn: int, version: int) -> list[Rollout]:
+        settings = self.config.rollout
+        seed = step_seed(self.config.seed, ROLLOUT, step, turn)
+        return self._sample(problems, settings.group_size, settings.temperature, seed, version)
+
+    def _sample(self, problems: list[Problem], samples: int, temperature: float, seed: int, version: int) -> list[Rollout]:
+        """This process's responses."""
+        start, end = self._share(len(problems))
+        prompts = [self.task.prompt(problem) for problem in problems[start:end]]
+        with self.accelerator.autocast():
+            return self.sampler.sample(
+                prompts, samples, seed=seed, temperature=temperature, policy_version=version, first_row=start * samples
+            )
+
+    def _graded(self, problems: list[Problem], rollouts: list[Rollout], samples: int) -> list[RolloutGroup]:
+        """The groups of all processes, in the problems' order."""
+        start, end = self._share(len(problems))
+        own = problems[start:end]
+        asked = [problem for problem in own for _ in range(samples)]
+        rewards = self.task.grade(asked, [rollout.text for rollout in rollouts])
+        graded = [replace(rollout, reward=float(reward)) for rollout, reward in zip(rollouts, rewards, strict=True)]
+        groups = [
+            RolloutGroup(problem, tuple(graded[index * samples : (index + 1) * samples])) for index, problem in enumerate(own)
+        ]
+        return gather(self.accelerator, groups)
+
+    def _share(self, number: int) -> tuple[int, int]:
+        """Where this process's part of some problems begins and ends."""
+        index, processes = self.accelerator.process_index, self.accelerator.num_processes
+        return number * index // processes, number * (index + 1) // processes
