@@ -104,6 +104,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _corrects_what_the_policy_judges(self) -> Self:
+        pools = self.mismatch.correction not in ("none", "length_fair") and self.mismatch.pool == "token"
+        if pools and self.clip.scope == "sequence":
+            raise UserError(
+                f"mismatch.pool='token': {self.clip.name} has one objective per response, which has no weight for each token; "
+                "use mismatch.pool=sum or mismatch.pool=mean"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _takes_kl_in_the_reward(self) -> Self:
         given, clip = f"reward.kl_coef={self.reward.kl_coef}", self.clip
         if self.reward.kl_coef and clip.scope == "sequence":

@@ -67,12 +67,14 @@ class RewardConfig(Section):
 class MismatchConfig(Section):
     """What is done where the sampler's log-probs and the trainer's differ; apart from the clip policy."""
 
-    correction: Literal["none", "tis", "icepop", "mis", "length_fair"] = Field("none", description="which correction")
-    pool: Literal["token", "sum", "mean"] = Field(
-        "token", description="whose ratio: each token's, or the response's as sum or mean"
+    correction: Literal["none", "tis", "mis", "icepop", "length_fair"] = Field(
+        "none", description="truncate the ratio, mask above, mask on both sides, or mask what leaves a sqrt(L) band"
     )
-    low: float = Field(0.5, ge=0, description="smallest ratio that icepop and mis keep")
-    high: float = Field(2.0, gt=0, description="cap of tis; largest ratio that icepop and mis keep")
+    pool: Literal["token", "sum", "mean"] = Field(
+        "token", description="whose ratio tis, mis and icepop judge: each token's, or the response's as sum or mean"
+    )
+    low: float = Field(0.5, ge=0, description="smallest ratio that icepop keeps")
+    high: float = Field(2.0, gt=0, description="cap of tis; largest ratio that mis and icepop keep")
     width: float = Field(0.03, gt=0, description="length_fair: half-width of the band per square root of a token, in nats")
 
 

@@ -60,6 +60,7 @@ class Experience:
     finished: Tensor | None = None  # (B,) bool, False: cut off at the length limit
     old_log_probs: Tensor | None = None  # (B, T) from the trainer; the learner fills it in
     ref_log_probs: Tensor | None = None  # (B, T) under the reference model, when a KL to it is wanted
+    mismatch_weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective, where the sampler is corrected for
 
     @property
     def lengths(self) -> Tensor:

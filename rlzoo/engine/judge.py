@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlzoo.errors import PolicyError
+from rlzoo.errors import PolicyError, UserError
 from rlzoo.policy import ClipPolicy, ClipStats
 from rlzoo.reductions import StepCounts, reduce_objective
 from rlzoo.types import ClipInputs, ClipResult
@@ -30,7 +30,13 @@ class Judgement:
     on_policy_gradient: Tensor  # (B, T) what g would be at ratio 1, which tells by how much it is weighted
 
 
-def judgement(policy: ClipPolicy, inputs: ClipInputs, counts: StepCounts, max_length: int | None = None) -> Judgement:
+def judgement(
+    policy: ClipPolicy,
+    inputs: ClipInputs,
+    counts: StepCounts,
+    max_length: int | None = None,
+    weights: Tensor | None = None,
+) -> Judgement:
     """Ask a policy about some responses of a step, and differentiate its answer.
 
     Args:
@@ -38,6 +44,7 @@ def judgement(policy: ClipPolicy, inputs: ClipInputs, counts: StepCounts, max_le
         inputs: for a rule of scope "batch", of the whole step; whatever gradient they carry is left alone.
         counts: denominators of the whole step.
         max_length: constant of the reduction ``constant_length``, in tokens.
+        weights: factors of the objective, ``(B, 1)``, or ``(B, T)`` for one per token.
 
     Raises:
         PolicyError: as `judge` and `gradient_of`.
@@ -46,12 +53,25 @@ def judgement(policy: ClipPolicy, inputs: ClipInputs, counts: StepCounts, max_le
     def differentiated(log_probs: Tensor) -> tuple[ClipResult, Tensor, Tensor]:
         leaf = replace(inputs, log_probs=log_probs.detach().requires_grad_())
         result = judge(policy, leaf)
-        objective = reduce_objective(result.objective, inputs.response_mask, policy.reduction, counts, max_length)
+        objective = reduce_objective(
+            _weighted(policy, result.objective, weights), inputs.response_mask, policy.reduction, counts, max_length
+        )
         return result, objective, gradient_of(policy, objective, leaf, result)
 
     result, objective, gradient = differentiated(inputs.log_probs)
     *_, on_policy_gradient = differentiated(inputs.old_log_probs.to(inputs.log_probs.dtype))
     return Judgement(result, objective.item(), gradient, on_policy_gradient)
+
+
+def _weighted(policy: ClipPolicy, objective: Tensor, weights: Tensor | None) -> Tensor:
+    if weights is None:
+        return objective
+    if weights.shape[-1] > objective.shape[-1]:
+        raise UserError(
+            f"mismatch.pool='token': {policy.name} has one objective per response, which has no weight for each token; "
+            "use mismatch.pool=sum or mismatch.pool=mean"
+        )
+    return objective * weights
 
 
 def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:

@@ -14,6 +14,7 @@ from rlzoo.analysis.response_table import ResponseTable
 from rlzoo.engine.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.engine.experience import Experience, PaddingSide
 from rlzoo.engine.judge import judgement, updated
+from rlzoo.engine.mismatch import with_mismatch_weights
 from rlzoo.engine.model import ResponseLogProbs, check_packing
 from rlzoo.engine.optimization import Applied, make_optimization, named_weights
 from rlzoo.engine.passes import Passes, gather
@@ -22,7 +23,7 @@ from rlzoo.engine.shaping import with_kl_in_the_reward
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
-from rlzoo.sections import LaunchConfig, LearnerConfig, RewardConfig
+from rlzoo.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig
 from rlzoo.types import ClipInputs
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Learner:
         temperature: float = 1.0,
         padding_side: PaddingSide = "left",
         reward: RewardConfig | None = None,
+        mismatch: MismatchConfig | None = None,
         accelerator: Accelerator | None = None,
     ) -> None:
         from transformers import get_scheduler
@@ -90,6 +92,7 @@ class Learner:
         self.policy = policy
         self.config = config
         self.reward = reward or RewardConfig()
+        self.mismatch = mismatch or MismatchConfig()
         self.max_length = max_length
         self.num_optimizer_steps = 0
         self.accelerator = accelerator or make_accelerator(LaunchConfig(), config)
@@ -140,7 +143,7 @@ class Learner:
             The experience with its ``old_log_probs`` filled in, and the advantages that follow from them where the reward
             has a KL; and the steps in order.
         """
-        experience = self.with_old_log_probs(experience)
+        experience = with_mismatch_weights(self.with_old_log_probs(experience), self.mismatch)
         if self.reward.kl_coef > 0:
             experience = with_kl_in_the_reward(experience, self.policy.advantage, self.reward)
         edges = bin_edges(experience.lengths)
@@ -229,7 +232,10 @@ class Learner:
         """The policy on these rows: the loss's g = dJ/dlog_probs ``(R, T)``, their measurements, their share of J."""
         inputs = experience.clip_inputs(rows, log_probs.detach(), seed)
         with torch.enable_grad():
-            judged = judgement(self.policy, inputs, counts, self.max_length)
+            weights = experience.mismatch_weights
+            if weights is not None:
+                weights = weights[rows, : log_probs.shape[1]].to(log_probs.device)
+            judged = judgement(self.policy, inputs, counts, self.max_length, weights)
         gradient, kl = judged.gradient, None
         if self.config.kl_coef > 0:
             kl, kl_gradient = self._kl(experience, rows, inputs, counts)

@@ -17,7 +17,15 @@ from rlzoo.config import RunConfig
 from rlzoo.engine.collect import Batch
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.learner import Learner, Update
-from rlzoo.engine.metrics import aggregate_metrics, mean_version, policy_settings, rollout_metrics, update_metrics
+from rlzoo.engine.metrics import (
+    aggregate_metrics,
+    completion_rows,
+    mean_version,
+    policy_settings,
+    rollout_metrics,
+    update_metrics,
+)
+from rlzoo.engine.mismatch import mismatch_metrics
 from rlzoo.engine.monitor import WINDOW, Monitor
 from rlzoo.engine.optimization import is_spread
 from rlzoo.engine.passes import gather
@@ -31,7 +39,6 @@ from rlzoo.engine.shaping import reward_metrics
 from rlzoo.errors import PolicyError
 from rlzoo.tasks import Task
 from rlzoo.tracking import Tracker, git_commit
-from rlzoo.types import RolloutGroup
 from rlzoo.zoo import load_zoo
 
 logger = logging.getLogger("rlzoo")
@@ -105,6 +112,7 @@ class Run:
             num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
             temperature=config.rollout.temperature,
             reward=config.reward,
+            mismatch=config.mismatch,
             accelerator=self.accelerator,
         )
         self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins, is_writer=self.is_main)
@@ -201,22 +209,14 @@ class Run:
                 raise
         learned = time.perf_counter()
         self.directory.record_rollouts(step, groups, experience, updates)
-        self._keep_completions(step, groups)
-        num_tokens = int(experience.lengths.sum())
-        metrics = rollout_metrics(groups) | reward_metrics(experience, settings)
-        moved = policy_settings(self.learner.policy, self.config.clip)
-        metrics |= (
-            update_metrics(updates, with_kl=self.config.learner.kl_coef > 0, with_band=self.learner.policy != self.config.clip)
-            | moved
-        )
-        if self.config.rollout.dynamic_sampling:
-            metrics |= batch.metrics()
+        self.completions += completion_rows(groups, step, self.config.tracking.completions)
+        metrics = self._measured(batch, experience, updates)
         if self.config.rollout.max_staleness:
             metrics["rollout/staleness"] = sampled_at - mean_version(groups)
         metrics |= {
             "time/rollout": sampled - started,
             "time/learner": learned - sampled,
-            "throughput/tokens_per_second": num_tokens / (learned - started),
+            "throughput/tokens_per_second": int(experience.lengths.sum()) / (learned - started),
         }
         self.monitor.after_step([update.table for update in updates], metrics)
         last = step == self.config.steps
@@ -225,6 +225,17 @@ class Run:
         if self._is_due(step, self.config.checkpoint.every) or (last and is_spread(self.accelerator)):
             self.save(step)
         return metrics
+
+    def _measured(self, batch: Batch, experience: Experience, updates: list[Update]) -> dict[str, float]:
+        """Metrics of one step's data and updates."""
+        config, policy = self.config, self.learner.policy
+        metrics = rollout_metrics(batch.groups) | reward_metrics(experience, config.reward)
+        metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0, with_band=policy != config.clip)
+        metrics |= policy_settings(policy, config.clip)
+        # where the sampler's log-probs may be others than the trainer's
+        if updates and (self.source.sampler.needs_weights or config.mismatch.correction != "none"):
+            metrics |= mismatch_metrics(experience)
+        return metrics | (batch.metrics() if config.rollout.dynamic_sampling else {})
 
     def _sample(self, step: int) -> Batch:
         """One step's batch, by the newest weights, or by those of one step before while the next is sampled already."""
@@ -270,20 +281,6 @@ class Run:
         tracker.log(step, without_bin_intervals(metrics))
         if observer is not None and self.is_main:
             observer(step, metrics)
-
-    def _keep_completions(self, step: int, groups: list[RolloutGroup]) -> None:
-        shown = [(group.problem, group.rollouts[0]) for group in groups][: self.config.tracking.completions]
-        self.completions += [
-            {
-                "step": step,
-                "question": problem.question,
-                "answer": problem.answer,
-                "response": rollout.text,
-                "reward": rollout.reward,
-                "length": len(rollout.response_ids),
-            }
-            for problem, rollout in shown
-        ]
 
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and step % every == 0
