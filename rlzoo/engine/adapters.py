@@ -23,7 +23,10 @@ def prepare_for_training(model: PreTrainedModel, config: LearnerConfig) -> None:
     if config.lora.rank:
         _add_lora(model, config.lora)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if hasattr(model, "activation_checkpointing_enable"):  # its name in newer transformers
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()  # dropout is off; transformers checkpoints in training mode only
 
 
