@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
+
 from rlzoo.engine.pretrained import quiet
 from rlzoo.errors import UserError
 from rlzoo.sections import LearnerConfig, LoraConfig
@@ -38,7 +40,8 @@ def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
     alpha = 2 * config.rank if config.alpha is None else config.alpha
     settings = peft.LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=config.target)
     try:
-        with quiet():
+        with quiet(), torch.random.fork_rng():
+            torch.manual_seed(0)  # half of the update begins with random numbers: the same in every process and run
             model.add_adapter(settings)
     except ValueError as error:
         raise UserError(f"learner.lora.target={config.target!r}: {str(error).splitlines()[0]}") from error

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ def three_updates(rule, launch, num_responses=18, **settings):
     config = LearnerConfig(**settings)
     accelerator = make_accelerator(LaunchConfig(**launch), config)
     learner = Learner(model, policy, config, pad_id=PAD, max_length=30, num_updates=10, accelerator=accelerator)
+    if learner.has_reference:
+        experience = replace(learner.with_old_log_probs(experience), old_log_probs=experience.old_log_probs)
     updates = []
     # 7, 7 and 4 responses: a last step that is smaller, and shares of different numbers of micro-batches
     for number, rows in enumerate(torch.arange(num_responses).split(7)):
