@@ -123,7 +123,7 @@ def _by_length(result: SuiteResult) -> Table:
     mean, whole = next(iter(result.estimates)), list(result.estimates)[-2:]
     for column in ("up to", "resp", mean, "95 %", "prob", *(word for name in whole for word in (name, "95 %"))):
         table.add_column(column, justify="right", no_wrap=True)
-    for row in result.by_length:
+    for row in (row for row in result.by_length if row.num_responses or row.num_problems):
         by_problem = [word for name in whole for word in _words(row.estimates.get(name))]
         by_response = _words(row.estimates.get(mean))
         table.add_row(str(row.longest), str(row.num_responses), *by_response, str(row.num_problems), *by_problem)

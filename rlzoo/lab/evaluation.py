@@ -55,9 +55,8 @@ class EvaluationConfig(Section):
             UserError: one line that says what was given, what is allowed, what to do.
         """
         sections = parse_overrides(overrides)
-        for key in sections:
-            if key not in ("model", "rollout"):
-                raise UserError(f"--set {key}...: only settings of model and rollout, such as rollout.temperature=0.6")
+        if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
+            raise UserError(f"--set {other.partition('=')[0]}: only settings of model and rollout have a say in an evaluation")
         merged = {**sections, **settings}
         merged["model"] = {**sections.get("model", {}), "path": str(_last_checkpoint(Path(model)) or model)}
         try:
