@@ -71,8 +71,15 @@ def test_a_line_that_was_cut_by_a_kill_is_made_again(tmp_path, whole, lines):
     (folder / "completions").mkdir(parents=True)
     (folder / "settings.yaml").write_text((whole.path / "settings.yaml").read_text())
     (folder / "completions" / "arithmetic.jsonl").write_bytes(b"".join(everything[:lines]) + everything[lines][:50])
-    evaluate(config(), folder)
+    seen = []
+    evaluate(config(), folder, told=lambda suite, done, total, so_far: seen.append(done))
     assert completions(folder) == b"".join(everything)
+    assert seen == sorted({lines, *range(lines // 2 * 2 + 2, 7, 2)})  # the same batches: a half one is drawn again as a whole
+
+
+def test_every_row_draws_its_own_numbers_whatever_the_batch(tmp_path, whole):
+    evaluate(config("rollout.batch_size=16"), tmp_path / "eval")
+    assert completions(tmp_path / "eval") == completions(whole.path)
 
 
 def test_more_problems_can_be_added_and_fewer_asked_for(tmp_path, whole):
