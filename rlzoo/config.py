@@ -155,7 +155,7 @@ class RunConfig(Section):
         layers = [read_config(config) for config in configs]
         if not any("model" in layer for layer in layers):
             layers.insert(0, read_config(DEFAULT_RUN))
-        layers.append(_parse_overrides(overrides))
+        layers.append(parse_overrides(overrides))
         layers.append({key: value for key, value in settings.items() if value is not None})
         name = clip or next((n for n in map(_clip_name, reversed(layers)) if n), None)
         merged: dict[str, Any] = {}
@@ -205,7 +205,8 @@ def read_config(config: str | Path) -> dict[str, Any]:
     return content
 
 
-def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """``"section.key=value"`` as nested settings, the values in YAML; later ones win."""
     parsed: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")

@@ -16,6 +16,7 @@ Array = NDArray[Any]
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 200
+NUM_RESAMPLES_OF_MEAN = 2000
 Interval = tuple[float, float]
 
 
@@ -99,6 +100,40 @@ def lre_noise(bins: Array, clipped: Array, seed: int = 0) -> float | None:
     shuffled = rng.permuted(np.broadcast_to(decisions, (NUM_RESAMPLES // 4, len(bins))), axis=1)
     worst, _ = _lre(np.broadcast_to(member.sum(0), (len(shuffled), NUM_BINS)), shuffled @ member)
     return float(worst.mean())
+
+
+def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
+    """Bootstrap percentile interval, 95 %, of a mean over everything that belongs to some problems, drawing whole problems.
+
+    Where all problems have the same mean, as when nothing was solved, the bootstrap would claim to know it exactly; there
+    Wilson's interval stands in, with each problem as one trial.
+
+    Args:
+        sums: ``(n,)`` for each problem the sum of its values, which lie between 0 and 1.
+        counts: ``(n,)`` how many values that were; problems without any are left out.
+        seed: of the resampling.
+    """
+    sums, counts = sums[counts > 0], counts[counts > 0]
+    assert len(sums) > 0, "a mean of nothing"
+    own = sums / counts
+    if np.ptp(own) < 1e-12:
+        low, high = wilson(own[:1] * len(own), np.array([len(own)]))
+        return float(low[0]), float(high[0])
+
+    def statistic(drawn_sums: Array, drawn_counts: Array, axis: int) -> Array:
+        return np.asarray(drawn_sums.sum(axis) / drawn_counts.sum(axis))
+
+    result = stats.bootstrap(
+        (sums, counts),
+        statistic,
+        paired=True,
+        n_resamples=NUM_RESAMPLES_OF_MEAN,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        vectorized=True,
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 def _times_drawn(drawn: Array, number: int) -> Array:

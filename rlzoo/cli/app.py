@@ -180,6 +180,53 @@ def replay(
         raise typer.Exit(INTERRUPTED) from None
 
 
+@app.command("eval")
+def eval_(
+    model: Annotated[str, typer.Argument(help="'embedded', 'smollm2', a folder, a run directory, or a name on the hub.")],
+    suite: Annotated[
+        str,
+        typer.Option(help="Suites with commas between them: gsm8k, math500, amc23, aime24, aime25, arithmetic, your own."),
+    ],
+    k: Annotated[int, typer.Option("--k", min=1, max=4096, help="Responses per problem.")] = 16,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of a response, in tokens.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Responses sampled at once.")] = 64,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each suite.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of local copies, such as gsm8k.jsonl; the hub without it.")] = None,
+    chat_template: Annotated[
+        bool | None, typer.Option("--chat-template/--no-chat-template", help="Default: if the tokenizer has one.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another setting, such as model.dtype=bfloat16."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder; an evaluation begun in it goes on.")] = None,
+    as_json: AsJson = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log the results to MLflow.")] = True,
+) -> None:
+    """Evaluate a model: mean@k, pass@k and maj@k on mathematics suites; started again, it goes on."""
+    from rlzoo.cli import INTERRUPTED
+    from rlzoo.cli.evaluate import run_evaluation
+
+    options = {"group_size": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    overrides = [f"rollout.{key}={value}" for key, value in options.items()]
+    overrides += [] if chat_template is None else [f"model.chat_template={chat_template}"]
+    try:
+        run_evaluation(
+            model=model,
+            suites=suite,
+            overrides=[*overrides, *(set_ or [])],
+            settings={"seed": seed, "limit": limit},
+            data=data,
+            output=output,
+            as_json=as_json,
+            mlflow=mlflow,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold some, such as a sweep's.")],

@@ -81,10 +81,11 @@ class ArithmeticTask(Task):
         return "+".join(str(generator.randint(1, self.operand_max)) for _ in range(length))
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        answers = (self._answer(response) for response in responses)
+        answers = (self.answer(response) for response in responses)
         return [float(answer == int(problem.answer)) for problem, answer in zip(problems, answers, strict=True)]
 
-    def _answer(self, response: str) -> int | None:
+    def answer(self, response: str) -> int | None:
+        """The integer a response gives as its answer; None where there is none."""
         if not self.answer_marker:
             numbers = _NUMBER.findall(response)
             text = numbers[-1] if numbers else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -11,14 +10,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rlzoo.errors import UserError
-from rlzoo.tasks import math_worker
-from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.grading import Grader, WorkerGradedTask
+from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import is_file_name, read_problems
 from rlzoo.tasks.task import is_held_out, require_extra
 from rlzoo.types import Problem
-
-_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
 
 
 class MathFileTask(WorkerGradedTask):
@@ -35,10 +31,7 @@ class MathFileTask(WorkerGradedTask):
     subset: str | None = Field(
         default=None, min_length=1, description="the hub data set's subset; none: 'main' if there is one, else its default"
     )
-    template: str = Field(
-        default="{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
-        description="the prompt, with {question} where the question goes",
-    )
+    template: str = Field(default=ASK_FOR_A_BOX, description="the prompt, with {question} where the question goes")
 
     def model_post_init(self, context: Any) -> None:
         """Also read the data, so that a mistake in it shows before a run starts."""
@@ -79,38 +72,10 @@ class MathFileTask(WorkerGradedTask):
         return _shuffled(len(self._problems[0]), f"{self.seed}:{epoch}")
 
     def _make_grader(self) -> Grader:
-        return Grader(math_worker.score, math_worker.start, self.timeout)
+        return math_worker_process(self.timeout)
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        rewards = [0.0] * len(responses)
-        calls: dict[int, tuple[str, str, bool]] = {}
-        for index, (problem, response) in enumerate(zip(problems, responses, strict=True)):
-            answer = response_answer(response)
-            if answer is not None and _plain(answer) == _plain(problem.answer):
-                rewards[index] = 1.0
-            elif response.strip() and answer != "":
-                calls[index] = (problem.answer, response if answer is None else answer, answer is not None)
-        for index, reward in zip(calls, self._grader.grade(list(calls.values())), strict=True):
-            rewards[index] = reward
-        return rewards
-
-
-def response_answer(response: str) -> str | None:
-    r"""The last ``\boxed{}``, else the line after the last ``####``, else None: math-verify is to look for one.
-
-    Example:
-        >>> response_answer("so it is \\boxed{18}"), response_answer("#### 18"), response_answer("it is 18")
-        ('18', '18', None)
-    """
-    boxed = last_boxed(response)
-    return after_hashes(response) if boxed is None else boxed
-
-
-def _plain(answer: str) -> str:
-    """The answer without what never changes its value: equal texts need no worker."""
-    text = answer.strip().strip("$").strip().removesuffix(".")
-    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\!", "")
-    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+        return MathGrader(self._grader).grade(problems, responses)
 
 
 @lru_cache(maxsize=8)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+_IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*\{?\s*([0-9]+)\s*\}?")  # 52_8, 52_{8}
+
 
 def start() -> None:
     """Import math-verify ahead of the first answer, so that no answer's time pays for it."""
@@ -13,18 +17,22 @@ def start() -> None:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its SIGALRM time-outs are off
 
 
-def score(reference: str, answer: str, found: bool) -> float:
+def score(reference: str, answer: str, found: bool, reference_found: bool = True) -> float:
     r"""1.0 where the answer equals the reference as mathematics, else 0.0.
 
     Args:
         reference: the right answer, LaTeX or plain.
         answer: the response's answer if ``found``, else the whole response, for math-verify to find one in.
         found: whether ``answer`` has been extracted already.
+        reference_found: the same of ``reference``, where that is another response.
     """
     from math_verify import parse, verify
 
-    gold = parse(_boxed(reference), parsing_timeout=0)  # 0: SIGALRM works in a main thread only, and pebble watches the time
-    given = parse(_boxed(answer) if found else answer, parsing_timeout=0)
+    bases = [match[1] for match in map(_IN_A_BASE.fullmatch, (reference, answer)) if match]
+    if len(set(bases)) > 1:  # math-verify drops the base
+        return 0.0
+    gold = parse(_boxed(reference) if reference_found else reference, parsing_timeout=0)  # 0: SIGALRM works in a main
+    given = parse(_boxed(answer) if found else answer, parsing_timeout=0)  # thread only, and pebble watches the time
     return float(verify(gold, given, timeout_seconds=0))
 
 

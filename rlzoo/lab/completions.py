@@ -1,0 +1,178 @@
+"""The directory of an evaluation: its settings, every completion as it is made, and what they came to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlzoo.analysis.at_k import Outcome
+from rlzoo.errors import UserError
+from rlzoo.signals import held_signals
+from rlzoo.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    r"""One graded response.
+
+    Example:
+        ``Completion("so it is \\boxed{18}", reward=1.0, answer_group=0, length=12, finished=True)``
+    """
+
+    response: str
+    reward: float
+    answer_group: int | None  # place of the first response to the problem with the same answer; None: no answer
+    length: int  # in tokens, the end token included
+    finished: bool  # False: cut off at the length limit
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A problem with its k completions: one line of ``completions/<suite>.jsonl``.
+
+    Example:
+        ``Answered(Problem("1+1?", "2"), (Completion("2", 1.0, 0, 2, True),))``
+    """
+
+    problem: Problem
+    completions: tuple[Completion, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the estimators read."""
+        return Outcome(
+            rewards=tuple(completion.reward for completion in self.completions),
+            groups=tuple(completion.answer_group for completion in self.completions),
+            lengths=tuple(completion.length for completion in self.completions),
+        )
+
+    def to_line(self, index: int) -> str:
+        """As a line of JSON, the same for the same content."""
+        completions = [asdict(completion) for completion in self.completions]
+        row = {"problem": index, "question": self.problem.question, "answer": self.problem.answer, "completions": completions}
+        return json.dumps(row, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Answered:
+        """The same from such a line."""
+        row = json.loads(line)
+        return cls(Problem(row["question"], row["answer"]), tuple(Completion(**item) for item in row["completions"]))
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationDirectory:
+    """Where an evaluation leaves everything, and finds it again when the same command is started again.
+
+    Example:
+        ``EvaluationDirectory(Path("evals/mine")).read("gsm8k", problems)``
+    """
+
+    path: Path
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse a directory that holds something else, or an evaluation with other settings, before any time is spent.
+
+        Raises:
+            UserError: one line that says which settings differ.
+        """
+        file = self.path / "settings.yaml"
+        try:
+            before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+            is_taken = before is None and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        except (OSError, yaml.YAMLError) as error:
+            raise UserError(f"{str(file)!r} cannot be read: {str(error).splitlines()[0]}") from error
+        if is_taken:
+            raise UserError(f"--output {str(self.path)!r} is not an evaluation's directory; name another, or remove it")
+        changed = list(_differences(before, settings)) if isinstance(before, Mapping) else []
+        if changed:
+            raise UserError(
+                f"--output {str(self.path)!r} was begun with another {', '.join(changed[:3])}; "
+                "give the same settings to go on, or name another --output"
+            )
+
+    def create(self, settings: Mapping[str, Any]) -> None:
+        """Make the directory with its ``settings.yaml``, if it is not there yet.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        try:
+            (self.path / "completions").mkdir(parents=True, exist_ok=True)
+            (self.path / "settings.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
+
+    def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
+        """The problems that are answered already, at most those asked for; a line that was not finished is cut off.
+
+        Raises:
+            UserError: they are not the problems of the suite as it is now.
+        """
+        file = self._file(suite)
+        if not file.is_file():
+            return []
+        content = file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:  # whoever wrote it was killed
+            with file.open("r+b") as stream:
+                stream.truncate(len(whole))
+        lines = whole.decode().split("\n")[: len(problems)]  # not splitlines: JSON strings may hold U+2028
+        answered: list[Answered] = []
+        for number, (line, problem) in enumerate(zip(lines, problems, strict=False), start=1):
+            if not line:
+                break  # after the last
+            try:
+                answered.append(Answered.from_line(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{file} line {number}: not a completion of an evaluation; remove the file to begin anew"
+                ) from error
+            if answered[-1].problem != problem:
+                raise UserError(
+                    f"{file} line {number} answers another question than suite {suite!r} has; name another --output"
+                )
+        return answered
+
+    def append(self, suite: str, start: int, answered: Sequence[Answered]) -> None:
+        """Add whole problems, the first of which is the suite's number ``start``; on the disk before this returns."""
+        lines = "".join(item.to_line(start + place) for place, item in enumerate(answered))
+        with held_signals(), self._file(suite).open("ab") as file:
+            file.write(lines.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def save_results(self, results: Mapping[str, Any]) -> None:
+        """Write ``results.json``."""
+        temporary = self.path / ".results.json.part"
+        temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(self.results_file)
+
+    def read_results(self) -> dict[str, Any]:
+        """What ``results.json`` holds; empty before the first."""
+        try:
+            return dict(json.loads(self.results_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
+
+    @property
+    def results_file(self) -> Path:
+        """``results.json``."""
+        return self.path / "results.json"
+
+    def _file(self, suite: str) -> Path:
+        return self.path / "completions" / f"{suite}.jsonl"
+
+
+def _differences(before: Mapping[str, Any], asked: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in dict.fromkeys((*before, *asked)):
+        old, new = before.get(key), asked.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key} ({old} there, {new} asked)"

@@ -1,0 +1,172 @@
+"""What an evaluation is: its settings, and the results it comes to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from rlzoo.analysis.at_k import Estimate, LengthBin, by_length, estimates
+from rlzoo.config import parse_overrides
+from rlzoo.errors import UserError, explain
+from rlzoo.lab.completions import Answered, EvaluationDirectory
+from rlzoo.lab.study import plain
+from rlzoo.sections import RolloutConfig, Section
+from rlzoo.tracking import Tracker, git_commit
+
+UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}
+"""Settings of a rollout that only training has a use for."""
+
+
+class EvaluatedModel(Section):
+    """Which language model is evaluated."""
+
+    path: str = Field("embedded", description="'embedded', 'smollm2', a folder, a run directory, or a hub name")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the weights")
+    attn_implementation: str | None = Field(None, description="transformers' attention; null for its own choice")
+    chat_template: bool | None = Field(None, description="wrap prompts in the chat template; null: if the tokenizer has one")
+
+
+class EvaluationConfig(Section):
+    """Everything that decides what an evaluation does.
+
+    Example:
+        ``EvaluationConfig.compose("smollm2", ["rollout.group_size=16"], suites=("gsm8k",), limit=100)``
+    """
+
+    model: EvaluatedModel = Field(default_factory=EvaluatedModel, description="which language model is evaluated")
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled; group_size is k")
+    seed: int = Field(0, ge=0, lt=2**32, description="seeds sampling")
+    suites: tuple[str, ...] = Field(min_length=1, description="names of suites")
+    limit: int | None = Field(None, ge=1, description="problems of each suite, from the first; null for all")
+    data: Path | None = Field(None, description="folder of local copies; null for the hub")
+
+    @classmethod
+    def compose(cls, model: str, overrides: Sequence[str], **settings: Any) -> Self:
+        """The configuration that a model, ``"section.key=value"`` overrides and top-level settings make.
+
+        Raises:
+            UserError: one line that says what was given, what is allowed, what to do.
+        """
+        sections = parse_overrides(overrides)
+        if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
+            raise UserError(f"--set {other.partition('=')[0]}: only settings of model and rollout have a say in an evaluation")
+        merged = {**sections, **settings}
+        merged["model"] = {**sections.get("model", {}), "path": str(_last_checkpoint(Path(model)) or model)}
+        try:
+            return cls.model_validate(merged)
+        except ValidationError as error:
+            raise UserError(explain(error, cls)) from error
+
+    def settings(self) -> dict[str, Any]:
+        """What has a say in a completion: another run with the same may go on where this one stopped."""
+        return self.model_dump(mode="json", include={"model": True, "rollout": True, "seed": True}, exclude={"rollout": UNUSED})
+
+
+def default_output(config: EvaluationConfig) -> Path:
+    """A directory named after the model and the seed, so that the same command finds it again."""
+    return Path("evals") / f"{re.sub(r'[^A-Za-z0-9]+', '-', config.model.path).strip('-')}-{config.seed}"
+
+
+def _last_checkpoint(path: Path) -> Path | None:
+    """The last checkpoint, where the path is a run directory."""
+    saved = sorted(path.glob("checkpoints/step-*"), key=lambda folder: folder.name)
+    return saved[-1] if saved else None
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """What the responses to one suite came to.
+
+    Example:
+        ``result.estimates["pass@16"].value``
+    """
+
+    suite: str
+    num_problems: int
+    estimates: dict[str, Estimate]
+    by_length: tuple[LengthBin, ...]  # short to long
+    response_length_mean: float  # in tokens
+    truncated: float  # share of the responses that were cut off at the length limit
+    no_answer: float  # share of the responses without an answer
+
+    @classmethod
+    def of(cls, suite: str, answered: Sequence[Answered]) -> Self:
+        """From all completions of a suite."""
+        outcomes = [item.outcome for item in answered]
+        completions = [completion for item in answered for completion in item.completions]
+        return cls(
+            suite,
+            len(answered),
+            estimates(outcomes),
+            tuple(by_length(outcomes)),
+            response_length_mean=fmean(completion.length for completion in completions),
+            truncated=fmean(not completion.finished for completion in completions),
+            no_answer=fmean(completion.answer_group is None for completion in completions),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """By their MLflow names, which may not hold an @."""
+        found = {key: getattr(self, key) for key in ("response_length_mean", "truncated", "no_answer")}
+        named = [(name, estimate) for name, estimate in self.estimates.items()]
+        for place, length_bin in enumerate(self.by_length):
+            found[f"length_bin_{place}_edge"] = length_bin.longest
+            named += [(f"{name}_length_bin_{place}", estimate) for name, estimate in length_bin.estimates.items()]
+        for name, estimate in named:
+            found[name], (found[f"{name}_ci_low"], found[f"{name}_ci_high"]) = estimate.value, estimate.interval
+        return {f"eval/{self.suite}/{name.replace('@', '_at_')}": float(value) for name, value in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A finished evaluation.
+
+    Example:
+        ``evaluate(config, Path("evals/mine")).results[0].estimates["mean@16"]``
+    """
+
+    config: EvaluationConfig
+    path: Path
+    results: tuple[SuiteResult, ...]
+    mlflow_run_id: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON; what ``results.json`` holds."""
+        settings = {**self.config.settings(), "limit": self.config.limit}
+        suites = {result.suite: asdict(result) for result in self.results}
+        return dict(plain({"settings": settings, "suites": suites, "mlflow_run_id": self.mlflow_run_id}))
+
+
+def finish(evaluation: Evaluation, directory: EvaluationDirectory, experiment: str | None) -> Evaluation:
+    """Log the results to MLflow, once, and write them."""
+    before = directory.read_results()
+    known = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None
+    if experiment is not None and known is None:
+        known = _track(evaluation, experiment)
+    evaluation = replace(evaluation, mlflow_run_id=known)
+    directory.save_results(evaluation.as_dict())
+    return evaluation
+
+
+def _track(evaluation: Evaluation, experiment: str) -> str | None:
+    config = evaluation.config
+    tags = {
+        "kind": "evaluation",
+        "suites": ",".join(result.suite for result in evaluation.results),
+        "model": config.model.path,
+        "seed": str(config.seed),
+        "git_commit": git_commit(),
+        "rlzoo_version": version("rlzoo"),
+    }
+    params = {**config.settings(), "limit": config.limit}
+    with Tracker(experiment, evaluation.path.name, tags=tags, params=params) as tracker:
+        for result in evaluation.results:
+            tracker.log(0, result.metrics())
+        tracker.log_file(evaluation.path / "settings.yaml")
+    return tracker.run_id

@@ -1,0 +1,121 @@
+"""Answers compared as mathematics by math-verify: with the reference, and with each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlzoo.tasks import math_worker
+from rlzoo.tasks.extraction import after_hashes, last_boxed
+from rlzoo.tasks.grading import Grader
+from rlzoo.types import Problem
+
+ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
+_NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\A-Za-z]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class MathGrader:
+    r"""Grades the final answers of responses, and says which of them are the same.
+
+    Example:
+        ``MathGrader(math_worker_process(timeout=5)).grade([Problem("1/4+1/4?", "1/2")], ["it is \\boxed{0.5}"])`` is ``[1.0]``.
+    """
+
+    worker: Grader
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
+        """1.0 for each response whose answer is the same mathematics as its problem's, else 0.0."""
+        rewards = [0.0] * len(responses)
+        calls: dict[int, tuple[str, str, bool]] = {}
+        for index, (problem, response) in enumerate(zip(problems, responses, strict=True)):
+            answer = response_answer(response)
+            if answer is not None and _plain(answer) == _plain(problem.answer):
+                rewards[index] = 1.0
+            elif response.strip() and answer != "":
+                calls[index] = (_bare(problem.answer), response if answer is None else _bare(answer), answer is not None)
+        for index, reward in zip(calls, self.worker.grade(list(calls.values())), strict=True):
+            rewards[index] = reward
+        return rewards
+
+    def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
+        """Which responses to one problem give the same answer.
+
+        Right responses equal the reference, so they are one group. A wrong one joins the first group whose first answer
+        it equals: math-verify's equality is not transitive, and an order decides where it is not.
+
+        Args:
+            responses: to one problem.
+            rewards: what `grade` gave them.
+
+        Returns:
+            For each response the place of the first one with its answer; None where there is no answer to be read.
+        """
+        answers = [_readable(response) for response in responses]
+        wrong = dict.fromkeys(answer for answer, reward in zip(answers, rewards, strict=True) if not reward and answer[0])
+        checks = self.worker.grade([(text, text, found, found) for text, found in wrong])
+        heads: list[tuple[str, bool]] = []
+        head_of: dict[tuple[str, bool], tuple[str, bool]] = {}
+        for answer, is_read in zip(wrong, checks, strict=True):
+            if is_read:  # an answer that does not equal itself could not be read
+                equal = self.worker.grade([(head[0], answer[0], answer[1], head[1]) for head in heads])
+                head_of[answer] = next((head for head, same in zip(heads, equal, strict=True) if same), answer)
+                heads += [answer] if head_of[answer] == answer else []
+        first_right = next((place for place, reward in enumerate(rewards) if reward), None)
+        return [
+            first_right if reward else answers.index(head_of[answer]) if answer in head_of else None
+            for answer, reward in zip(answers, rewards, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End the worker process; grading again starts another."""
+        self.worker.close()
+
+
+def math_worker_process(timeout: float) -> Grader:
+    """A worker process for a `MathGrader`; ``timeout`` in seconds for one comparison, a longer one counts as different."""
+    return Grader(math_worker.score, math_worker.start, timeout)
+
+
+def response_answer(response: str) -> str | None:
+    r"""The last ``\boxed{}``, else the line after the last ``####``, else None: math-verify is to look for one.
+
+    Example:
+        >>> response_answer("so it is \\boxed{18}"), response_answer("#### 18"), response_answer("it is 18")
+        ('18', '18', None)
+    """
+    boxed = last_boxed(response)
+    return after_hashes(response) if boxed is None else boxed
+
+
+def _readable(response: str) -> tuple[str, bool]:
+    """What of a response is compared, and whether it is the answer alone; an empty text where there is none."""
+    answer = response_answer(response)
+    return (response.strip(), False) if answer is None else (_plain(answer), True)
+
+
+def _bare(answer: str) -> str:
+    r"""The answer without what math-verify stumbles over: a full stop at its end, a number set in a font of its own.
+
+    Example:
+        >>> _bare("$104$."), _bare(r"\textbf{(073)}"), _bare(r"\text{Evelyn}")
+        ('104', '(073)', '\\text{Evelyn}')
+    """
+    text = _without_full_stop(answer.strip())
+    if len(text) > 2 and text[0] == text[-1] == "$":
+        text = _without_full_stop(text.strip("$").strip())
+    number = _NUMBER_IN_A_FONT.fullmatch(text)
+    return number[1].strip() if number else text
+
+
+def _without_full_stop(text: str) -> str:
+    return text if text.endswith("..") else text.removesuffix(".")  # 0.33... goes on
+
+
+def _plain(answer: str) -> str:
+    """The answer without what never changes its value: equal texts need no worker."""
+    text = _bare(answer).strip("$").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\!", "")
+    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text

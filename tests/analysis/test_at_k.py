@@ -1,0 +1,118 @@
+"""Measures of k responses: numbers worked by hand, every subset enumerated, and intervals that hold what they say."""
+
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+
+from rlzoo.analysis.at_k import Outcome, by_length, estimates, majority, means, pass_at, passes
+from rlzoo.analysis.intervals import bootstrap_mean, wilson
+
+
+def outcome(rewards, groups=None, lengths=None):
+    k = len(rewards)
+    return Outcome(tuple(map(float, rewards)), tuple(groups or range(k)), tuple(lengths or [10] * k))
+
+
+@pytest.mark.parametrize("num_samples", range(1, 8))
+def test_pass_at_j_is_the_share_of_subsets_that_hold_a_right_response(num_samples):
+    for num_right in range(num_samples + 1):
+        rewards = [1] * num_right + [0] * (num_samples - num_right)
+        for j in range(1, num_samples + 1):
+            subsets = list(combinations(rewards, j))
+            expected = sum(max(subset) for subset in subsets) / len(subsets)
+            assert pass_at(num_samples, num_right, j) == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("j", [1, 2, 4, 8, 16])
+def test_pass_at_j_is_unbiased(j):
+    # each response right with chance .2: some of j right with chance 1 - .8^j, and so must be the mean over all c of n = 16
+    chances = [comb(16, c) * 0.2**c * 0.8 ** (16 - c) for c in range(17)]
+    mean = sum(chance * pass_at(16, c, j) for c, chance in enumerate(chances))
+    assert mean == pytest.approx(1 - 0.8**j, abs=1e-12)
+
+
+def test_pass_at_j_stays_exact_for_many_responses():
+    # one right of 4096, half of them drawn: 1/2; the binomials have more than a thousand digits
+    assert pass_at(4096, 1, 2048) == 0.5
+    assert pass_at(4096, 0, 2048) == 0
+    assert pass_at(4096, 2049, 2048) == 1
+
+
+def test_j_are_the_powers_of_two_and_k():
+    assert [passes(k) for k in (1, 2, 3, 16, 24)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8, 16], [1, 2, 4, 8, 16, 24]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "rewards", "expected"),
+    [
+        ([0, 0, 2], [1, 1, 0], 1),  # two votes against one
+        ([0, 1, 1], [1, 0, 0], 0),  # the right answer is outvoted
+        ([0, 1, 2], [1, 0, 0], 1 / 3),  # three answers with a vote each, drawn by lot
+        ([0, 0, 2, 2], [0, 0, 0, 0], 0),  # a tie of wrong ones
+        ([None, None, None, 3], [0, 0, 0, 1], 1),  # responses without an answer do not vote, however many they are
+        ([None, None], [0, 0], 0),  # nobody votes
+        ([0], [1], 1),
+    ],
+)
+def test_majority_by_hand(groups, rewards, expected):
+    assert majority(groups, rewards) == pytest.approx(expected)
+    back = list(range(len(groups)))[::-1]
+    assert majority([groups[place] for place in back], [rewards[place] for place in back]) == pytest.approx(expected)
+
+
+def test_estimates_by_hand():
+    # four of four right, and one of four right with the three wrong ones alike:
+    # mean (1 + .25) / 2; pass@2 (1 + 3/6) / 2; pass@4 1; majority (1 + 0) / 2
+    found = estimates([outcome([1, 1, 1, 1], [0, 0, 0, 0]), outcome([0, 1, 0, 0], [0, 1, 0, 0])])
+    values = {name: estimate.value for name, estimate in found.items()}
+    assert values == {"mean@4": 0.625, "pass@1": 0.625, "pass@2": 0.75, "pass@4": 1.0, "maj@4": 0.5}
+    assert means([outcome([1, 0, 0])]) == pytest.approx(
+        {"mean@3": 1 / 3, "pass@1": 1 / 3, "pass@2": 2 / 3, "pass@3": 1, "maj@3": 1 / 3}
+    )
+
+
+def test_a_response_counts_in_its_own_bin_and_a_problem_at_its_mean_length():
+    # lengths 1 to 12: edges at 1 + 11/6 k: 2.83, 4.67, 6.5, 8.33, 10.17; two responses in each bin
+    lengths = [(1, 2), (3, 4), (5, 6), (7, 8), (9, 12), (10, 11)]
+    rewards = [(1, 1), (1, 0), (0, 0), (1, 0), (1, 0), (0, 0)]
+    bins = by_length([outcome(reward, [0, 1], length) for reward, length in zip(rewards, lengths, strict=True)])
+    assert [row.longest for row in bins] == [2, 4, 6, 8, 10, 12]
+    assert [row.num_responses for row in bins] == [2] * 6
+    # bin 4 holds the responses of length 9, right, and 10, wrong; bin 5 those of 11 and 12, both wrong
+    assert [row.estimates["mean@2"].value for row in bins] == [1, 0.5, 0, 0.5, 0.5, 0]
+    # both problems with mean length 10.5 are in bin 5, and pass@2 is 1 for one of them
+    assert [row.num_problems for row in bins] == [1, 1, 1, 1, 0, 2]
+    assert [row.estimates["pass@2"].value for row in bins if row.num_problems] == [1, 1, 0, 1, 0.5]
+    assert [row.estimates["maj@2"].value for row in bins if row.num_problems] == [1, 0.5, 0, 0.5, 0.25]
+    assert set(bins[4].estimates) == {"mean@2"}
+
+
+def test_equal_lengths_share_one_bin():
+    bins = by_length([outcome([1, 0]), outcome([0, 0])])
+    assert [row.num_responses for row in bins] == [4, 0, 0, 0, 0, 0]
+    assert bins[1].estimates == {}
+
+
+def test_problems_that_are_all_alike_have_wilsons_interval():
+    low, high = wilson(np.array([0.0]), np.array([5]))
+    assert bootstrap_mean(np.zeros(5), np.full(5, 16.0)) == (low[0], high[0])
+    assert high[0] > 0.4  # five problems without a right response do not show that there are none
+
+
+def test_problems_without_a_value_are_left_out_of_an_interval():
+    sums, counts = np.array([1.0, 0, 2, 0, 1]), np.array([2.0, 0, 2, 3, 2])
+    kept = counts > 0
+    assert bootstrap_mean(sums, counts) == bootstrap_mean(sums[kept], counts[kept])
+
+
+def test_the_interval_of_a_mean_holds_the_truth_as_often_as_it_says():
+    # problems of any difficulty, four responses each: the true mean is .5
+    rng = np.random.default_rng(0)
+    held = 0
+    for seed in range(100):
+        sums = rng.binomial(4, rng.random(60)).astype(float)
+        low, high = bootstrap_mean(sums, np.full(60, 4.0), seed)
+        held += low <= 0.5 <= high
+    assert 88 <= held <= 99

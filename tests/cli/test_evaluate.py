@@ -1,0 +1,105 @@
+"""`rlzoo eval` as a user meets it: tables, JSON, Ctrl-C and going on, and one line for every mistake."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+QUICK = ("--suite", "arithmetic", "--k", "4", "--max-new-tokens", "64", "--batch-size", "4")
+# what is started in the background of a shell ignores Ctrl-C, and so do its children, tests included
+LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from rlzoo.cli import main; main()"
+
+
+def test_eval_prints_tables_and_the_same_command_only_reads_them(rlzoo, tmp_path):
+    arguments = ("eval", "embedded", *QUICK, "--limit", "5", "--output", tmp_path / "mine")
+    code, out, err = rlzoo(*arguments)
+    assert code == 0, err
+    assert "arithmetic 5/5  mean@4" in out
+    for word in ("pass@1", "pass@2", "pass@4", "maj@4", "95 %", "by response length in tokens", "MLflow run"):
+        assert word in out
+    code, out, _ = rlzoo(*arguments, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found == json.loads((tmp_path / "mine" / "results.json").read_text())
+    suite = found["suites"]["arithmetic"]
+    assert list(suite["estimates"]) == ["mean@4", "pass@1", "pass@2", "pass@4", "maj@4"]
+    assert len(suite["by_length"]) == 6
+    assert found["settings"]["rollout"]["group_size"] == 4
+
+
+def test_eval_without_mlflow_and_without_an_output(rlzoo, own_store, tmp_path):
+    code, out, _ = rlzoo("eval", "embedded", *QUICK, "--limit", "1", "--no-mlflow")
+    assert code == 0
+    assert "MLflow" not in out
+    assert not (own_store / "mlflow.db").exists()
+    assert (tmp_path / "here" / "evals" / "embedded-0" / "results.json").is_file()
+
+
+def test_ctrl_c_leaves_what_is_done_and_the_same_command_goes_on(rlzoo, tmp_path):
+    arguments = ["eval", "embedded", *QUICK, "--limit", "24", "--no-mlflow"]
+    folder = tmp_path / "stopped"
+    lines = folder / "completions" / "arithmetic.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", LISTEN, *arguments, "--output", str(folder)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and (not lines.exists() or lines.read_bytes().count(b"\n") < 2):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert f"stopped; the same command goes on where it was, in {folder}" in out
+    kept = lines.read_bytes()
+    assert 2 <= kept.count(b"\n") < 24
+    assert rlzoo(*arguments, "--output", folder)[0] == 0
+    assert rlzoo(*arguments, "--output", tmp_path / "whole")[0] == 0
+    assert lines.read_bytes().startswith(kept)
+    assert lines.read_bytes() == (tmp_path / "whole" / "completions" / "arithmetic.jsonl").read_bytes()
+
+
+def test_a_mistake_is_told_in_one_line(refused, tmp_path):
+    line = refused("eval", "embedded", "--suite", "aritmetic")
+    assert line.startswith("unknown suite 'aritmetic' (allowed: gsm8k, math500, amc23, aime24, aime25, arithmetic)")
+    assert line.endswith("; did you mean 'arithmetic'?")
+    assert (
+        refused("eval", "embedded", "--suite", ",")
+        == "--suite ',': give suites with commas between them, such as gsm8k,math500"
+    )
+    assert "no gsm8k.jsonl or gsm8k_test.jsonl in --data" in refused("eval", "embedded", "--suite", "gsm8k", "--data", tmp_path)
+    assert refused("eval", "embeded", *QUICK).endswith("; did you mean 'embedded'?")
+    assert refused("eval", "embedded", *QUICK, "--temperature", "0") == (
+        "rollout.temperature=0.0: input should be greater than 0"
+    )
+    assert refused("eval", "embedded", *QUICK, "--chat-template") == (
+        "--chat-template: the tokenizer of 'embedded' has none; leave it out"
+    )
+    assert refused("eval", "embedded", *QUICK, "--set", "learner.lr=1") == (
+        "--set learner.lr: only settings of model and rollout have a say in an evaluation"
+    )
+    assert refused("eval", "embedded", *QUICK, "--set", "rollout.temp=1").startswith("unknown key 'rollout.temp' (allowed: ")
+    assert refused("eval", "embedded", *QUICK, "--set", "rollout.engine=vllm").startswith("rollout.engine='vllm': ")
+    assert refused("eval", "embedded", *QUICK, "--seed", "-1") == "seed=-1: input should be greater than or equal to 0"
+
+
+def test_questions_that_the_tokenizer_cannot_read_are_refused(refused, tmp_path):
+    pytest.importorskip("math_verify")
+    (tmp_path / "words.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
+    line = refused("eval", "embedded", "--suite", "words", "--data", tmp_path)
+    assert line.startswith("suite 'words' cannot be put to model 'embedded': its tokenizer says ")
+
+
+def test_a_directory_of_something_else_is_refused(refused, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("steps: 1\n")
+    assert refused("eval", "embedded", *QUICK, "--output", tmp_path / "run") == (
+        f"--output '{tmp_path / 'run'}' is not an evaluation's directory; name another, or remove it"
+    )
+    (tmp_path / "file").write_text("in the way")
+    assert "cannot be written: Not a directory" in refused("eval", "embedded", *QUICK, "--output", tmp_path / "file" / "mine")

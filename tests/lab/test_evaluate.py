@@ -1,0 +1,160 @@
+"""Evaluation: the same bytes however often it is stopped, results that follow from them, and nothing logged twice."""
+
+import json
+
+import mlflow
+import pytest
+import yaml
+
+from rlzoo.errors import UserError
+from rlzoo.lab.evaluate import evaluate
+from rlzoo.lab.evaluation import EvaluationConfig
+
+SIX = ["rollout.group_size=4", "rollout.max_new_tokens=64", "rollout.batch_size=8"]  # two problems in a batch
+
+
+def config(*overrides, suites=("arithmetic",), limit=6, model="embedded", **settings):
+    return EvaluationConfig.compose(model, [*SIX, *overrides], suites=suites, limit=limit, **settings)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An evaluation that was never stopped."""
+    return evaluate(config(), tmp_path_factory.mktemp("whole") / "eval")
+
+
+def completions(folder, suite="arithmetic"):
+    return (folder / "completions" / f"{suite}.jsonl").read_bytes()
+
+
+def error_of(*arguments, **settings):
+    with pytest.raises(UserError) as caught:
+        evaluate(*arguments, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_results_follow_from_the_completions(whole):
+    rows = [json.loads(line) for line in completions(whole.path).splitlines()]
+    assert [row["problem"] for row in rows] == list(range(6))
+    rewards = [[float(item["response"].rpartition("#")[2] == row["answer"]) for item in row["completions"]] for row in rows]
+    assert [[item["reward"] for item in row["completions"]] for row in rows] == rewards
+    (result,) = whole.results
+    assert result.num_problems == 6
+    assert 0 < result.estimates["mean@4"].value < 1
+    assert result.estimates["mean@4"].value == pytest.approx(sum(map(sum, rewards)) / 24)
+    assert result.estimates["pass@4"].value == pytest.approx(sum(map(max, rewards)) / 6)
+    assert json.loads((whole.path / "results.json").read_text()) == json.loads(json.dumps(whole.as_dict()))
+
+
+@pytest.mark.parametrize("stop_at", [2, 4])
+def test_an_evaluation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path, whole, stop_at):
+    def told(suite, done, total, so_far):
+        if done == stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(config(), tmp_path / "eval", told=told)
+    kept = completions(tmp_path / "eval")
+    assert kept.count(b"\n") == stop_at
+    assert completions(whole.path).startswith(kept)
+    seen = []
+    evaluate(config(), tmp_path / "eval", told=lambda suite, done, total, so_far: seen.append(done))
+    assert seen == list(range(stop_at, 7, 2))  # what was there is not sampled again
+    assert completions(tmp_path / "eval") == completions(whole.path)
+
+
+@pytest.mark.parametrize("lines", [0, 1, 3])  # a batch is two problems
+def test_a_line_that_was_cut_by_a_kill_is_made_again(tmp_path, whole, lines):
+    everything = completions(whole.path).splitlines(keepends=True)
+    folder = tmp_path / "eval"
+    (folder / "completions").mkdir(parents=True)
+    (folder / "settings.yaml").write_text((whole.path / "settings.yaml").read_text())
+    (folder / "completions" / "arithmetic.jsonl").write_bytes(b"".join(everything[:lines]) + everything[lines][:50])
+    seen = []
+    evaluate(config(), folder, told=lambda suite, done, total, so_far: seen.append(done))
+    assert completions(folder) == b"".join(everything)
+    assert seen == sorted({lines, *range(lines // 2 * 2 + 2, 7, 2)})  # the same batches: a half one is drawn again as a whole
+
+
+def test_every_row_draws_its_own_numbers_whatever_the_batch(tmp_path, whole):
+    evaluate(config("rollout.batch_size=16"), tmp_path / "eval")
+    assert completions(tmp_path / "eval") == completions(whole.path)
+
+
+def test_more_problems_can_be_added_and_fewer_asked_for(tmp_path, whole):
+    folder = tmp_path / "eval"
+    evaluate(config(limit=4), folder)
+    evaluate(config(), folder)
+    assert completions(folder) == completions(whole.path)
+    first = evaluate(config(limit=2), folder)
+    assert first.results[0].num_problems == 2
+    assert completions(folder) == completions(whole.path)
+
+
+def test_another_seed_draws_other_responses(tmp_path, whole):
+    other = evaluate(config(seed=1), tmp_path / "eval")
+    assert completions(other.path) != completions(whole.path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "settings", "named"),
+    [
+        (["rollout.temperature=0.5"], {}, "rollout.temperature (1.0 there, 0.5 asked)"),
+        (["rollout.group_size=8"], {}, "rollout.group_size (4 there, 8 asked)"),
+        (["model.dtype=bfloat16"], {}, "model.dtype (float32 there, bfloat16 asked)"),
+        ([], {"seed": 5}, "seed (0 there, 5 asked)"),
+        ([], {"model": "smollm2"}, "model.path (embedded there, smollm2 asked)"),
+    ],
+)
+def test_other_settings_are_refused(whole, overrides, settings, named):
+    before = completions(whole.path)
+    message = error_of(config(*overrides, **settings), whole.path)
+    assert message == (
+        f"--output {str(whole.path)!r} was begun with another {named}; "
+        "give the same settings to go on, or name another --output"
+    )
+    assert completions(whole.path) == before
+
+
+def test_other_problems_are_refused(tmp_path):
+    rows = [{"question": "3+5", "answer": "8"}, {"question": "2+2", "answer": "4"}]
+    file = tmp_path / "arithmetic.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluate(config(data=tmp_path), tmp_path / "eval")
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
+    assert "line 1 answers another question than suite 'arithmetic' has" in error_of(config(data=tmp_path), tmp_path / "eval")
+    lines = tmp_path / "eval" / "completions" / "arithmetic.jsonl"
+    lines.write_text("{}\n")
+    assert f"{lines} line 1: not a completion of an evaluation" in error_of(config(data=tmp_path), tmp_path / "eval")
+
+
+def test_settings_are_written_and_hold_what_decides_a_completion(whole):
+    settings = yaml.safe_load((whole.path / "settings.yaml").read_text())
+    assert set(settings) == {"model", "rollout", "seed"}
+    assert settings["rollout"]["group_size"] == 4
+    assert "num_prompts" not in settings["rollout"]
+
+
+def test_results_are_logged_once_by_names_that_mlflow_takes(tmp_path, whole):
+    first = evaluate(config(limit=2), tmp_path / "eval", experiment="evaluations")
+    again = evaluate(config(limit=2), tmp_path / "eval", experiment="evaluations")
+    assert again.mlflow_run_id == first.mlflow_run_id
+    assert evaluate(config(limit=2), tmp_path / "eval").mlflow_run_id == first.mlflow_run_id
+    more = evaluate(config(limit=4), tmp_path / "eval", experiment="evaluations")
+    assert more.mlflow_run_id != first.mlflow_run_id
+    run = mlflow.get_run(first.mlflow_run_id)
+    (result,) = first.results
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["eval/arithmetic/mean_at_4"] == result.estimates["mean@4"].value
+    assert run.data.metrics["eval/arithmetic/pass_at_2_ci_high"] == result.estimates["pass@2"].interval[1]
+    assert run.data.metrics["eval/arithmetic/maj_at_4"] == result.estimates["maj@4"].value
+    assert run.data.metrics["eval/arithmetic/length_bin_5_edge"] == result.by_length[5].longest
+    assert "eval/arithmetic/mean_at_4_length_bin_0" in run.data.metrics
+    assert run.data.params["rollout.group_size"] == "4"
+    assert run.data.tags["kind"] == "evaluation"
+
+
+def test_a_run_directory_stands_for_its_last_checkpoint(trained, tmp_path):
+    result = evaluate(config(model=str(trained.path), limit=2), tmp_path / "eval")
+    assert result.config.model.path == str(trained.path / "checkpoints" / "step-000004")
