@@ -41,7 +41,15 @@ class Tracker:
         ``with Tracker("rlzoo", "my-run", tags={"seed": "0"}, params=config) as tracker: tracker.log(1, metrics)``
     """
 
-    def __init__(self, experiment: str | None, run_name: str, *, tags: Mapping[str, str], params: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        experiment: str | None,
+        run_name: str,
+        *,
+        tags: Mapping[str, str],
+        params: Mapping[str, Any],
+        run_id: str | None = None,
+    ) -> None:
         self._mlflow: Any = None
         self.run_id: str | None = None
         if experiment is None:
@@ -55,6 +63,9 @@ class Tracker:
             with held_signals():
                 mlflow.set_tracking_uri(tracking_uri())
                 mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
+                if run_id is not None:  # a run that goes on: what it was started with is known
+                    self.run_id = mlflow.start_run(run_id=run_id).info.run_id
+                    return
                 nested = {"mlflow.parentRunId": parent} if parent else {}
                 self.run_id = mlflow.start_run(run_name=run_name, tags={**tags, **nested}).info.run_id
                 mlflow.log_params({key: str(value)[:6000] for key, value in flatten(params).items()})

@@ -32,6 +32,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
     steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run directory.")] = False,
     plugin: Plugins = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes to train with, one for each GPU.")] = None,
     deepspeed: Annotated[
@@ -54,6 +55,7 @@ def train(
             seed=seed,
             steps=steps,
             output=output,
+            resume=resume,
             plugins=plugin or [],
             dry_run=dry_run,
         )

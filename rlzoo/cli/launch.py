@@ -21,7 +21,7 @@ def must_launch(config: RunConfig) -> bool:
     return (config.launch.processes or 1) > 1 and STARTED_BY_A_LAUNCHER not in os.environ
 
 
-def launch(config: RunConfig) -> None:
+def launch(config: RunConfig, *, resume: bool = False) -> None:
     """Run the configuration in ``launch.processes`` processes on this machine, and wait for them.
 
     Exits with the code of the first process that failed.
@@ -32,7 +32,10 @@ def launch(config: RunConfig) -> None:
     with tempfile.TemporaryDirectory(prefix="rlzoo-launch-") as folder:
         file = Path(folder) / "run.yaml"
         file.write_text(config.to_yaml(), encoding="utf-8")
-        _run_accelerate(processes, ["-m", "rlzoo", "train", "--config", str(file)], _environment(processes, config))
+        command = ["-m", "rlzoo", "train", "--config", str(file)]
+        if resume:
+            command += ["--resume", "--output", str(config.output)]
+        _run_accelerate(processes, command, _environment(processes, config))
 
 
 def _run_name(config: RunConfig) -> str:

@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rlzoo.cli.chart import clip_by_length
 from rlzoo.cli.launch import launch, must_launch
 from rlzoo.config import RunConfig
+from rlzoo.errors import UserError
+from rlzoo.tracking import flatten
 
 
 def run(
@@ -26,28 +28,34 @@ def run(
     seed: int | None,
     steps: int | None,
     output: Path | None,
+    resume: bool,
     plugins: Sequence[str],
     dry_run: bool,
 ) -> None:
     """Train as the options say."""
-    config = RunConfig.compose(configs, clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output)
+    before = _run_to_resume(output) if resume else ()
+    config = RunConfig.compose(
+        [*before, *configs], clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
+    )
+    if before:
+        _check_unchanged(RunConfig.compose(before), config)
     if dry_run:
         print(config.to_yaml(), end="")
         return
     if must_launch(config):
-        launch(config)
+        launch(config, resume=resume)
         return
     is_main = os.environ.get("RANK", "0") == "0"
     _show_our_log(logging.INFO if is_main else logging.ERROR)
     from rlzoo.engine.loop import train
 
     if not is_main:
-        train(config)
+        train(config, resume=resume)
         return
     console = Console(highlight=False, markup=False)  # paths and names may hold brackets
     title = f"{config.clip.name} on {config.task.name}, model {config.model.path}, seed {config.seed}"
     with ProgressDisplay(console, title, config.steps) as display:
-        result = train(config, display.show)
+        result = train(config, display.show, resume=resume)
     accuracies = [metrics["eval/accuracy"] for metrics in result.metrics if "eval/accuracy" in metrics]
     if accuracies:
         console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
@@ -56,6 +64,29 @@ def run(
     console.print(f"run directory {result.path}", soft_wrap=True)
     if result.mlflow_run_id:
         console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui", soft_wrap=True)
+
+
+def _run_to_resume(output: Path | None) -> tuple[Path]:
+    """The configuration a run was started with, as the one file to compose from."""
+    if output is None:
+        raise UserError("--resume goes on with the run in --output: name its directory")
+    if not (output / "config.yaml").is_file():
+        raise UserError(f"--resume: {str(output)!r} holds no run: it has no config.yaml")
+    return (output / "config.yaml",)
+
+
+def _check_unchanged(before: RunConfig, after: RunConfig) -> None:
+    """Refuse settings that would make another run of it."""
+    old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
+    free = () if before.learner.schedule == "constant" else ("steps",)
+    allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and not key.startswith(allowed)]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a run goes on with the settings it was "
+            f"started with, but for {', '.join(name.rstrip('.') for name in allowed)}"
+        )
 
 
 class ProgressDisplay:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -128,6 +129,22 @@ class Learner:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight as it is now, by name, whole; every process must ask for all of them."""
         return named_weights(self.language_model)
+
+    def save(self, folder: Path) -> None:
+        """Write the trained parameters, the optimizer's states and the policy's."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.optimization.save(folder)
+        if self.accelerator.is_main_process:
+            (folder / "policy.json").write_text(self.policy.model_dump_json(), encoding="utf-8")
+
+    def load(self, folder: Path, num_optimizer_steps: int, scheduler: dict[str, Any]) -> None:
+        """Read them back, and go on with the schedule from there."""
+        self.optimization.load(folder)
+        self.policy = type(self.policy).model_validate_json((folder / "policy.json").read_text(encoding="utf-8"))
+        self.scheduler.load_state_dict(scheduler)
+        for group, lr in zip(self.optimization.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = lr  # the scheduler sets it only with its next step
+        self.num_optimizer_steps = num_optimizer_steps
 
     def update(
         self, experience: Experience, seed: int, before_update: Callable[[int], None] | None = None

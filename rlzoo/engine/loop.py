@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from rlzoo.analysis.profile import LengthProfile, without_bin_intervals
 from rlzoo.config import RunConfig
 from rlzoo.engine.collect import Batch
@@ -27,7 +25,7 @@ from rlzoo.engine.metrics import (
 )
 from rlzoo.engine.mismatch import mismatch_metrics
 from rlzoo.engine.monitor import WINDOW, Monitor
-from rlzoo.engine.optimization import is_spread
+from rlzoo.engine.optimization import is_shared, is_spread, kept_weights
 from rlzoo.engine.passes import gather
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
 from rlzoo.engine.processes import make_accelerator, peak_memory
@@ -36,10 +34,11 @@ from rlzoo.engine.run_directory import RunDirectory
 from rlzoo.engine.sampling import RolloutSource
 from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.engine.shaping import reward_metrics
+from rlzoo.engine.state import RunState, newest_state
+from rlzoo.engine.tags import run_tags
 from rlzoo.errors import PolicyError
 from rlzoo.tasks import Task
-from rlzoo.tracking import Tracker, git_commit
-from rlzoo.zoo import load_zoo
+from rlzoo.tracking import Tracker
 
 logger = logging.getLogger("rlzoo")
 
@@ -61,19 +60,20 @@ class RunResult:
     profile: LengthProfile | None = None  # of the clip by length, over the last steps
 
 
-def train(config: RunConfig, observer: Observer | None = None) -> RunResult:
+def train(config: RunConfig, observer: Observer | None = None, *, resume: bool = False) -> RunResult:
     """Train a model as the configuration says; what ``rlzoo train`` does.
 
     Args:
         config: the complete run.
         observer: told every step's metrics, for progress displays.
+        resume: go on from the newest checkpoint in ``config.output``.
 
     Raises:
         UserError: the run cannot start as configured; nothing has been written then.
     """
     task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
     with task:
-        run = Run(config, task)
+        run = Run(config, task, resume=resume)
         with run.open() as tracker:
             return run.execute(tracker, observer)
 
@@ -81,13 +81,14 @@ def train(config: RunConfig, observer: Observer | None = None) -> RunResult:
 class Run:
     """The pieces of one run, made from its configuration."""
 
-    def __init__(self, config: RunConfig, task: Task) -> None:
+    def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         name = f"{config.clip.name}-{task.name.replace(':', '-')}-{config.seed}-{stamp}"
         self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
         self.is_main = self.accelerator.is_main_process
         path = gather(self.accelerator, [config.output or Path("runs") / name])[0]  # the clock may differ
-        if self.is_main:
+        checkpoint = newest_state(path) if resume else None
+        if self.is_main and not resume:
             RunDirectory.check_free(path)
         self.config = config.model_copy(update={"output": path})
         self.task = task
@@ -115,36 +116,40 @@ class Run:
             mismatch=config.mismatch,
             accelerator=self.accelerator,
         )
-        self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins, is_writer=self.is_main)
         self.monitor = Monitor(config.clip)
         self.metrics: list[dict[str, float]] = []
+        self.done = 0  # steps
         self._given = 0  # optimizer steps of the weights the sampler has
         self.completions: list[dict[str, Any]] = []
+        self._mlflow_run_id: str | None = None
+        if checkpoint is None:
+            self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins, is_writer=self.is_main)
+        else:
+            self.directory = RunDirectory(path, is_writer=self.is_main)
+            self._restore(checkpoint)
+
+    def _restore(self, folder: Path) -> None:
+        """Stand where a checkpoint was written."""
+        state = RunState.read(folder)
+        self.learner.load(folder, state.num_optimizer_steps, state.scheduler)
+        self.source.restore(state.next_problem, state.ahead)
+        self.done, self._mlflow_run_id = state.step, state.mlflow_run_id
+        self.accelerator.wait_for_everyone()
+        self.metrics = self.directory.cut_after(state.step)
+        if self.source.sampler.needs_weights:
+            self.source.sampler.update_weights(self.learner.weights())
+        self._given = state.num_optimizer_steps
 
     def open(self) -> Tracker:
         """Start tracking."""
         config = self.config
-        tags = {
-            "clip": config.clip.name,
-            "clip_source": self.clip_source(),
-            "seed": str(config.seed),
-            "task": self.task.name,
-            "model": config.model.path,
-            "git_commit": git_commit(),
-            "rlzoo_version": _version(),
-        }
         return Tracker(
             config.tracking.experiment if config.tracking.mlflow and self.is_main else None,
             self.directory.path.name,
-            tags=tags,
+            tags=run_tags(config, self.task.name),
             params=config.model_dump(mode="json"),
+            run_id=self._mlflow_run_id,
         )
-
-    def clip_source(self) -> str:
-        """Distribution and version, or file, that the policy comes from; its module for one made in Python."""
-        entry = load_zoo(self.config.plugins).entries.get(self.config.clip.name)
-        kind = type(self.config.clip)
-        return entry.source if entry is not None and entry.policy is kind else kind.__module__
 
     def execute(self, tracker: Tracker, observer: Observer | None) -> RunResult:
         """Run every step; a run that is stopped or fails leaves its last checkpoint and its completions."""
@@ -155,18 +160,24 @@ class Run:
                 "clip is inert: one update per rollout, so every ratio is 1; "
                 "raise learner.num_minibatches or learner.num_epochs for a clip to act"
             )
-        step, started = 0, time.perf_counter()
+        step, started = self.done, time.perf_counter()
+        self._mlflow_run_id = tracker.run_id
         try:
-            self._report(0, self.source.evaluate(version=0), tracker, observer)
-            for step in range(1, self.config.steps + 1):
+            if not self.done:
+                self._report(0, self.source.evaluate(version=0), tracker, observer)
+            for step in range(self.done + 1, self.config.steps + 1):
                 self._report(step, self.step(step), tracker, observer)
+                self.done = step
+                if self._is_due(step, self.config.checkpoint.every) or step == self.config.steps:
+                    self.save(step)
                 if self._is_due(step, self.config.tracking.figure_every) and step != self.config.steps:
                     self.monitor.log_figure(tracker, step)
         except PolicyError as error:
             error.add_note(f"step {step}, everything so far in {self.directory.path}")
             raise
         finally:
-            if step and not is_spread(self.accelerator):
+            # with ZeRO a checkpoint takes all processes, and who knows where the others are
+            if step > self.done and not is_shared(self.accelerator):
                 self.save(step)
             self.source.close()
             tracker.log_completions(self.completions)
@@ -219,11 +230,8 @@ class Run:
             "throughput/tokens_per_second": int(experience.lengths.sum()) / (learned - started),
         }
         self.monitor.after_step([update.table for update in updates], metrics)
-        last = step == self.config.steps
-        if self._is_due(step, self.config.eval.every) or last:
+        if self._is_due(step, self.config.eval.every) or step == self.config.steps:
             metrics |= self.source.evaluate(self._give_weights())
-        if self._is_due(step, self.config.checkpoint.every) or (last and is_spread(self.accelerator)):
-            self.save(step)
         return metrics
 
     def _measured(self, batch: Batch, experience: Experience, updates: list[Update]) -> dict[str, float]:
@@ -257,23 +265,28 @@ class Run:
         return version
 
     def _keep_weights(self, step: int, update: int) -> None:
-        self.directory.save_weights(step, update, self._whole_weights())
-
-    def _whole_weights(self) -> dict[str, Tensor]:
-        """The weights on the CPU; nothing in processes that do not write, though all of them take part."""
-        weights = ((name, tensor.cpu().clone() if self.is_main else tensor) for name, tensor in self.learner.weights())
-        return {name: tensor for name, tensor in weights if self.is_main}
+        self.directory.save_weights(step, update, kept_weights(self.learner.weights(), keep=self.is_main))
 
     def save(self, step: int) -> None:
-        """Save the model, and the policy's state beside it."""
-        self.directory.save_checkpoint(
-            f"step-{step:06d}",
-            self.model,
-            self._whole_weights(),
-            self.tokenizer,
-            self.learner.policy,
-            self.config.checkpoint.keep,
-        )
+        """Save the model, the policy's state beside it, and, if the step is complete, what it takes to go on from it."""
+        name, policy = f"step-{step:06d}", self.learner.policy
+        weights = kept_weights(self.learner.weights(), keep=self.is_main)
+        folder = self.directory.begin_checkpoint(name, self.model, weights, self.tokenizer, policy)
+        if step == self.done:
+            self.accelerator.wait_for_everyone()
+            self.learner.save(folder / "state")
+            state = RunState(
+                step=step,
+                num_optimizer_steps=self.learner.num_optimizer_steps,
+                next_problem=self.source.next_problem,
+                scheduler=self.learner.scheduler.state_dict(),
+                ahead=self.source.sampled_ahead(),
+                mlflow_run_id=self._mlflow_run_id,
+            )
+            if self.is_main:
+                state.write(folder / "state")
+            self.accelerator.wait_for_everyone()
+        self.directory.finish_checkpoint(folder, self.config.checkpoint.keep)
 
     def _report(self, step: int, metrics: dict[str, float], tracker: Tracker, observer: Observer | None) -> None:
         self.metrics.append(metrics)
@@ -284,9 +297,3 @@ class Run:
 
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and step % every == 0
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("rlzoo")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlzoo.errors import UserError
@@ -52,6 +54,14 @@ class Optimization(Protocol):
         """Forget the gradient."""
         ...
 
+    def save(self, folder: Path) -> None:
+        """Write the trained parameters and the optimizer's states; with DeepSpeed, every process its part."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Read them back, in as many processes."""
+        ...
+
 
 class PlainOptimization:
     """One process, or several with a copy of the model each (DDP)."""
@@ -84,6 +94,31 @@ class PlainOptimization:
     def forget(self) -> None:
         """See `Optimization.forget`."""
         self._prepared.zero_grad()
+
+    def save(self, folder: Path) -> None:
+        """See `Optimization.save`."""
+        if not self.accelerator.is_main_process:
+            return
+        tensors = {f"parameter/{index}": parameter.detach() for index, parameter in enumerate(self._parameters())}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"{key}/{index}": torch.as_tensor(value) for key, value in state.items()}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "optimizer.safetensors")
+
+    def load(self, folder: Path) -> None:
+        """See `Optimization.load`."""
+        tensors = load_file(folder / "optimizer.safetensors")
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            key, index = name.rsplit("/", 1)
+            if key != "parameter":
+                state.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        with torch.no_grad():
+            for index, parameter in enumerate(self._parameters()):
+                parameter.copy_(tensors[f"parameter/{index}"])
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 class DeepSpeedOptimization:
@@ -119,6 +154,14 @@ class DeepSpeedOptimization:
         """See `Optimization.forget`."""
         self.model.zero_grad()
 
+    def save(self, folder: Path) -> None:
+        """See `Optimization.save`."""
+        self.model.save_checkpoint(str(folder), tag="deepspeed")
+
+    def load(self, folder: Path) -> None:
+        """See `Optimization.load`."""
+        self.model.load_checkpoint(str(folder), tag="deepspeed")
+
 
 def make_optimization(accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> Optimization:
     """The module with an optimizer for its trainable parameters, as the accelerator's processes share them."""
@@ -140,6 +183,11 @@ def _adamw(config: LearnerConfig) -> Any:
     except ImportError as error:
         raise UserError("learner.optimizer='adamw_8bit' needs bitsandbytes: pip install bitsandbytes") from error
     return AdamW8bit
+
+
+def is_shared(accelerator: Accelerator) -> bool:
+    """Whether a checkpoint takes all processes, each holding a part of the optimizer's states (ZeRO)."""
+    return getattr(accelerator.state, "deepspeed_plugin", None) is not None
 
 
 def is_spread(accelerator: Accelerator) -> bool:
@@ -165,6 +213,12 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield name.replace(".base_layer.", "."), tensor
     kept = model.state_dict().keys()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def kept_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[str, Tensor]:
+    """Weights as they are now, on the CPU; nothing in a process that does not keep them, though it takes part."""
+    copies = ((name, tensor.to("cpu", copy=True) if keep else tensor) for name, tensor in weights)
+    return {name: tensor for name, tensor in copies if keep}
 
 
 def _whole(parameters: list[nn.Parameter]) -> contextlib.AbstractContextManager[Any]:

@@ -133,24 +133,22 @@ class RunDirectory:
         temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         temporary.replace(self.path / "summary.json")
 
-    def save_checkpoint(
+    def begin_checkpoint(
         self,
         name: str,
         model: PreTrainedModel,
         weights: Mapping[str, Tensor],
         tokenizer: PreTrainedTokenizerBase,
         policy: ClipPolicy,
-        keep: int,
-    ) -> None:
-        """Save weights and tokenizer for ``from_pretrained``, whole or not at all, and drop all but the last ``keep``.
+    ) -> Path:
+        """Write weights and tokenizer for ``from_pretrained``; returns the folder, to which more may be added.
 
         The policy's settings stand beside them in ``clip.json``: those of an adaptive one are its state. Of a low-rank
-        update there is also the adapter alone, in ``adapter/``.
+        update there is also the adapter alone, in ``adapter/``. Nothing of it counts before `finish_checkpoint`.
         """
+        temporary = self.path / "checkpoints" / f".{name}.part"
         if not self.is_writer:
-            return
-        folder = self.path / "checkpoints" / name
-        temporary = folder.with_name(f".{name}.part")
+            return temporary
         shutil.rmtree(temporary, ignore_errors=True)
         with torch.device("meta"):
             skeleton = type(model)(model.config)  # without weights of its own, without adapters
@@ -162,8 +160,28 @@ class RunDirectory:
                 model.save_pretrained(temporary / "adapter")
         state = {"name": policy.name, **policy.model_dump(mode="json")}
         (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        return temporary
+
+    def finish_checkpoint(self, temporary: Path, keep: int) -> None:
+        """Let it stand under its name, and drop all but the last ``keep``."""
+        if not self.is_writer:
+            return
+        folder = temporary.with_name(temporary.name.removeprefix(".").removesuffix(".part"))
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
         saved = sorted((path for path in folder.parent.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)
         for old in saved[:-keep]:
             shutil.rmtree(old)
+
+    def cut_after(self, step: int) -> list[dict[str, float]]:
+        """Forget what a run wrote after this step; returns the metrics of the steps that are left."""
+        file = self.path / "metrics.jsonl"
+        rows = [row for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()) if row["step"] <= step]
+        if self.is_writer:
+            temporary = self.path / ".metrics.jsonl.part"
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            temporary.replace(file)
+            for recorded in (self.path / "rollouts").iterdir():
+                if int(recorded.stem) > step:
+                    recorded.unlink()
+        return [{key: value for key, value in row.items() if key != "step"} for row in rows]

@@ -69,6 +69,20 @@ class RolloutSource:
         if self._ahead is not None:
             self._ahead.rollouts.result()
 
+    def sampled_ahead(self) -> list[Rollout] | None:
+        """What is sampled for the next step already, by all processes; waits for it."""
+        return None if self._ahead is None else gather(self.accelerator, self._ahead.rollouts.result())
+
+    def restore(self, next_problem: int, ahead: list[Rollout] | None) -> None:
+        """Go on where another source stood."""
+        number, size = self.config.rollout.num_prompts, self.config.rollout.group_size
+        self.next_problem = next_problem
+        if ahead is not None:
+            problems = self.task.train_problems(next_problem - number, number)
+            start, end = self._share(number)
+            own = ahead[start * size : end * size]
+            self._ahead = Ahead(problems, self._thread.submit(lambda: own))
+
     def evaluate(self, version: int) -> dict[str, float]:
         """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
         if not self.held_out:

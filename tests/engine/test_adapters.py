@@ -108,7 +108,9 @@ def test_a_checkpoint_of_a_low_rank_update_loads_in_plain_transformers_and_in_pe
     whole_step(learner, experience)
     assert has_adapter(learner.language_model)
     directory = RunDirectory.create(tmp_path / "run", "")
-    directory.save_checkpoint("step-000001", learner.language_model, dict(learner.weights()), tokenizer(), fspo, keep=1)
+    weights = dict(learner.weights())
+    written = directory.begin_checkpoint("step-000001", learner.language_model, weights, tokenizer(), fspo)
+    directory.finish_checkpoint(written, keep=1)
     folder = tmp_path / "run" / "checkpoints" / "step-000001"
     ids = torch.arange(2, 12)[None]
     with torch.no_grad():

@@ -1,0 +1,53 @@
+"""What a run needs beside its weights to go on where a checkpoint left it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from rlzoo.errors import UserError
+from rlzoo.types import Rollout
+
+FILE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Where a run stood after a step.
+
+    Example:
+        ``RunState.read(checkpoint).step`` is the last step that is complete.
+    """
+
+    step: int
+    num_optimizer_steps: int
+    next_problem: int  # training problems sampled so far
+    scheduler: dict[str, Any]
+    ahead: list[Rollout] | None  # responses to the next step's problems, where they are sampled already
+    mlflow_run_id: str | None
+
+    def write(self, folder: Path) -> None:
+        """Write it into a checkpoint's folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_bytes(TypeAdapter(RunState).dump_json(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> RunState:
+        """Read it back."""
+        return TypeAdapter(RunState).validate_json((folder / FILE).read_bytes())
+
+
+def newest_state(run: Path) -> Path:
+    """The folder of the newest checkpoint a run can go on from.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = sorted(file.parent for file in run.glob(f"checkpoints/step-*/state/{FILE}"))
+    if not found:
+        every = "; checkpoint.every sets how often one is written" if run.is_dir() else ""
+        raise UserError(f"--resume: no checkpoint to go on from in {str(run)!r}{every}")
+    return found[-1]
