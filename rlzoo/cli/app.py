@@ -33,7 +33,13 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
     plugin: Plugins = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the complete configuration and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the run, print its complete configuration, and its plan on stderr; then stop.")
+    ] = False,
+    devices: Annotated[
+        str | None, typer.Option(metavar="NxNAME", help="With --dry-run: plan for these, such as 8xH100 or 2x24GB.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: configuration and plan as JSON.")] = False,
 ) -> None:
     """Train a model; without --config, the shipped model on arithmetic."""
     from rlzoo.cli import INTERRUPTED
@@ -49,6 +55,8 @@ def train(
             output=output,
             plugins=plugin or [],
             dry_run=dry_run,
+            devices=devices,
+            as_json=as_json,
         )
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

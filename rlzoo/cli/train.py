@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlzoo.cli.chart import clip_by_length
 from rlzoo.config import RunConfig
+from rlzoo.errors import UserError
 
 
 def run(
@@ -26,11 +27,18 @@ def run(
     output: Path | None,
     plugins: Sequence[str],
     dry_run: bool,
+    devices: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Train as the options say."""
+    if (devices or as_json) and not dry_run:
+        raise UserError(f"{'--devices' if devices else '--json'}: only together with --dry-run")
     config = RunConfig.compose(configs, clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output)
     if dry_run:
-        print(config.to_yaml(), end="")
+        from rlzoo.cli.plan import dry_run as show_plan
+
+        given = _arguments(clip=clip, configs=configs, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output)
+        show_plan(config, given, devices, as_json)
         return
     _show_our_log()
     from rlzoo.engine.loop import train
@@ -47,6 +55,24 @@ def run(
     console.print(f"run directory {result.path}", soft_wrap=True)
     if result.mlflow_run_id:
         console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui", soft_wrap=True)
+
+
+def _arguments(
+    *,
+    clip: str | None,
+    configs: Sequence[str],
+    overrides: Sequence[str],
+    plugins: Sequence[str],
+    seed: int | None,
+    steps: int | None,
+    output: Path | None,
+) -> list[str]:
+    """The options again, as they may be typed."""
+    repeated = {"--config": configs, "--set": overrides, "--plugin": plugins}
+    once = {"--clip": clip, "--seed": seed, "--steps": steps, "--output": output}
+    pairs = [(name, value) for name, values in repeated.items() for value in values]
+    pairs += [(name, str(value)) for name, value in once.items() if value is not None]
+    return [word for pair in pairs for word in pair]
 
 
 class ProgressDisplay:
