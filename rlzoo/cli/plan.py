@@ -100,7 +100,7 @@ def _print(plan: Plan, command: str, notes: Sequence[str]) -> None:
     sharding = plan.sharding
     zero = f", ZeRO-{sharding.stage}" if sharding.stage else ""
     table.add_row("devices", f"{sharding.processes} x {plan.devices.name} ({shown(plan.device_memory)}){zero}")
-    passes = f"{plan.batch.rows} rows of up to {plan.batch.length:,} tokens, {plan.batch.passes} to an optimizer step"
+    passes = f"{plan.batch.rows} rows of up to {plan.batch.length:,} tokens, {plan.passes} to an optimizer step"
     table.add_row("micro-batch", passes)
     if plan.memory is not None:
         table.add_row("memory", f"{shown(plan.memory.peak)} of {shown(plan.device_memory)}")

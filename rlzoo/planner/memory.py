@@ -17,30 +17,45 @@ _SAMPLER_BYTES_PER_LOGIT = 32  # float32 scores, scaled, log-probs; float64 prob
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The largest batch of one forward and backward pass.
+    """A batch of one forward and backward pass.
 
     Example:
-        ``MicroBatch(rows=2, length=8448, response=8192, passes=16)``: 16 of them make one optimizer step of a process.
+        ``MicroBatch(rows=2, length=8448, response=8192, is_first=True)``
     """
 
     rows: int
     length: int  # tokens of the longest row, prompt and response
     response: int  # of these, the response's
-    passes: int
+    is_first: bool  # of its optimizer step: there are no gradients yet when it begins
 
     @property
     def tokens(self) -> int:
         """Tokens of the batch, padding included."""
         return self.rows * self.length
 
-    @classmethod
-    def largest(cls, config: RunConfig, prompt: int, processes: int) -> MicroBatch:
-        """With every prompt and response as long as they may be."""
-        response = config.rollout.max_new_tokens
-        rows = config.rollout.num_prompts * config.rollout.group_size
-        rows = max(1, rows // config.learner.num_minibatches // processes)
-        fits = max(1, min(rows, config.learner.max_tokens_per_micro_batch // (prompt + response)))
-        return cls(fits, prompt + response, response, -(-rows // fits))
+
+def micro_batches(config: RunConfig, prompt: int, processes: int) -> tuple[MicroBatch, ...]:
+    """Those micro-batches of an optimizer step that may need most memory, with every prompt and response at its longest.
+
+    They are a full one, what is left over, and, where the longest rows go alone, two rows of half the limit: those need a
+    mask over their padding.
+    """
+    response, limit = config.rollout.max_new_tokens, config.learner.max_tokens_per_micro_batch
+    rows = rows_per_step(config, processes)
+    length = prompt + response
+    fits = max(1, min(rows, limit // length))
+    found = [MicroBatch(fits, length, response, is_first=rows // fits < 2)]
+    if rows // fits < 2 and rows % fits:
+        found.append(MicroBatch(rows % fits, length, response, is_first=False))
+    if fits == 1 and rows > 1 and limit // 2 > prompt:
+        found.append(MicroBatch(2, limit // 2, limit // 2 - prompt, is_first=rows < 4))
+    return tuple(found)
+
+
+def rows_per_step(config: RunConfig, processes: int) -> int:
+    """Responses of one optimizer step on one process."""
+    responses = config.rollout.num_prompts * config.rollout.group_size
+    return max(1, responses // config.learner.num_minibatches // processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +91,7 @@ class Memory:
     log_probs: float
     sampler: float
     sampler_stays: bool  # its memory is not given back while the learner works
-    many_passes: bool  # gradients of earlier micro-batches are there when one begins
+    is_first: bool  # the micro-batch is its step's first: there are no gradients yet when it begins
 
     @property
     def states(self) -> float:
@@ -112,14 +127,14 @@ class Memory:
 
     def _learner_parts(self) -> dict[str, float]:
         """What an optimizer step adds to the states, at the largest of its moments."""
-        earlier = self.gradients if self.many_passes else 0.0
+        earlier = 0.0 if self.is_first else self.gradients
         shown = "activations of a micro-batch"
         at_head = {"gradients": earlier + self.head_gradient, shown: self.kept.at_head, "log-prob chunk": self.log_probs}
         begun = earlier or self.gradients * self.kept.layer_share
         at_last_layer = {"gradients": begun + self.head_gradient, shown: self.kept.at_last_layer}
-        done = self.gradients + self.head_gradient * self.many_passes
+        done = self.gradients + self.head_gradient * (not self.is_first)
         at_first_layer = {"gradients": done, shown: self.kept.at_first_layer}
-        at_end = {"gradients": self.gradients + self.head_gradient * (1 + self.many_passes), shown: 0.0}
+        at_end = {"gradients": self.gradients + self.head_gradient * (2 - self.is_first), shown: 0.0}
         parts = max((at_head, at_last_layer, at_first_layer, at_end), key=lambda moment: sum(moment.values()))
         return {**parts, "sampler": self.sampler} if self.sampler_stays else parts
 
@@ -131,7 +146,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
         architecture: the model's shape.
         config: the run.
         sharding: how states are spread.
-        batch: the largest micro-batch.
+        batch: one of its micro-batches.
         device_memory: bytes of one device, of which vLLM takes its share.
     """
     whole, element = weight_bytes(architecture, config), _BYTES[config.model.dtype]
@@ -162,7 +177,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
         sampler=sampler_bytes(architecture, config, sharding, batch, device_memory),
         head_gradient=0 if config.learner.lora.rank else architecture.embedding_parameters * element,
         sampler_stays=stays,
-        many_passes=batch.passes > 1,
+        is_first=batch.is_first,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rlzoo.config import RunConfig
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
-from rlzoo.planner.memory import Memory, MicroBatch, memory, weight_bytes
+from rlzoo.planner.memory import Memory, MicroBatch, memory, micro_batches, rows_per_step, weight_bytes
 from rlzoo.planner.prompts import Prompts
 from rlzoo.planner.sharding import Sharding
 from rlzoo.planner.work import Work, learner_seconds, rollout_seconds, work
@@ -66,6 +66,11 @@ class Plan:
         return self.config.learner.num_minibatches * self.config.learner.num_epochs
 
     @property
+    def passes(self) -> int:
+        """Micro-batches of an optimizer step on one process, if they are all like `batch`."""
+        return -(-rows_per_step(self.config, self.sharding.processes) // self.batch.rows)
+
+    @property
     def device_memory(self) -> float:
         """Bytes that one process may use."""
         return self.devices.memory / (self.sharding.processes if self.devices.is_cpu else 1)
@@ -83,7 +88,7 @@ class Plan:
             "zero_stage": self.sharding.stage,
             "devices": {"name": self.devices.name, "count": self.devices.count, "memory_bytes": self.devices.memory},
             "parameters": self.architecture.num_parameters if self.architecture else None,
-            "micro_batch": {"rows": self.batch.rows, "tokens": self.batch.tokens, "per_optimizer_step": self.batch.passes},
+            "micro_batch": {"rows": self.batch.rows, "tokens": self.batch.tokens, "per_optimizer_step": self.passes},
             "memory_bytes": self._memory_dict(),
             "flops_per_step": {"learner": self.work.learner, "rollout": self.work.rollout} if self.work else None,
             "estimated_seconds_per_step": {"learner": self.learner_seconds, "rollout": self.rollout_seconds},
@@ -118,11 +123,13 @@ def make_plan(
         UserError: ``launch.deepspeed`` names a file that is none of DeepSpeed's settings.
     """
     sharding = Sharding.of(config.launch, processes)
-    batch = MicroBatch.largest(config, prompts.longest, processes)
+    batches = micro_batches(config, prompts.longest, processes)
+    batch = batches[0]
     if architecture is None:
         return Plan(config, None, devices, sharding, prompts, batch, None, None, None, None, None)
     device_memory = devices.memory / (processes if devices.is_cpu else 1)
-    held = memory(architecture, config, sharding, batch, device_memory)
+    choices = (memory(architecture, config, sharding, each, device_memory) for each in batches)
+    held = max(choices, key=lambda choice: choice.peak)
     step = work(architecture, config, batch)
     kv_room = device_memory - held.states
     if config.rollout.engine == "vllm":
