@@ -112,13 +112,12 @@ def _checkpoint(model: Any) -> None:
 
 
 def _experience(prompt: int, response: int, vocab_size: int, rows: int = 16) -> Any:
-    """Rows of which every second is a little shorter, so that they are padded."""
+    """Rows of which no two are equally long, so that they are padded."""
     import torch
 
     from rlzoo.engine.experience import Experience
 
-    lengths = torch.full((rows,), response)
-    lengths[1::2] -= response // 20
+    lengths = response - torch.arange(rows) * (response // 160)
     mask = torch.arange(response) < lengths[:, None]
     return Experience(
         sequences=tuple(torch.randint(2, vocab_size, (prompt + int(length),)) for length in lengths),

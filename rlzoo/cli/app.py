@@ -34,7 +34,8 @@ def train(
     output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
     plugin: Plugins = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the run, print its complete configuration, and its plan on stderr; then stop.")
+        bool,
+        typer.Option("--dry-run", help="Check the run, print its complete configuration, and its plan on stderr; then stop."),
     ] = False,
     devices: Annotated[
         str | None, typer.Option(metavar="NxNAME", help="With --dry-run: plan for these, such as 8xH100 or 2x24GB.")

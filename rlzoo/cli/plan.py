@@ -13,6 +13,7 @@ from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.planner import Plan, find_architecture, longest_prompt, make_plan, parse_devices, this_machine
 from rlzoo.planner.architecture import tokenizer_file
+from rlzoo.planner.memory import Memory
 from rlzoo.planner.preflight import (
     check_disk,
     check_length,
@@ -67,13 +68,15 @@ def launch_command(arguments: Sequence[str], config: RunConfig, processes: int) 
 
 
 def _notes(plan: Plan) -> list[str]:
-    notes = []
+    config, notes = plan.config, []
     if plan.architecture is None:
-        notes.append(f"the shape of model {plan.config.model.path!r} is not known here: no memory, time and disk")
+        notes.append(f"the shape of model {config.model.path!r} is not known here: no memory, time and disk")
     if not plan.prompts.counted:
         notes.append("the tokenizer is not on this machine: prompt lengths are reckoned from the text")
-    if plan.memory is not None and plan.memory.peak > 0.9 * plan.device_memory:
+    if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
         notes.append("within a tenth of the device's memory: fragments and the driver's own share may not fit")
+    if config.model.dtype == "bfloat16" and not plan.sharding.has_deepspeed and not config.learner.lora.rank:
+        notes.append("bfloat16 weights without DeepSpeed's float32 copy: steps below 0.4 % of a weight are lost in rounding")
     if plan.updates == 1:
         notes.append("clip is inert: one update per rollout, so every ratio is 1")
     return notes
@@ -81,45 +84,50 @@ def _notes(plan: Plan) -> list[str]:
 
 def _print(plan: Plan, command: str, notes: Sequence[str]) -> None:
     console = Console(stderr=True, highlight=False, markup=False)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    facts = plan.as_dict()
-    config = plan.config
-    size = f", {facts['parameters'] / 1e6:,.1f} M parameters" if facts["parameters"] else ""
-    table.add_row("run", f"{config.clip.name} on {config.task.name}, model {config.model.path}{size}")
-    table.add_row(
-        "steps",
-        f"{config.steps:,} of {plan.responses:,} responses; {facts['optimizer_steps']:,} optimizer steps in all",
-    )
-    about = "" if plan.prompts.counted else "about "
-    table.add_row(
-        "tokens",
-        f"at most {facts['response_tokens_at_most']:,} sampled; prompts of up to {about}{plan.prompts.longest:,} tokens",
-    )
-    sharding = plan.sharding
-    zero = f", ZeRO-{sharding.stage}" if sharding.stage else ""
-    table.add_row("devices", f"{sharding.processes} x {plan.devices.name} ({shown(plan.device_memory)}){zero}")
-    passes = f"{plan.batch.rows} rows of up to {plan.batch.length:,} tokens, {plan.passes} to an optimizer step"
-    table.add_row("micro-batch", passes)
+    for name, text in [*_facts(plan), ("command", command), *(("note", note) for note in notes)]:
+        console.print(f"{name:<12} {text}", soft_wrap=True)
     if plan.memory is not None:
-        table.add_row("memory", f"{shown(plan.memory.peak)} of {shown(plan.device_memory)}")
-        for name, part in plan.memory.parts().items():
-            table.add_row(f"  {name}", shown(part))
-        table.add_row("  while sampling", shown(plan.memory.sampling))
-        table.add_row("  while learning", shown(plan.memory.learner))
-    if plan.work is not None:
-        table.add_row("work", f"{plan.work.learner / 1e12:,.1f} TFLOP a step to learn, {plan.work.rollout / 1e12:,.1f} to sample")
-    table.add_row("time", _time(plan))
-    if plan.disk is not None:
-        disk = plan.disk
-        parts = f"checkpoints {shown(disk.checkpoints)}, rollouts at most {shown(disk.rollouts)}"
+        console.print(_memory_table(plan.memory))
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    config, sharding, batch = plan.config, plan.sharding, plan.batch
+    size = f", {plan.architecture.num_parameters / 1e6:,.1f} M parameters" if plan.architecture else ""
+    about = "" if plan.prompts.counted else "about "
+    zero = f", ZeRO-{sharding.stage}" if sharding.stage else ""
+    rows = f"{batch.rows} row{'s' if batch.rows > 1 else ''} of up to {batch.length:,} tokens"
+    tokens = config.steps * plan.responses * batch.response
+    facts = [
+        ("run", f"{config.clip.name} on {config.task.name}, model {config.model.path}{size}"),
+        ("steps", f"{config.steps:,} of {plan.responses:,} responses; {config.steps * plan.updates:,} optimizer steps in all"),
+        ("tokens", f"at most {tokens:,} sampled; prompts of up to {about}{plan.prompts.longest:,} tokens"),
+        ("devices", f"{sharding.processes} x {plan.devices.name}, {shown(plan.device_memory)}{zero}"),
+        ("micro-batch", f"{rows}, {plan.passes} to an optimizer step"),
+        ("time", _time(plan)),
+    ]
+    if plan.memory is not None and plan.disk is not None and plan.work is not None:
+        disk, work = plan.disk, plan.work
         replay = f", weights for replay {shown(disk.replay)}" if disk.replay else ""
-        table.add_row("disk", f"{shown(disk.total)}: {parts}{replay}")
-    table.add_row("command", command)
-    for note in notes:
-        table.add_row("note", note)
-    console.print(table)
+        facts += [
+            ("work", f"{work.learner / 1e12:,.1f} TFLOP a step to learn, {work.rollout / 1e12:,.1f} to sample"),
+            ("disk", f"checkpoints {shown(disk.checkpoints)}, rollouts at most {shown(disk.rollouts)}{replay}"),
+            ("host", f"{shown(plan.host_loading)} in all while {sharding.processes} x the weights are loaded"),
+            ("memory", f"{shown(plan.memory.peak)} of {shown(plan.device_memory)} on each device, estimated:"),
+        ]
+    return facts
+
+
+def _memory_table(memory: Memory) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "learning", "sampling"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    learning, sampling = memory.learner_parts(), memory.sampling_parts()
+    for name in dict.fromkeys((*learning, *sampling)):
+        sizes = [parts.get(name, 0) for parts in (learning, sampling)]
+        if any(sizes):
+            table.add_row(f"  {name}", *(shown(size) if size else "-" for size in sizes))
+    table.add_row("  together", shown(memory.learner), shown(memory.sampling))
+    return table
 
 
 def _time(plan: Plan) -> str:

@@ -37,7 +37,9 @@ def run(
     if dry_run:
         from rlzoo.cli.plan import dry_run as show_plan
 
-        given = _arguments(clip=clip, configs=configs, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output)
+        given = _arguments(
+            clip=clip, configs=configs, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
+        )
         show_plan(config, given, devices, as_json)
         return
     _show_our_log()

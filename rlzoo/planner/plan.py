@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlzoo.config import RunConfig
+from rlzoo.planner.activations import MicroBatch, micro_batches, rows_per_step
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
-from rlzoo.planner.memory import Memory, MicroBatch, memory, micro_batches, rows_per_step, weight_bytes
+from rlzoo.planner.memory import Memory, memory, weight_bytes
 from rlzoo.planner.prompts import Prompts
 from rlzoo.planner.sharding import Sharding
 from rlzoo.planner.work import Work, learner_seconds, rollout_seconds, work
@@ -75,6 +76,11 @@ class Plan:
         """Bytes that one process may use."""
         return self.devices.memory / (self.sharding.processes if self.devices.is_cpu else 1)
 
+    @property
+    def host_loading(self) -> float:
+        """Bytes in the memory of all machines together while the model is loaded: every process reads all weights."""
+        return self.sharding.processes * weight_bytes(self.architecture, self.config) if self.architecture else 0
+
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON can hold it: counts, bytes and seconds."""
         steps, tokens = self.config.steps, self.responses * self.batch.response
@@ -98,8 +104,12 @@ class Plan:
     def _memory_dict(self) -> dict[str, Any] | None:
         if self.memory is None:
             return None
-        needs = {"learner": self.memory.learner, "sampling": self.memory.sampling, "available": self.device_memory}
-        return {"parts_at_peak": self.memory.parts(), **needs}
+        return {
+            "learner": {**self.memory.learner_parts(), "total": self.memory.learner},
+            "sampling": {**self.memory.sampling_parts(), "total": self.memory.sampling},
+            "available": self.device_memory,
+            "host_while_loading": self.host_loading,
+        }
 
     def _disk_dict(self) -> dict[str, float] | None:
         if self.disk is None:

@@ -27,7 +27,9 @@ def num_processes(config: RunConfig, named: Devices | None) -> int:
     started = os.environ.get("WORLD_SIZE", "")
     processes = config.launch.processes or (int(started) if started.isdigit() else 0) or (named.count if named else 1)
     if named and processes > named.count:
-        raise UserError(f"launch.processes={processes}: more than the {named.count} devices of --devices; one process takes one")
+        raise UserError(
+            f"launch.processes={processes}: more than the {named.count} devices of --devices; one process takes one"
+        )
     return processes
 
 
@@ -101,10 +103,11 @@ def check_disk(plan: Plan) -> None:
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(there).free
     if plan.disk.total > free:
+        need = plan.disk
         raise UserError(
-            f"output directory {str(folder)!r}: {shown(plan.disk.total)} are needed (checkpoints {shown(plan.disk.checkpoints)}, "
-            f"rollouts at most {shown(plan.disk.rollouts)}, weights for replay {shown(plan.disk.replay)}) and {shown(free)} are "
-            "free; name another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
+            f"output directory {str(folder)!r}: {shown(need.total)} are needed (checkpoints {shown(need.checkpoints)}, "
+            f"rollouts at most {shown(need.rollouts)}, weights for replay {shown(need.replay)}) and {shown(free)} are free; "
+            "name another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
         )
 
 
@@ -118,10 +121,12 @@ def check_memory(plan: Plan) -> None:
         return
     config, memory, there = plan.config, plan.memory, plan.device_memory
     if memory.peak > there:
-        largest = sorted(memory.parts().items(), key=lambda part: part[1], reverse=True)[:3]
+        parts = memory.learner_parts() if memory.learner >= memory.sampling else memory.sampling_parts()
+        largest = sorted(parts.items(), key=lambda part: part[1], reverse=True)[:3]
+        most = ", ".join(f"{name} {shown(size)}" for name, size in largest)
         raise UserError(
-            f"model.path={config.model.path!r}: a process needs {shown(memory.peak)} and {plan.devices.name} has {shown(there)} "
-            f"for it (most: {', '.join(f'{name} {shown(size)}' for name, size in largest)}); {_remedy(plan)}"
+            f"model.path={config.model.path!r}: a process needs {shown(memory.peak)} and {plan.devices.name} has "
+            f"{shown(there)} for it (most: {most}); {_remedy(plan)}"
         )
     if config.rollout.engine == "vllm" and not config.rollout.vllm.server:
         weights = weight_bytes(plan.architecture, config)
@@ -142,18 +147,17 @@ def shown(size: float) -> str:
 
 
 def _remedy(plan: Plan) -> str:
-    config = plan.config
-    if plan.memory is not None and plan.memory.sampling > max(plan.memory.learner, plan.device_memory):
-        return "lower rollout.vllm.gpu_memory_utilization or rollout.batch_size"
-    ways = []
-    if not config.learner.gradient_checkpointing:
-        ways.append("set learner.gradient_checkpointing=true")
-    if config.launch.deepspeed != "zero3":
-        ways.append("launch.deepspeed=zero3 on more processes")
-    if plan.batch.rows > 1:
-        ways.append(f"learner.max_tokens_per_micro_batch={plan.batch.length}")
-    ways.append("plan for other devices with --devices, such as 8xH100")
-    return ", ".join(ways)
+    config, held = plan.config, plan.memory
+    if held is not None and held.learner <= plan.device_memory:
+        return f"lower rollout.{'vllm.gpu_memory_utilization' if config.rollout.engine == 'vllm' else 'batch_size'}"
+    ways = {
+        "learner.gradient_checkpointing=true": not config.learner.gradient_checkpointing,
+        f"learner.max_tokens_per_micro_batch={plan.batch.length}": plan.batch.rows > 1,
+        "launch.deepspeed=zero3 on more processes": config.launch.deepspeed != "zero3",
+        "launch.offload=optimizer": config.launch.deepspeed is not None and config.launch.offload == "none",
+        "learner.lora.rank=32": not config.learner.lora.rank,
+    }
+    return f"set {', '.join(way for way, helps in ways.items() if helps)}, or plan for more devices, such as --devices 8xH100"
 
 
 def _near(number: int, divisor: int) -> str:

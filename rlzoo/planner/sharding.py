@@ -75,7 +75,7 @@ def _zero_settings(file: str) -> dict[str, Any]:
 
 def _offload(zero: dict[str, Any]) -> str | None:
     def is_off(part: str) -> bool:
-        return (zero.get(part) or {}).get("device", "none") != "none"
+        return bool((zero.get(part) or {}).get("device", "none") != "none")
 
     if is_off("offload_param"):
         return "all"

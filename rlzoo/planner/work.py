@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlzoo.config import RunConfig
+from rlzoo.planner.activations import MicroBatch
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
-from rlzoo.planner.memory import MicroBatch, has_reference
+from rlzoo.planner.memory import has_reference
 
 LEARNER_UTILISATION = 0.4
 """Share of a device's FLOP/s that forward and backward passes are taken to reach: ours, an assumption."""

@@ -7,8 +7,9 @@ import pytest
 
 from rlzoo import RunConfig, UserError
 from rlzoo.planner import Architecture, Devices, Prompts, make_plan, parse_devices
+from rlzoo.planner.activations import MicroBatch, kept_activations, layer_activations, log_prob_bytes, micro_batches
 from rlzoo.planner.architecture import KNOWN
-from rlzoo.planner.memory import MicroBatch, kept_activations, layer_activations, log_prob_bytes, micro_batches, trained_parameters
+from rlzoo.planner.memory import trained_parameters
 from rlzoo.planner.sharding import Sharding
 from rlzoo.planner.work import body_flops, work
 
@@ -177,10 +178,14 @@ def test_generate_under_zero_3_has_a_copy_of_the_weights():
     assert three.sampler - two.sampler == LARGE.num_parameters * 4
 
 
-def test_parts_add_up_to_the_peak():
-    for more in ([], ["learner.gradient_checkpointing=true"], ["rollout.engine=vllm"], ["rollout.engine=vllm", "rollout.vllm.sleep=false"]):
-        held = plan(*more).memory
-        assert sum(held.parts().values()) == pytest.approx(held.peak)
+@pytest.mark.parametrize(
+    "more", [[], ["learner.gradient_checkpointing=true"], ["rollout.engine=vllm", "rollout.vllm.sleep=false"]]
+)
+def test_parts_add_up_to_the_peak(more):
+    held = plan(*more).memory
+    assert sum(held.learner_parts().values()) == pytest.approx(held.learner)
+    assert sum(held.sampling_parts().values()) == pytest.approx(held.sampling)
+    assert held.peak == max(held.learner, held.sampling)
 
 
 def test_a_file_of_deepspeeds_settings_is_read(tmp_path):
