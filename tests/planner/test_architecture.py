@@ -71,7 +71,7 @@ def test_the_shipped_model_is_found_with_its_tokenizer():
     embedded = find_architecture("embedded")
     assert 90_000 < embedded.num_parameters < 110_000
     assert tokenizer_file("embedded").name == "tokenizer.json"
-    assert find_architecture("smollm2").num_parameters == 134_515_008  # as `rlzoo train` says when it has loaded it
+    assert find_architecture("smollm2").num_parameters == 134_515_008  # of its weights, counted by transformers
 
 
 def test_a_model_that_is_not_here_or_of_another_kind_is_unknown(tmp_path):
