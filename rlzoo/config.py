@@ -182,8 +182,9 @@ def config_folders() -> list[Path]:
 
 
 def config_names() -> list[str]:
-    """Names of the shipped configs."""
-    return sorted({file.stem for folder in config_folders() for file in folder.glob("*.yaml")})
+    """Names of the shipped configs, with the folder if they are in one: ``paper/qwen3-1.7b``."""
+    files = [(folder, file) for folder in config_folders() for file in folder.rglob("*.yaml")]
+    return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
 
 
 def read_config(config: str | Path) -> dict[str, Any]:

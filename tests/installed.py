@@ -17,6 +17,7 @@ assert len(names) >= 20, names
 assert set(names) < set(config_names()), "a policy without its overlay"
 for config in ("arithmetic", "fspo", "dapo", "dr-grpo", "dual-clip", "reinforce-pp"):
     subprocess.run([*command, "train", "--config", config, "--dry-run"], capture_output=True, check=True)
+assert "paper/qwen3-1.7b" in config_names(), "configs in folders are missing"
 assert (home / "assets" / "embedded" / "model.safetensors").is_file(), "the shipped model is missing"
 assert not Path("runs").exists()
 print(f"policies {names}, configs and model found from {Path.cwd()}")

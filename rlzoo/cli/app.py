@@ -38,7 +38,14 @@ def train(
     deepspeed: Annotated[
         str | None, typer.Option(metavar="zero2|zero3|FILE", help="What the processes share, or DeepSpeed's settings as JSON.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the complete configuration and stop.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check the run, print its complete configuration, and its plan on stderr; then stop."),
+    ] = False,
+    devices: Annotated[
+        str | None, typer.Option(metavar="NxNAME", help="With --dry-run: plan for these, such as 8xH100 or 2x24GB.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: configuration and plan as JSON.")] = False,
 ) -> None:
     """Train a model; without --config, the shipped model on arithmetic."""
     from rlzoo.cli import INTERRUPTED
@@ -58,6 +65,8 @@ def train(
             resume=resume,
             plugins=plugin or [],
             dry_run=dry_run,
+            devices=devices,
+            as_json=as_json,
         )
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

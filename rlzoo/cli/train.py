@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlzoo.cli.chart import clip_by_length
 from rlzoo.cli.launch import launch, must_launch
+from rlzoo.cli.resume import check_unchanged, run_to_resume
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.tracking import flatten
 
 
 def run(
@@ -31,16 +31,25 @@ def run(
     resume: bool,
     plugins: Sequence[str],
     dry_run: bool,
+    devices: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Train as the options say."""
-    before = _run_to_resume(output) if resume else ()
+    if (devices or as_json) and not dry_run:
+        raise UserError(f"{'--devices' if devices else '--json'}: only together with --dry-run")
+    before = run_to_resume(output) if resume else ()
     config = RunConfig.compose(
         [*before, *configs], clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
     )
     if before:
-        _check_unchanged(RunConfig.compose(before), config)
+        check_unchanged(RunConfig.compose(before), config)
     if dry_run:
-        print(config.to_yaml(), end="")
+        from rlzoo.cli.plan import dry_run as show_plan
+
+        given = _arguments(
+            clip=clip, configs=configs, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
+        )
+        show_plan(config, given, devices, as_json)
         return
     if must_launch(config):
         launch(config, resume=resume)
@@ -66,27 +75,22 @@ def run(
         console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui", soft_wrap=True)
 
 
-def _run_to_resume(output: Path | None) -> tuple[Path]:
-    """The configuration a run was started with, as the one file to compose from."""
-    if output is None:
-        raise UserError("--resume goes on with the run in --output: name its directory")
-    if not (output / "config.yaml").is_file():
-        raise UserError(f"--resume: {str(output)!r} holds no run: it has no config.yaml")
-    return (output / "config.yaml",)
-
-
-def _check_unchanged(before: RunConfig, after: RunConfig) -> None:
-    """Refuse settings that would make another run of it."""
-    old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
-    free = () if before.learner.schedule == "constant" else ("steps",)
-    allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and not key.startswith(allowed)]
-    if changed:
-        key = changed[0]
-        raise UserError(
-            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a run goes on with the settings it was "
-            f"started with, but for {', '.join(name.rstrip('.') for name in allowed)}"
-        )
+def _arguments(
+    *,
+    clip: str | None,
+    configs: Sequence[str],
+    overrides: Sequence[str],
+    plugins: Sequence[str],
+    seed: int | None,
+    steps: int | None,
+    output: Path | None,
+) -> list[str]:
+    """The options again, as they may be typed."""
+    repeated = {"--config": configs, "--set": overrides, "--plugin": plugins}
+    once = {"--clip": clip, "--seed": seed, "--steps": steps, "--output": output}
+    pairs = [(name, value) for name, values in repeated.items() for value in values]
+    pairs += [(name, str(value)) for name, value in once.items() if value is not None]
+    return [word for pair in pairs for word in pair]
 
 
 class ProgressDisplay:

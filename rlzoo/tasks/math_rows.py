@@ -1,4 +1,4 @@
-"""Questions and answers read from JSON-lines files and hub data sets in the layouts of GSM8K, MATH, AMC and AIME."""
+"""Questions and answers read from JSON-lines files and hub data sets in the layouts of GSM8K, MATH, AMC, AIME and DAPO."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from rlzoo.tasks.task import require_extra
 from rlzoo.types import Problem
 
 _QUESTION_COLUMNS = ("question", "problem")
+_USED_COLUMNS = (*_QUESTION_COLUMNS, "prompt", "answer", "reward_model", "solution")
+# what BytedTsinghua-SIA/DAPO-Math-17k puts around each of its questions; the task has a template of its own
+_DAPO_BEFORE = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
+    "(without quotes) where $Answer is the answer to the problem.\n\n"
+)
+_DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
 _FILE_ENDINGS = (".json", ".jsonl")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
@@ -72,7 +79,15 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         raise UserError(f"{name!r} is not a file, and loading it as a hub data set failed: {reason}") from error
     if rows is None:
         raise UserError(f"data set {name!r} has no split {split!r} (it has: {', '.join(splits)}): set task.eval_path")
-    return ((f"{name} {split} row {index}", row) for index, row in enumerate(rows))
+    return ((f"{name} {split} row {index}", row) for index, row in enumerate(_one_by_one(rows)))
+
+
+def _one_by_one(rows: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a data set, a thousand read at once: DAPO's has 1.8 million, each question a hundred times."""
+    used = [column for column in rows.column_names if column in _USED_COLUMNS]
+    for batch in rows.select_columns(used or rows.column_names).iter(batch_size=1000):
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
 
 
 def _problem(place: str, row: Any) -> Problem:
@@ -80,21 +95,34 @@ def _problem(place: str, row: Any) -> Problem:
         raise UserError(f"{place}: a {type(row).__name__}, not an object with columns")
     question = next((row[column] for column in _QUESTION_COLUMNS if row.get(column) is not None), None)
     if question is None:
-        raise _missing(place, row, "question or problem")
+        question = _asked(row.get("prompt"))
+    if question is None:
+        raise _missing(place, row, "question or problem, nor prompt with messages")
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"{place}: the question is {question!r}, not a text")
     return Problem(question=question, answer=_answer(place, row))
 
 
+def _asked(prompt: object) -> object:
+    """The question in a list of messages, without what DAPO's data set puts around it."""
+    messages = prompt if isinstance(prompt, list) else []
+    asked = [message.get("content") for message in messages if isinstance(message, Mapping) and message.get("role") == "user"]
+    if not asked or not isinstance(asked[-1], str):
+        return None
+    return asked[-1].removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER)
+
+
 def _answer(place: str, row: Mapping[str, Any]) -> str:
     given = row.get("answer")
+    if given is None and isinstance(row.get("reward_model"), Mapping):
+        given = row["reward_model"].get("ground_truth")
     if given is None and isinstance(row.get("solution"), str):
         boxed = last_boxed(row["solution"])
         if boxed is None:
             raise UserError(f"{place}: no column 'answer', and no \\boxed{{}} in 'solution' to take it from")
         given = boxed
     if given is None:
-        raise _missing(place, row, "answer, or solution with \\boxed{}")
+        raise _missing(place, row, "answer, reward_model with ground_truth, or solution with \\boxed{}")
     if isinstance(given, float) and given.is_integer():
         given = int(given)  # AMC's files write 27 as 27.0
     if isinstance(given, bool) or not isinstance(given, int | float | str):

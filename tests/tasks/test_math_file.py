@@ -192,14 +192,16 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
 
     assert message('{"question": ') == "not JSON: Expecting value at column 14"
     assert message("[1, 2]") == "a list, not an object with columns"
-    assert message('{"prompt": "p", "answer": "1"}') == ("no column question or problem (columns present: prompt, answer)")
+    assert message('{"prompt": "p", "answer": "1"}') == (
+        "no column question or problem, nor prompt with messages (columns present: prompt, answer)"
+    )
     assert message('{"question": "q", "level": 3}') == (
-        "no column answer, or solution with \\boxed{} (columns present: question, level)"
+        "no column answer, reward_model with ground_truth, or solution with \\boxed{} (columns present: question, level)"
     )
     assert message('{"problem": "q", "solution": "it is 3"}') == (
         "no column 'answer', and no \\boxed{} in 'solution' to take it from"
     )
-    assert message("{}") == "no column question or problem (columns present: none)"
+    assert message("{}") == "no column question or problem, nor prompt with messages (columns present: none)"
     assert message('{"question": 3, "answer": "1"}') == "the question is 3, not a text"
     assert message('{"question": " ", "answer": "1"}') == "the question is ' ', not a text"
     assert message('{"question": "q", "answer": ["1"]}') == "the answer is ['1'], not a text or a number"

@@ -1,0 +1,139 @@
+"""The plan of a run as `rlzoo train --dry-run` shows it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from rlzoo.config import RunConfig
+from rlzoo.errors import UserError
+from rlzoo.planner import Plan, find_architecture, longest_prompt, make_plan, parse_devices, this_machine
+from rlzoo.planner.architecture import tokenizer_file
+from rlzoo.planner.memory import Memory
+from rlzoo.planner.preflight import (
+    check_disk,
+    check_length,
+    check_memory,
+    check_settings,
+    missing_libraries,
+    num_processes,
+    shown,
+)
+
+
+def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as_json: bool) -> None:
+    """Check a run and show its plan: the configuration on stdout, the plan on stderr; with JSON, both on stdout.
+
+    Args:
+        config: the run.
+        arguments: those of `rlzoo train` that give this configuration.
+        devices: what to plan for; None for this machine.
+        as_json: print one JSON document.
+
+    Raises:
+        UserError: the run would fail; in one line.
+    """
+    named = parse_devices(devices) if devices else None
+    processes = num_processes(config, named)
+    check_settings(config, processes)
+    missing = list(missing_libraries(config))
+    if missing and named is None:
+        raise UserError(missing[0])
+    architecture = find_architecture(config.model.path)
+    prompts = longest_prompt(config, tokenizer_file(config.model.path))
+    check_length(config, architecture, prompts)
+    plan = make_plan(config, architecture, named or this_machine(), prompts, processes)
+    command = launch_command(arguments, config, processes)
+    notes = [*missing, *_notes(plan)]
+    if not as_json:
+        _print(plan, command, notes)
+    if named is None:
+        check_disk(plan)
+    check_memory(plan)
+    if as_json:
+        shown_plan = {**plan.as_dict(), "command": command, "notes": notes}
+        print(json.dumps({"config": config.model_dump(mode="json"), "plan": shown_plan}, indent=2))
+    else:
+        print(config.to_yaml(), end="")
+
+
+def launch_command(arguments: Sequence[str], config: RunConfig, processes: int) -> str:
+    """The command that starts the run as it was planned."""
+    more = [] if processes in (1, config.launch.processes) else ["--set", f"launch.processes={processes}"]
+    return shlex.join(["rlzoo", "train", *arguments, *more])
+
+
+def _notes(plan: Plan) -> list[str]:
+    config, notes = plan.config, []
+    if plan.architecture is None:
+        notes.append(f"the shape of model {config.model.path!r} is not known here: no memory, time and disk")
+    if not plan.prompts.counted:
+        notes.append("the tokenizer is not on this machine: prompt lengths are reckoned from the text")
+    if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
+        notes.append("within a tenth of the device's memory: fragments and the driver's own share may not fit")
+    if config.model.dtype == "bfloat16" and not plan.sharding.has_deepspeed and not config.learner.lora.rank:
+        notes.append("bfloat16 weights without DeepSpeed's float32 copy: steps below 0.4 % of a weight are lost in rounding")
+    if plan.updates == 1:
+        notes.append("clip is inert: one update per rollout, so every ratio is 1")
+    return notes
+
+
+def _print(plan: Plan, command: str, notes: Sequence[str]) -> None:
+    console = Console(stderr=True, highlight=False, markup=False)
+    for name, text in [*_facts(plan), ("command", command), *(("note", note) for note in notes)]:
+        console.print(f"{name:<12} {text}", soft_wrap=True)
+    if plan.memory is not None:
+        console.print(_memory_table(plan.memory))
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    config, sharding, batch = plan.config, plan.sharding, plan.batch
+    size = f", {plan.architecture.num_parameters / 1e6:,.1f} M parameters" if plan.architecture else ""
+    about = "" if plan.prompts.counted else "about "
+    zero = f", ZeRO-{sharding.stage}" if sharding.stage else ""
+    rows = f"{batch.rows} row{'s' if batch.rows > 1 else ''} of up to {batch.length:,} tokens"
+    tokens = config.steps * plan.responses * batch.response
+    facts = [
+        ("run", f"{config.clip.name} on {config.task.name}, model {config.model.path}{size}"),
+        ("steps", f"{config.steps:,} of {plan.responses:,} responses; {config.steps * plan.updates:,} optimizer steps in all"),
+        ("tokens", f"at most {tokens:,} sampled; prompts of up to {about}{plan.prompts.longest:,} tokens"),
+        ("devices", f"{sharding.processes} x {plan.devices.name}, {shown(plan.device_memory)}{zero}"),
+        ("micro-batch", f"{rows}, {plan.passes} to an optimizer step"),
+        ("time", _time(plan)),
+    ]
+    if plan.memory is not None and plan.disk is not None and plan.work is not None:
+        disk, work = plan.disk, plan.work
+        replay = f", weights for replay {shown(disk.replay)}" if disk.replay else ""
+        facts += [
+            ("work", f"{work.learner / 1e12:,.1f} TFLOP a step to learn, {work.rollout / 1e12:,.1f} to sample"),
+            ("disk", f"checkpoints {shown(disk.checkpoints)}, rollouts at most {shown(disk.rollouts)}{replay}"),
+            ("host", f"{shown(plan.host_loading)} in all while {sharding.processes} x the weights are loaded"),
+            ("memory", f"{shown(plan.memory.peak)} of {shown(plan.device_memory)} on each device, estimated:"),
+        ]
+    return facts
+
+
+def _memory_table(memory: Memory) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "learning", "sampling"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    learning, sampling = memory.learner_parts(), memory.sampling_parts()
+    for name in dict.fromkeys((*learning, *sampling)):
+        sizes = [parts.get(name, 0) for parts in (learning, sampling)]
+        if any(sizes):
+            table.add_row(f"  {name}", *(shown(size) if size else "-" for size in sizes))
+    table.add_row("  together", shown(memory.learner), shown(memory.sampling))
+    return table
+
+
+def _time(plan: Plan) -> str:
+    learner, rollout = plan.learner_seconds, plan.rollout_seconds
+    if learner is None:
+        return "no estimate: the speed of these devices is not known; --devices names some"
+    sampling = "sampling not estimated" if rollout is None else f"{rollout:,.0f} s to sample"
+    hours = "" if rollout is None else f"; {plan.config.steps * (learner + rollout) / 3600:,.0f} h in all"
+    return f"estimate, every response at its limit: {learner:,.0f} s a step to learn, {sampling}{hours}"

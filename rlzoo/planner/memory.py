@@ -1,0 +1,172 @@
+"""The memory of one device, part by part: what the learner, the reference model and the sampler hold at their peaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlzoo.config import RunConfig
+from rlzoo.planner.activations import BYTES, FLOAT, Kept, MicroBatch, compute_bytes, kept_activations, log_prob_bytes
+from rlzoo.planner.architecture import Architecture
+from rlzoo.planner.sharding import Sharding
+
+_MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # and a scale for each block of 256
+_SAMPLER_BYTES_PER_LOGIT = 32  # float32 scores, scaled, log-probs; float64 probabilities and their sums: OwnDraws
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one device, by part.
+
+    Example:
+        ``memory.peak`` is what a device needs, the larger of ``memory.learner`` and ``memory.sampling``.
+    """
+
+    weights: float
+    master_weights: float
+    optimizer: float
+    reference: float
+    buffers: float
+    gradients: float
+    head_gradient: float  # the embedding's part of the gradient, held apart while the rest is computed
+    kept: Kept
+    log_probs: float
+    sampler: float
+    sampler_stays: bool  # its memory is not given back while the learner works
+    is_first: bool  # the micro-batch is its step's first: there are no gradients yet when it begins
+
+    @property
+    def states(self) -> float:
+        """What is held all the time."""
+        return self.weights + self.master_weights + self.optimizer + self.reference + self.buffers
+
+    @property
+    def learner(self) -> float:
+        """The peak of an optimizer step."""
+        return self.states + sum(self._moment_parts().values())
+
+    @property
+    def sampling(self) -> float:
+        """The peak while responses are sampled."""
+        return self.states + self.sampler
+
+    @property
+    def peak(self) -> float:
+        """What a device needs."""
+        return max(self.learner, self.sampling)
+
+    def learner_parts(self) -> dict[str, float]:
+        """Bytes by part at the peak of an optimizer step; they add up to `learner`."""
+        return {**self._state_parts(), **self._moment_parts()}
+
+    def sampling_parts(self) -> dict[str, float]:
+        """Bytes by part while responses are sampled; they add up to `sampling`."""
+        return {**self._state_parts(), "sampler": self.sampler}
+
+    def _state_parts(self) -> dict[str, float]:
+        return {
+            "weights": self.weights,
+            "master weights": self.master_weights,
+            "optimizer states": self.optimizer,
+            "reference model": self.reference,
+            "communication buffers": self.buffers,
+        }
+
+    def _moment_parts(self) -> dict[str, float]:
+        """What an optimizer step adds to the states, at the largest of its moments."""
+        earlier = 0.0 if self.is_first else self.gradients
+        shown = "activations of a micro-batch"
+        at_head = {"gradients": earlier + self.head_gradient, shown: self.kept.at_head, "log-prob chunk": self.log_probs}
+        begun = earlier or self.gradients * self.kept.layer_share
+        at_last_layer = {"gradients": begun + self.head_gradient, shown: self.kept.at_last_layer}
+        done = self.gradients + self.head_gradient * (not self.is_first)
+        at_first_layer = {"gradients": done, shown: self.kept.at_first_layer}
+        at_end = {"gradients": self.gradients + self.head_gradient * (2 - self.is_first), shown: 0.0}
+        parts = max((at_head, at_last_layer, at_first_layer, at_end), key=lambda moment: sum(moment.values()))
+        return {**parts, "sampler": self.sampler} if self.sampler_stays else parts
+
+
+def memory(
+    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float
+) -> Memory:
+    """The memory of one device of a run.
+
+    Args:
+        architecture: the model's shape.
+        config: the run.
+        sharding: how states are spread.
+        batch: one of its micro-batches.
+        device_memory: bytes of one device, of which vLLM takes its share.
+    """
+    whole, trained = weight_bytes(architecture, config), trained_parameters(architecture, config)
+    is_low_rank = config.learner.lora.rank > 0
+    element = BYTES[config.model.dtype]
+    own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, beside the weights
+    gradients = float(own or trained * element)
+    owned = sharding.share if sharding.has_deepspeed else float  # what DeepSpeed's optimizer has is spread over processes
+    on_device = sharding.offload == "none" or not sharding.has_deepspeed
+    weights = float(whole + own)
+    if sharding.stage == 3:
+        weights = 0.0 if sharding.offload == "all" else sharding.share(weights)
+    return Memory(
+        weights=weights,
+        master_weights=owned(trained * FLOAT) if sharding.has_deepspeed and on_device else 0.0,
+        gradients=owned(gradients),
+        optimizer=owned(2 * trained * moment_bytes(config, sharding.has_deepspeed)) if on_device else 0.0,
+        kept=kept_activations(architecture, config, batch),
+        log_probs=log_prob_bytes(architecture, config, batch),
+        reference=float(whole) if has_reference(config) else 0.0,
+        buffers=_buffers(whole, gradients, element, sharding),
+        sampler=sampler_bytes(architecture, config, sharding, batch, device_memory),
+        head_gradient=0.0 if is_low_rank else float(architecture.embedding_parameters * element),
+        sampler_stays=config.rollout.engine == "vllm" and not config.rollout.vllm.sleep,
+        is_first=batch.is_first,
+    )
+
+
+def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
+    """Bytes of one whole copy of the model's weights."""
+    return architecture.num_parameters * BYTES[config.model.dtype]
+
+
+def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
+    """Parameters that get a gradient: all of them, or those of the low-rank update."""
+    lora = config.learner.lora
+    if not lora.rank:
+        return architecture.num_parameters
+    adapted = [shape for name, shape in architecture.linears.items() if lora.target in ("all-linear", name)]
+    return architecture.num_layers * lora.rank * sum(inputs + outputs for inputs, outputs in adapted)
+
+
+def has_reference(config: RunConfig) -> bool:
+    """Whether a copy of the starting model is kept for a KL."""
+    return config.learner.kl_coef > 0 or config.reward.kl_coef > 0
+
+
+def moment_bytes(config: RunConfig, deepspeed: bool) -> float:
+    """Bytes of one of AdamW's moments per parameter: torch keeps them in the weights' type, DeepSpeed in float32."""
+    if config.learner.optimizer == "adamw_8bit":
+        return _MOMENT_BYTES_8BIT
+    return FLOAT if deepspeed or config.learner.lora.rank else BYTES[config.model.dtype]
+
+
+def _buffers(weights: float, gradients: float, element: int, sharding: Sharding) -> float:
+    if sharding.stage == 3:
+        return min(weights, sharding.live_elements * element) + min(gradients, sharding.bucket_elements * element)
+    if sharding.has_deepspeed:
+        return 2 * min(gradients, sharding.bucket_elements * element)
+    return gradients if sharding.processes > 1 else 0  # the buckets of DistributedDataParallel
+
+
+def sampler_bytes(
+    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float
+) -> float:
+    """Bytes of the sampler: vLLM's share of the device, or the key-value cache and logits of transformers' `generate`."""
+    settings, element = config.rollout, compute_bytes(config)
+    if settings.engine == "vllm":
+        return 0 if settings.vllm.server else settings.vllm.gpu_memory_utilization * device_memory
+    responses = max(1, settings.num_prompts * settings.group_size // sharding.processes)
+    rows = min(settings.batch_size, responses)
+    cache = rows * batch.length * architecture.kv_bytes(element)
+    logits = rows * architecture.vocab_size * _SAMPLER_BYTES_PER_LOGIT
+    copy = weight_bytes(architecture, config) if sharding.stage == 3 else 0
+    return cache + logits + copy

@@ -1,0 +1,169 @@
+"""What would stop a run after it has begun, found before: each as one line that says what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlzoo.config import RunConfig
+from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.errors import UserError
+from rlzoo.planner.architecture import Architecture
+from rlzoo.planner.devices import Devices
+from rlzoo.planner.memory import weight_bytes
+from rlzoo.planner.plan import Plan
+from rlzoo.planner.prompts import Prompts
+
+
+def num_processes(config: RunConfig, named: Devices | None) -> int:
+    """How many processes will compute the run: as set, as a launcher has started, or one for each device named.
+
+    Raises:
+        UserError: more than the devices named.
+    """
+    started = os.environ.get("WORLD_SIZE", "")
+    processes = config.launch.processes or (int(started) if started.isdigit() else 0) or (named.count if named else 1)
+    if named and processes > named.count:
+        raise UserError(
+            f"launch.processes={processes}: more than the {named.count} devices of --devices; one process takes one"
+        )
+    return processes
+
+
+def check_settings(config: RunConfig, processes: int) -> None:
+    """Refuse settings that do not fit the number of processes, or each other.
+
+    Raises:
+        UserError: one line for the first of them.
+    """
+    rollout, learner, launch = config.rollout, config.learner, config.launch
+    if config.output is not None:
+        RunDirectory.check_free(config.output)
+    if launch.offload != "none" and launch.deepspeed is None:
+        raise UserError(f"launch.offload={launch.offload!r}: DeepSpeed does it; set launch.deepspeed to zero2 or zero3")
+    if launch.offload == "all" and launch.deepspeed == "zero2":
+        raise UserError("launch.offload='all': ZeRO-2 keeps the parameters on every device; set launch.deepspeed=zero3")
+    if rollout.num_prompts % processes:
+        raise UserError(
+            f"rollout.num_prompts={rollout.num_prompts}: {processes} processes cannot share them equally; "
+            f"set it to {_near(rollout.num_prompts, processes)}"
+        )
+    responses, parts = rollout.num_prompts * rollout.group_size, learner.num_minibatches * processes
+    if processes > 1 and responses % parts:
+        raise UserError(
+            f"learner.num_minibatches={learner.num_minibatches}: {responses} responses cannot be cut into as many equal parts "
+            f"for each of {processes} processes; set it to a divisor of {responses // processes}"
+        )
+
+
+def missing_libraries(config: RunConfig) -> Iterator[str]:
+    """A line for each optional library that the run needs and this machine lacks."""
+    wanted = {
+        "deepspeed": (config.launch.deepspeed is not None, f"launch.deepspeed={config.launch.deepspeed!r}"),
+        "vllm": (config.rollout.engine == "vllm" and not config.rollout.vllm.server, "rollout.engine='vllm'"),
+        "peft": (config.learner.lora.rank > 0, f"learner.lora.rank={config.learner.lora.rank}"),
+        "bitsandbytes": (config.learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'"),
+        "gguf": (config.model.path == "smollm2", "model.path='smollm2'"),
+    }
+    for library, (is_wanted, setting) in wanted.items():
+        if is_wanted and importlib.util.find_spec(library) is None:
+            yield f"{setting}: {library} is not installed: pip install {library}"
+
+
+def check_length(config: RunConfig, architecture: Architecture | None, prompts: Prompts) -> None:
+    """Refuse responses that go beyond the positions of the model or of vLLM.
+
+    Raises:
+        UserError: in one line.
+    """
+    new, limit = config.rollout.max_new_tokens, config.rollout.vllm.max_model_len
+    about = "" if prompts.counted else "about "
+    needed = f"with prompts of up to {about}{prompts.longest} tokens, {prompts.longest + new} positions are needed"
+    if architecture is not None and prompts.longest + new > architecture.max_length:
+        raise UserError(
+            f"rollout.max_new_tokens={new}: {needed}, and model {config.model.path!r} has {architecture.max_length}; "
+            f"{_at_most(architecture.max_length - prompts.longest)}"
+        )
+    if config.rollout.engine == "vllm" and limit is not None and prompts.longest + new > limit:
+        raise UserError(f"rollout.vllm.max_model_len={limit}: {needed}; raise it, or leave it out for the model's own")
+
+
+def check_disk(plan: Plan) -> None:
+    """Refuse a run that will fill the disk.
+
+    Raises:
+        UserError: in one line.
+    """
+    if plan.disk is None:
+        return
+    folder = plan.config.output or Path("runs")
+    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
+    free = shutil.disk_usage(there).free
+    if plan.disk.total > free:
+        need = plan.disk
+        raise UserError(
+            f"output directory {str(folder)!r}: {shown(need.total)} are needed (checkpoints {shown(need.checkpoints)}, "
+            f"rollouts at most {shown(need.rollouts)}, weights for replay {shown(need.replay)}) and {shown(free)} are free; "
+            "name another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
+        )
+
+
+def check_memory(plan: Plan) -> None:
+    """Refuse a run that cannot fit its devices.
+
+    Raises:
+        UserError: in one line.
+    """
+    if plan.memory is None or plan.architecture is None:
+        return
+    config, memory, there = plan.config, plan.memory, plan.device_memory
+    if memory.peak > there:
+        parts = memory.learner_parts() if memory.learner >= memory.sampling else memory.sampling_parts()
+        largest = sorted(parts.items(), key=lambda part: part[1], reverse=True)[:3]
+        most = ", ".join(f"{name} {shown(size)}" for name, size in largest)
+        raise UserError(
+            f"model.path={config.model.path!r}: a process needs {shown(memory.peak)} and {plan.devices.name} has "
+            f"{shown(there)} for it (most: {most}); {_remedy(plan)}"
+        )
+    if config.rollout.engine == "vllm" and not config.rollout.vllm.server:
+        weights = weight_bytes(plan.architecture, config)
+        response = plan.batch.length * plan.architecture.kv_bytes(2)
+        if weights + response > memory.sampler:
+            raise UserError(
+                f"rollout.vllm.gpu_memory_utilization={config.rollout.vllm.gpu_memory_utilization}: {shown(memory.sampler)} do "
+                f"not hold vLLM's weights ({shown(weights)}) and the cache of one response ({shown(response)}); raise it"
+            )
+
+
+def shown(size: float) -> str:
+    """Bytes as a text of three digits or more: 950 MB, 12.3 GB."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"
+
+
+def _remedy(plan: Plan) -> str:
+    config, held = plan.config, plan.memory
+    if held is not None and held.learner <= plan.device_memory:
+        return f"lower rollout.{'vllm.gpu_memory_utilization' if config.rollout.engine == 'vllm' else 'batch_size'}"
+    ways = {
+        "learner.gradient_checkpointing=true": not config.learner.gradient_checkpointing,
+        f"learner.max_tokens_per_micro_batch={plan.batch.length}": plan.batch.rows > 1,
+        "launch.deepspeed=zero3 on more processes": config.launch.deepspeed != "zero3",
+        "launch.offload=optimizer": config.launch.deepspeed is not None and config.launch.offload == "none",
+        "learner.lora.rank=32": not config.learner.lora.rank,
+    }
+    return f"set {', '.join(way for way, helps in ways.items() if helps)}, or plan for more devices, such as --devices 8xH100"
+
+
+def _near(number: int, divisor: int) -> str:
+    below = number // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)
+
+
+def _at_most(tokens: int) -> str:
+    return f"set it to {tokens} at most" if tokens > 0 else "the prompts alone are too long"

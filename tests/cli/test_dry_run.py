@@ -1,0 +1,252 @@
+"""`rlzoo train --dry-run`: the plan, and one line for each thing that would stop the run later."""
+
+import json
+import shutil
+import time
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+SMALL = ["--set", "rollout.num_prompts=12", "--set", "rollout.group_size=4"]
+
+
+def settings(*pairs):
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with the shape of a model of 8 billion parameters and 4,096 positions, and no weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shape = {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}
+    shape |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
+
+
+def test_the_configuration_is_on_stdout_and_the_plan_on_stderr(rlzoo):
+    code, out, err = rlzoo("train", "--clip", "gspo", "--dry-run")
+    assert code == 0
+    assert yaml.safe_load(out)["clip"]["name"] == "gspo"
+    # 40 steps of 32 x 8 responses of at most 80 tokens, 4 optimizer steps each; 99,7xx parameters
+    assert "40 of 256 responses; 160 optimizer steps in all" in err
+    assert "at most 819,200 sampled" in err
+    for part in ("weights", "optimizer states", "activations of a micro-batch", "sampler", "disk", "rlzoo train --clip gspo"):
+        assert part in err
+
+
+def test_as_json_configuration_and_plan_are_one_document(rlzoo):
+    code, out, err = rlzoo("train", "--clip", "rloo", "--dry-run", "--json", *SMALL)
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["config"]["clip"]["name"] == "rloo"
+    plan = document["plan"]
+    assert (plan["steps"], plan["responses"], plan["optimizer_steps"]) == (40, 1920, 160)
+    assert plan["prompt_tokens"]["counted"]
+    assert plan["memory_bytes"]["learner"]["weights"] == plan["parameters"] * 4
+    assert plan["command"] == "rlzoo train --set rollout.num_prompts=12 --set rollout.group_size=4 --clip rloo"
+
+
+def test_a_plan_for_other_devices_names_the_command_that_uses_them(rlzoo, model):
+    more = settings(f"model.path={model}", "model.dtype=bfloat16", "launch.deepspeed=zero3", "rollout.engine=vllm")
+    code, out, _ = rlzoo("train", "--dry-run", "--json", "--devices", "8xH100", *more)
+    plan = json.loads(out)["plan"]
+    assert code == 0
+    assert (plan["processes"], plan["zero_stage"]) == (8, 3)
+    assert plan["command"].endswith("--set launch.processes=8")
+    assert any("vllm is not installed" in note for note in plan["notes"])  # said, for it concerns another machine
+
+
+def test_a_dry_run_is_quick(rlzoo):
+    rlzoo("train", "--dry-run")
+    started = time.process_time()
+    rlzoo("train", "--dry-run")
+    assert time.process_time() - started < 2
+
+
+def test_devices_and_json_are_for_dry_runs(refused):
+    assert refused("train", "--devices", "8xH100") == "--devices: only together with --dry-run"
+    assert refused("train", "--json") == "--json: only together with --dry-run"
+    assert refused("train", "--dry-run", "--devices", "many").startswith("--devices 'many': write 8xH100, 2x24GB or")
+
+
+def test_prompts_that_processes_cannot_share_are_refused(refused):
+    assert refused("train", "--dry-run", *settings("launch.processes=3")) == (
+        "rollout.num_prompts=32: 3 processes cannot share them equally; set it to 30 or 33"
+    )
+
+
+def test_minibatches_that_processes_cannot_share_are_refused(refused):
+    # 32 x 8 responses over 2 processes are 128 each: in 3 parts they are not equal
+    assert refused("train", "--dry-run", *settings("launch.processes=2", "learner.num_minibatches=3")) == (
+        "learner.num_minibatches=3: 256 responses cannot be cut into as many equal parts for each of 2 processes; "
+        "set it to a divisor of 128"
+    )
+
+
+def test_more_processes_than_devices_are_refused(refused):
+    assert refused("train", "--dry-run", "--devices", "2xH100", *settings("launch.processes=4")) == (
+        "launch.processes=4: more than the 2 devices of --devices; one process takes one"
+    )
+
+
+def test_processes_of_a_launcher_count(refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    assert "5 processes cannot share them" in refused("train", "--dry-run")
+
+
+def test_offload_without_what_does_it_is_refused(refused):
+    assert refused("train", "--dry-run", *settings("launch.offload=optimizer")) == (
+        "launch.offload='optimizer': DeepSpeed does it; set launch.deepspeed to zero2 or zero3"
+    )
+    assert refused("train", "--dry-run", *settings("launch.offload=all", "launch.deepspeed=zero2")) == (
+        "launch.offload='all': ZeRO-2 keeps the parameters on every device; set launch.deepspeed=zero3"
+    )
+
+
+def test_responses_beyond_the_models_positions_are_refused(refused, model):
+    # prompts of the task are up to 57 letters: without a tokenizer about 29 tokens; 4,096 - 29 are left
+    line = refused("train", "--dry-run", *settings(f"model.path={model}", "rollout.max_new_tokens=4090"))
+    assert line.startswith("rollout.max_new_tokens=4090: with prompts of up to about ")
+    assert f"and model {str(model)!r} has 4096; set it to 40" in line
+    embedded = refused("train", "--dry-run", *settings("rollout.max_new_tokens=5000"))
+    assert "with prompts of up to 40 tokens, 5040 positions are needed, and model 'embedded' has" in embedded
+
+
+def test_responses_beyond_vllms_limit_are_refused(refused):
+    more = settings("rollout.engine=vllm", "rollout.vllm.max_model_len=100")
+    line = refused("train", "--dry-run", "--devices", "1xH100", *more)
+    assert line == (
+        "rollout.vllm.max_model_len=100: with prompts of up to 40 tokens, 120 positions are needed; "
+        "raise it, or leave it out for the model's own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("library", "more"),
+    [
+        ("deepspeed", ["launch.deepspeed=zero2"]),
+        ("vllm", ["rollout.engine=vllm"]),
+        ("peft", ["learner.lora.rank=8"]),
+        ("bitsandbytes", ["learner.optimizer=adamw_8bit"]),
+        ("gguf", ["model.path=smollm2"]),
+    ],
+)
+def test_a_missing_library_is_named_with_the_setting_that_needs_it(refused, monkeypatch, library, more):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == library else real(name, *rest))
+    line = refused("train", "--dry-run", *settings(*more))
+    assert line.startswith(more[0].partition("=")[0] + "=")
+    assert line.endswith(f"{library} is not installed: pip install {library}")
+
+
+@pytest.mark.parametrize(("library", "extra"), [("math_verify", "math-verify"), ("datasets", "datasets")])
+def test_a_library_that_the_data_needs_is_named(refused, monkeypatch, library, extra):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == library else object())
+    line = refused("train", "--dry-run", "--config", "paper/qwen3-1.7b")
+    assert line == f"{library} is not installed: pip install 'rlzoo[{extra}]'"
+
+
+def test_a_missing_data_file_is_refused(refused, tmp_path):
+    pytest.importorskip("math_verify")
+    line = refused("train", "--dry-run", *settings("task={name: math_file, path: none.jsonl}"))
+    assert line == f"none.jsonl: file not found (from {tmp_path / 'here'})"
+
+
+def test_a_missing_model_is_refused(refused, tmp_path):
+    (tmp_path / "here" / "empty").mkdir()
+    assert refused("train", "--dry-run", *settings("model.path=empty")) == (
+        "model.path='empty': empty is a folder without config.json: not a model"
+    )
+    assert refused("train", "--dry-run", *settings("model.path=./none")) == "model.path='./none': no such folder"
+
+
+def test_a_missing_file_of_deepspeeds_settings_is_refused(refused, monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *rest: object())
+    assert refused("train", "--dry-run", *settings("launch.deepspeed=none.json")) == (
+        "launch.deepspeed='none.json': neither zero2 nor zero3, nor a file of DeepSpeed's settings in JSON"
+    )
+
+
+def test_an_output_directory_that_is_not_free_is_refused(refused, tmp_path):
+    folder = tmp_path / "here" / "out"
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    line = refused("train", "--dry-run", "--output", "out")
+    assert line == "output directory 'out' is not empty; name another with --output, or remove it"
+
+
+def failing_plan(rlzoo, *arguments):
+    """A plan that is shown and fails: the configuration is not printed; returns the line."""
+    code, out, err = rlzoo("train", "--dry-run", *arguments)
+    assert (code, out) == (2, "")
+    plan, _, line = err.strip().rpartition("\n")
+    assert "micro-batch" in plan
+    assert line.startswith("rlzoo: ")
+    return line.removeprefix("rlzoo: ")
+
+
+def test_a_disk_that_will_be_full_is_refused(rlzoo, monkeypatch):
+    free = shutil.disk_usage("/")._replace(free=20_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    line = failing_plan(rlzoo, "--output", "deep/out")
+    assert line.startswith("output directory 'deep/out': 30.5 MB are needed (checkpoints ")
+    assert line.endswith(
+        "and 20.0 MB are free; name another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
+    )
+
+
+def test_a_model_that_cannot_fit_is_refused(rlzoo, model):
+    line = failing_plan(rlzoo, "--devices", "1xRTX4090", *settings(f"model.path={model}", "model.dtype=bfloat16"))
+    # 8.03 billion parameters: 16.1 GB of weights, 32.1 GB of moments, 16.1 GB of gradients
+    assert line.startswith(f"model.path={str(model)!r}: a process needs ")
+    assert "and RTX4090 has 24.0 GB for it (most: " in line
+    assert "optimizer states 32.1 GB" in line
+    assert "set learner.gradient_checkpointing=true" in line
+    assert "learner.lora.rank=32, or plan for more devices, such as --devices 8xH100" in line
+
+
+def test_a_processor_is_shared_by_its_processes(rlzoo, monkeypatch):
+    import psutil
+
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=60_000_000))
+    small = settings("learner.max_tokens_per_micro_batch=1920")  # 16 rows of 120 tokens: 35 MB
+    assert rlzoo("train", "--dry-run", *small)[0] == 0
+    line = failing_plan(rlzoo, *small, *settings("launch.processes=2"))
+    assert "this machine's processor has 30.0 MB for it" in line
+
+
+def test_vllm_without_room_for_weights_and_a_response_is_refused(rlzoo, model):
+    more = settings(f"model.path={model}", "rollout.engine=vllm", "model.dtype=bfloat16", "learner.lora.rank=8")
+    line = failing_plan(rlzoo, "--devices", "1xH100", *more, *settings("rollout.vllm.gpu_memory_utilization=0.2"))
+    assert line.startswith("rollout.vllm.gpu_memory_utilization=0.2: 16.0 GB do not hold vLLM's weights (16.1 GB)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["--clip", "fspo", *settings("clip.reduction=token_mean")], "clip: "),
+        (["--clip", "fspo", *settings("reward.kl_coef=0.1")], "reward.kl_coef=0.1: makes advantages differ by token"),
+        (["--config", "reinforce-pp", *settings("clip.advantage=leave_one_out")], "reward.kl_coef=0.01: advantage"),
+        (["--clip", "dapo"], "clip='dapo' is not a policy but a config"),
+        (["--clip", "rloo", *settings("rollout.group_size=1")], "rollout.group_size=1: advantage 'leave_one_out'"),
+    ],
+)
+def test_rules_and_overlays_that_do_not_fit_are_refused(refused, arguments, start):
+    assert refused("train", "--dry-run", *arguments).startswith(start)
+
+
+def test_an_unknown_shape_is_said_and_the_rest_planned(rlzoo):
+    code, out, err = rlzoo("train", "--dry-run", *settings("model.path=nobody/nothing"))
+    assert code == 0
+    assert yaml.safe_load(out)["model"]["path"] == "nobody/nothing"
+    assert "the shape of model 'nobody/nothing' is not known here: no memory, time and disk" in err
+    assert "160 optimizer steps in all" in err

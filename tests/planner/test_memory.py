@@ -1,0 +1,220 @@
+"""Memory, work and disk: worked by hand for a tiny shape, monotonic in what should cost, near what was measured."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from rlzoo import RunConfig, UserError
+from rlzoo.planner import Architecture, Devices, Prompts, make_plan, parse_devices
+from rlzoo.planner.activations import MicroBatch, kept_activations, layer_activations, log_prob_bytes, micro_batches
+from rlzoo.planner.architecture import KNOWN
+from rlzoo.planner.memory import trained_parameters
+from rlzoo.planner.sharding import Sharding
+from rlzoo.planner.work import body_flops, work
+
+# embedding 10*4 = 40; layer: q 4*4, k and v 4*2 each, o 4*4 = 48; MLP 3*4*6 = 72; norms 2*4 = 8; last norm 4: 172 in all
+TINY = Architecture(10, 4, 6, 1, 2, 1, 2, 32, tied=True)
+CPU = Devices("processor", 1, 10**12, is_cpu=True)
+BATCH = MicroBatch(rows=2, length=8, response=5, is_first=True)  # 16 tokens
+LARGE = KNOWN["Qwen/Qwen3-1.7B-Base"]
+ROLLOUT = ["rollout.num_prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=5"]
+ROLLOUT += ["learner.num_minibatches=2", "learner.max_tokens_per_micro_batch=16"]
+
+
+def config(*overrides, clip="grpo", steps=3):
+    return RunConfig.compose(clip=clip, overrides=[*ROLLOUT, *overrides], steps=steps)
+
+
+def plan(*overrides, architecture=LARGE, devices="1xH100", processes=1, prompt=3, **more):
+    named = parse_devices(devices) if isinstance(devices, str) else devices
+    return make_plan(config(*overrides, **more), architecture, named, Prompts(prompt, True), processes)
+
+
+def test_states_are_worked_by_hand():
+    held = plan(architecture=TINY, devices=CPU).memory
+    assert (held.weights, held.gradients, held.optimizer) == (172 * 4, 172 * 4, 172 * 4 * 2)
+    assert (held.master_weights, held.reference, held.buffers) == (0, 0, 0)
+    half = plan("model.dtype=bfloat16", "learner.kl_coef=0.1", architecture=TINY, devices=CPU).memory
+    assert (half.weights, half.optimizer, half.reference) == (172 * 2, 172 * 2 * 2, 172 * 2)
+
+
+def test_zero_spreads_states_over_processes():
+    # a full copy is 172 * 2 bytes in bfloat16; DeepSpeed adds a copy and both moments in float32, 172 * 12 bytes over 4
+    two = plan("model.dtype=bfloat16", "launch.deepspeed=zero2", architecture=TINY, devices="4xH100", processes=4).memory
+    assert (two.weights, two.gradients, two.master_weights, two.optimizer) == (344, 86, 172, 344)
+    three = plan("model.dtype=bfloat16", "launch.deepspeed=zero3", architecture=TINY, devices="4xH100", processes=4).memory
+    assert (three.weights, three.gradients, three.master_weights, three.optimizer) == (86, 86, 172, 344)
+    off = ["model.dtype=bfloat16", "launch.deepspeed=zero3", "launch.offload=all"]
+    away = plan(*off, architecture=TINY, devices="4xH100", processes=4).memory
+    assert (away.weights, away.master_weights, away.optimizer) == (0, 0, 0)
+
+
+def test_activations_of_a_layer_are_worked_by_hand():
+    # per token in float32: two norms keep input, normed input and output: 2 * 4 * 12 = 96; query, output, key and value, the
+    # last two repeated for both query heads, 4 wide each: 4 * 4 * 4 = 64, and a number per head 2 * 4 = 8; MLP 4 * 6 * 4 = 96;
+    # the mask over 8 tokens 8 * 4 = 32: 296 for each of 16 tokens
+    assert layer_activations(TINY, config(), BATCH) == 296 * 16
+    # in bfloat16: 2 * 4 * (4 + 2 + 2) = 64; 32 + 8; 48; 16: 168
+    assert layer_activations(TINY, config("model.dtype=bfloat16"), BATCH) == 168 * 16
+    # a row alone has no padding, so no mask, and its one key head is not repeated: 96 + (8 + 4) * 4 + 8 + 96
+    assert layer_activations(TINY, config(), MicroBatch(1, 8, 5, True)) == 248 * 8
+
+
+def test_moments_of_a_backward_pass_are_worked_by_hand():
+    # layer 4736; last norm 4 * 12 * 16 = 768; mask 8 * 16 = 128; in the MLP's backward (3 * 6 + 2 * 4) * 4 * 16 = 1664
+    kept = kept_activations(TINY, config(), BATCH)
+    assert (kept.at_head, kept.at_last_layer) == (4736 + 768 + 128, 4736 + 1664 + 128)
+    # with checkpointing a layer keeps its input, 4 * 4 * 16 = 256, and is computed again
+    kept = kept_activations(TINY, config("learner.gradient_checkpointing=true"), BATCH)
+    assert (kept.at_head, kept.at_last_layer) == (256 + 768 + 128, 256 + 4736 + 1664 + 128)
+
+
+def test_log_probs_take_one_chunk_of_logits():
+    assert log_prob_bytes(TINY, config(), BATCH) == 10 * 10 * 16  # 2 rows of 5 response tokens, 10 logits, 4 tensors
+    long = MicroBatch(1, 9000, 8192, True)
+    assert log_prob_bytes(LARGE, config(), long) == (2**24 // 151936) * 151936 * 16  # a chunk, however long the response
+
+
+def test_micro_batches_are_cut_as_the_learner_cuts_them():
+    # 16 responses in 2 optimizer steps: 8 rows of 3 + 5 tokens, 16 tokens at once: 2 rows, 4 times
+    assert micro_batches(config(), 3, 1) == (MicroBatch(2, 8, 5, is_first=False),)
+    # 2 processes have 4 rows each; 24 tokens at once: 3 rows, then 1
+    assert micro_batches(config("learner.max_tokens_per_micro_batch=24"), 3, 2) == (
+        MicroBatch(3, 8, 5, is_first=True),
+        MicroBatch(1, 8, 5, is_first=False),
+    )
+    # a row of 8 goes alone where 10 tokens are allowed; two of 5 may go together
+    assert micro_batches(config("learner.max_tokens_per_micro_batch=10"), 3, 1) == (
+        MicroBatch(1, 8, 5, is_first=False),
+        MicroBatch(2, 5, 2, is_first=False),
+    )
+
+
+def test_the_work_of_a_step_is_worked_by_hand():
+    # a row of 8 tokens: 2 * (48 + 72) * 8 = 1920, attention 4 * 4 * 8 * 8 = 1024; head on 5 tokens 2 * 40 * 5 = 400
+    assert body_flops(TINY, 8) == 2944
+    step = work(TINY, config(), BATCH)
+    assert step.rollout == 16 * (2944 + 400)
+    assert step.learner == 16 * (4 * 2944 + 5 * 400)  # once before, then forward and twice that; the head once more
+    again = work(TINY, config("learner.gradient_checkpointing=true", "learner.num_epochs=2", "learner.kl_coef=0.1"), BATCH)
+    assert again.learner == 16 * ((2 + 2 * 4) * 2944 + (2 + 2 * 4) * 400)
+
+
+def test_time_follows_from_work_and_speed():
+    fast, slow = plan(devices="8xH100", processes=8), plan(devices="1xH100")
+    assert slow.learner_seconds == pytest.approx(8 * fast.learner_seconds)
+    assert slow.learner_seconds == pytest.approx(slow.work.learner / (989e12 * 0.4))
+    assert slow.rollout_seconds > 0
+    unknown = plan(devices="1x80GB")
+    assert (unknown.learner_seconds, unknown.rollout_seconds) == (None, None)
+    assert plan(devices="1x80GB@400").learner_seconds == pytest.approx(slow.work.learner / (400e12 * 0.4))
+
+
+def test_disk_is_worked_by_hand():
+    # 3 steps of 16 responses: 8 ids of 8 bytes; 5 tokens with 3 log-probs of 4 bytes and 5 of text
+    small = plan("checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
+    assert small.rollouts == 3 * 16 * (8 * 8 + 5 * (3 * 4 + 5))
+    assert (small.checkpoints, small.replay) == (172 * 4, 0)
+    kept = plan("checkpoint.every=1", "checkpoint.keep_for_replay=2", architecture=TINY, devices=CPU).disk
+    assert kept.checkpoints == 3 * 172 * 4  # two are kept, and the third is written before the first goes
+    assert kept.replay == 2 * 172 * 4  # both updates of step 2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["rollout.max_new_tokens=4000", "learner.max_tokens_per_micro_batch=8192"],
+        ["learner.max_tokens_per_micro_batch=4096"],
+        ["learner.kl_coef=0.1"],
+        ["model.dtype=float32"],
+    ],
+)
+def test_what_costs_more_is_planned_with_more(more):
+    base = ["model.dtype=bfloat16", "rollout.max_new_tokens=2000", "learner.max_tokens_per_micro_batch=2048"]
+    assert plan(*base, *more).memory.learner > plan(*base).memory.learner
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        ["learner.gradient_checkpointing=true"],
+        ["learner.lora.rank=16"],
+        ["learner.optimizer=adamw_8bit"],
+        ["learner.lora.rank=16", "learner.lora.target=q_proj"],
+    ],
+)
+def test_what_saves_memory_is_planned_with_less(less):
+    base = ["model.dtype=bfloat16", "rollout.max_new_tokens=2000", "learner.max_tokens_per_micro_batch=4096"]
+    assert plan(*base, *less).memory.learner < plan(*base).memory.learner
+
+
+def test_more_processes_under_zero_need_less_each():
+    held = [
+        plan("launch.deepspeed=zero3", "model.dtype=bfloat16", devices="16xH100", processes=count).memory.learner
+        for count in (1, 2, 4, 8)
+    ]
+    assert held == sorted(held, reverse=True)
+
+
+def test_a_low_rank_update_has_its_own_parameters():
+    # rank 2: q 2*(4+4), k and v 2*(4+2) each, o 2*(4+4), gate and up 2*(4+6) each, down 2*(6+4)
+    assert trained_parameters(TINY, config("learner.lora.rank=2")) == 16 + 24 + 16 + 40 + 20
+    assert trained_parameters(TINY, config("learner.lora.rank=2", "learner.lora.target=q_proj")) == 16
+
+
+def test_vllm_takes_its_share_and_gives_it_back_if_it_sleeps():
+    asleep = plan("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5").memory
+    assert asleep.sampler == 40e9
+    awake = plan("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5", "rollout.vllm.sleep=false").memory
+    assert awake.learner == asleep.learner + 40e9
+    assert awake.sampling == asleep.sampling == asleep.states + 40e9
+    assert plan("rollout.engine=vllm", "rollout.vllm.server=http://127.0.0.1:8000").memory.sampler == 0
+
+
+def test_generate_under_zero_3_has_a_copy_of_the_weights():
+    two = plan("launch.deepspeed=zero2", devices="4xH100", processes=4).memory
+    three = plan("launch.deepspeed=zero3", devices="4xH100", processes=4).memory
+    assert three.sampler - two.sampler == LARGE.num_parameters * 4
+
+
+@pytest.mark.parametrize(
+    "more", [[], ["learner.gradient_checkpointing=true"], ["rollout.engine=vllm", "rollout.vllm.sleep=false"]]
+)
+def test_parts_add_up_to_the_peak(more):
+    held = plan(*more).memory
+    assert sum(held.learner_parts().values()) == pytest.approx(held.learner)
+    assert sum(held.sampling_parts().values()) == pytest.approx(held.sampling)
+    assert held.peak == max(held.learner, held.sampling)
+
+
+def test_a_file_of_deepspeeds_settings_is_read(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": "auto"}}')
+    sharding = Sharding.of(config(f"launch.deepspeed={file}").launch, 4)
+    assert (sharding.stage, sharding.offload, sharding.bucket_elements) == (3, "optimizer", 5e8)
+    file.write_text("{}")
+    with pytest.raises(UserError, match="has no section zero_optimization"):
+        Sharding.of(config(f"launch.deepspeed={file}").launch, 4)
+    with pytest.raises(UserError, match="neither zero2 nor zero3, nor a file"):
+        Sharding.of(config("launch.deepspeed=zero4").launch, 4)
+
+
+def test_devices_are_read_from_a_text():
+    assert parse_devices("8xh100") == Devices("H100", 8, 80 * 10**9, 989e12, 3.35e12)
+    assert parse_devices("2x24GB@165") == Devices("24 GB", 2, 24 * 10**9, 165e12)
+    for wrong in ("8", "xH100", "0xH100", "8xH", "8x24", "8xH1O0", "2x.GB"):
+        with pytest.raises(UserError, match="--devices"):
+            parse_devices(wrong)
+    with pytest.raises(UserError, match="did you mean 'H100'"):
+        parse_devices("8xH1O0")
+
+
+def test_the_planned_peak_is_within_a_fifth_of_the_measured_one():
+    script = Path(__file__).resolve().parents[2] / "examples" / "measure_planner.py"
+    spec = importlib.util.spec_from_file_location("measure_planner", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, changes in module.QUICK.items():
+        result = module.measure(**changes)
+        assert result["predicted"] == pytest.approx(result["measured"], rel=0.2), name
