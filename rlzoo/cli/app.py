@@ -7,19 +7,16 @@ from typing import Annotated
 
 import typer
 
+from rlzoo.cli.clips_app import clips
+from rlzoo.cli.options import AsJson, Plugins
+
 app = typer.Typer(
     name="rlzoo",
     help="Train language models with any clipping rule of the zoo, and compare the rules.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-clips = typer.Typer(help="The clip policies that are installed.", no_args_is_help=True)
 app.add_typer(clips, name="clips")
-
-Plugins = Annotated[
-    list[str] | None, typer.Option("--plugin", metavar="PATH", help="Plugin to load: a .py file, or a folder; may be repeated.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.command()
@@ -256,47 +253,6 @@ def compare(
         show(runs, as_json=as_json, report=report, match=match, skip_steps=skip_steps)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-
-
-@clips.command("list")
-def clips_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """List the installed clip policies."""
-    from rlzoo.cli.clips import list_policies
-
-    list_policies(plugin or [], as_json)
-
-
-@clips.command("show")
-def clips_show(
-    name: Annotated[str, typer.Argument(help="A policy's name.")], plugin: Plugins = None, as_json: AsJson = False
-) -> None:
-    """Show a policy: its formula, settings with bounds and defaults, metrics to watch, reference."""
-    from rlzoo.cli.clips import show_policy
-
-    show_policy(name, plugin or [], as_json)
-
-
-@clips.command("check")
-def clips_check(
-    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A policy's name, or a plugin file or folder.")],
-    as_json: AsJson = False,
-) -> None:
-    """Hold a policy to the laws every rule keeps; exit code 1 if it breaks one."""
-    from rlzoo.cli.check import check_policies
-
-    if not check_policies(name, as_json):
-        raise typer.Exit(1)
-
-
-@clips.command("new")
-def clips_new(
-    name: Annotated[str, typer.Argument(help="Name of the new policy: lower-case words with hyphens.")],
-    folder: Annotated[Path, typer.Option(help="Folder to put rlzoo-NAME in.")] = Path(),
-) -> None:
-    """Write a distribution with a new policy: module, test, page and packaging, ready to change."""
-    from rlzoo.cli.new import write_distribution
-
-    write_distribution(name, folder)
 
 
 @app.command()

@@ -55,6 +55,10 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
         plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
         accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
+        # else models would be loaded in parts, the sampler's own among them
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        unset_hf_deepspeed_config()
     _check(accelerator, launch)
     return accelerator
 
