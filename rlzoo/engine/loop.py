@@ -119,7 +119,7 @@ class Run:
         self.monitor = Monitor(config.clip)
         self.metrics: list[dict[str, float]] = []
         self.done = 0  # steps
-        self._given = 0  # optimizer steps of the weights the sampler has
+        self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
         self.completions: list[dict[str, Any]] = []
         self._mlflow_run_id: str | None = None
         if checkpoint is None:
@@ -164,7 +164,7 @@ class Run:
         self._mlflow_run_id = tracker.run_id
         try:
             if not self.done:
-                self._report(0, self.source.evaluate(version=0), tracker, observer)
+                self._report(0, self.source.evaluate(self._give_weights()), tracker, observer)
             for step in range(self.done + 1, self.config.steps + 1):
                 self._report(step, self.step(step), tracker, observer)
                 self.done = step
