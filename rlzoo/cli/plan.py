@@ -22,6 +22,7 @@ from rlzoo.planner.preflight import (
     missing_libraries,
     num_processes,
     shown,
+    uneven_shares,
 )
 
 
@@ -48,7 +49,7 @@ def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as
     check_length(config, architecture, prompts)
     plan = make_plan(config, architecture, named or this_machine(), prompts, processes)
     command = launch_command(arguments, config, processes)
-    notes = [*missing, *_notes(plan)]
+    notes = [*missing, *uneven_shares(config, processes), *_notes(plan)]
     if not as_json:
         _print(plan, command, notes)
     if named is None:

@@ -149,6 +149,14 @@ def moment_bytes(config: RunConfig, deepspeed: bool) -> float:
     return FLOAT if deepspeed or config.learner.lora.rank else BYTES[config.model.dtype]
 
 
+def resume_bytes(architecture: Architecture, config: RunConfig, sharding: Sharding) -> float:
+    """Bytes of what a checkpoint holds beside the model, to go on from: trained parameters and moments, of all processes."""
+    trained, moments = trained_parameters(architecture, config), 2 * moment_bytes(config, sharding.has_deepspeed)
+    if sharding.has_deepspeed:
+        return weight_bytes(architecture, config) + trained * (FLOAT + moments)
+    return trained * ((FLOAT if config.learner.lora.rank else BYTES[config.model.dtype]) + moments)
+
+
 def _buffers(weights: float, gradients: float, element: int, sharding: Sharding) -> float:
     if sharding.stage == 3:
         return min(weights, sharding.live_elements * element) + min(gradients, sharding.bucket_elements * element)

@@ -9,7 +9,7 @@ from rlzoo.config import RunConfig
 from rlzoo.planner.activations import MicroBatch, micro_batches, rows_per_step
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
-from rlzoo.planner.memory import Memory, memory, weight_bytes
+from rlzoo.planner.memory import Memory, memory, resume_bytes, weight_bytes
 from rlzoo.planner.prompts import Prompts
 from rlzoo.planner.sharding import Sharding
 from rlzoo.planner.work import Work, learner_seconds, rollout_seconds, work
@@ -155,11 +155,11 @@ def make_plan(
         work=step,
         learner_seconds=learner_seconds(step, devices, processes),
         rollout_seconds=rollout_seconds(architecture, config, batch, devices, processes, kv_room),
-        disk=disk(architecture, config, batch),
+        disk=disk(architecture, config, batch, sharding),
     )
 
 
-def disk(architecture: Architecture, config: RunConfig, batch: MicroBatch) -> Disk:
+def disk(architecture: Architecture, config: RunConfig, batch: MicroBatch, sharding: Sharding) -> Disk:
     """The bytes of a run directory: checkpoints, rollouts as they are recorded, and weights kept for replay."""
     weights, settings = weight_bytes(architecture, config), config.checkpoint
     saved = 1 + (config.steps - 1) // settings.every if settings.every else 1
@@ -168,7 +168,7 @@ def disk(architecture: Architecture, config: RunConfig, batch: MicroBatch) -> Di
     log_probs = 2 + config.learner.num_epochs  # the sampler's, the old policy's, and those at each pass
     response = batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + batch.length * _ID_BYTES
     return Disk(
-        checkpoints=weights * min(saved, settings.keep + 1),
+        checkpoints=(weights + resume_bytes(architecture, config, sharding)) * min(saved, settings.keep + 1),
         rollouts=config.steps * config.rollout.num_prompts * config.rollout.group_size * response,
         replay=weights * kept,
     )

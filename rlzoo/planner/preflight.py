@@ -39,23 +39,31 @@ def check_settings(config: RunConfig, processes: int) -> None:
     Raises:
         UserError: one line for the first of them.
     """
-    rollout, learner, launch = config.rollout, config.learner, config.launch
+    rollout, launch = config.rollout, config.launch
     if config.output is not None:
         RunDirectory.check_free(config.output)
     if launch.offload != "none" and launch.deepspeed is None:
         raise UserError(f"launch.offload={launch.offload!r}: DeepSpeed does it; set launch.deepspeed to zero2 or zero3")
     if launch.offload == "all" and launch.deepspeed == "zero2":
         raise UserError("launch.offload='all': ZeRO-2 keeps the parameters on every device; set launch.deepspeed=zero3")
-    if rollout.num_prompts % processes:
+    if rollout.num_prompts < processes:
         raise UserError(
-            f"rollout.num_prompts={rollout.num_prompts}: {processes} processes cannot share them equally; "
-            f"set it to {_near(rollout.num_prompts, processes)}"
+            f"rollout.num_prompts={rollout.num_prompts}: fewer than the {processes} processes, so that some would have nothing "
+            f"to sample; set it to at least {processes}"
         )
+
+
+def uneven_shares(config: RunConfig, processes: int) -> Iterator[str]:
+    """A line for each division that leaves processes waiting for others; what they compute is right all the same."""
+    rollout, learner = config.rollout, config.learner
+    if rollout.num_prompts % processes:
+        given = f"rollout.num_prompts={rollout.num_prompts}"
+        yield f"{given}: {processes} processes cannot share them equally, some wait for others"
     responses, parts = rollout.num_prompts * rollout.group_size, learner.num_minibatches * processes
     if processes > 1 and responses % parts:
-        raise UserError(
+        yield (
             f"learner.num_minibatches={learner.num_minibatches}: {responses} responses cannot be cut into as many equal parts "
-            f"for each of {processes} processes; set it to a divisor of {responses // processes}"
+            f"for each of {processes} processes, some wait for others"
         )
 
 
@@ -158,11 +166,6 @@ def _remedy(plan: Plan) -> str:
         "learner.lora.rank=32": not config.learner.lora.rank,
     }
     return f"set {', '.join(way for way, helps in ways.items() if helps)}, or plan for more devices, such as --devices 8xH100"
-
-
-def _near(number: int, divisor: int) -> str:
-    below = number // divisor * divisor
-    return f"{below} or {below + divisor}" if below else str(divisor)
 
 
 def _at_most(tokens: int) -> str:

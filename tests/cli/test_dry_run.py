@@ -72,17 +72,27 @@ def test_devices_and_json_are_for_dry_runs(refused):
     assert refused("train", "--dry-run", "--devices", "many").startswith("--devices 'many': write 8xH100, 2x24GB or")
 
 
-def test_prompts_that_processes_cannot_share_are_refused(refused):
-    assert refused("train", "--dry-run", *settings("launch.processes=3")) == (
-        "rollout.num_prompts=32: 3 processes cannot share them equally; set it to 30 or 33"
+def notes(rlzoo, *overrides):
+    code, out, _ = rlzoo("train", "--dry-run", "--json", "--devices", "8xH100", *settings(*overrides))
+    assert code == 0
+    return json.loads(out)["plan"]["notes"]
+
+
+def test_shares_that_are_not_equal_are_noted(rlzoo):
+    assert "rollout.num_prompts=32: 3 processes cannot share them equally, some wait for others" in notes(
+        rlzoo, "launch.processes=3"
     )
-
-
-def test_minibatches_that_processes_cannot_share_are_refused(refused):
     # 32 x 8 responses over 2 processes are 128 each: in 3 parts they are not equal
-    assert refused("train", "--dry-run", *settings("launch.processes=2", "learner.num_minibatches=3")) == (
-        "learner.num_minibatches=3: 256 responses cannot be cut into as many equal parts for each of 2 processes; "
-        "set it to a divisor of 128"
+    assert (
+        "learner.num_minibatches=3: 256 responses cannot be cut into as many equal parts for each of 2 processes, "
+        "some wait for others"
+    ) in notes(rlzoo, "launch.processes=2", "learner.num_minibatches=3")
+    assert not any("equal" in note for note in notes(rlzoo, "launch.processes=2"))
+
+
+def test_a_process_without_a_prompt_is_refused(refused):
+    assert refused("train", "--dry-run", *settings("launch.processes=5", "rollout.num_prompts=4")) == (
+        "rollout.num_prompts=4: fewer than the 5 processes, so that some would have nothing to sample; set it to at least 5"
     )
 
 
@@ -94,7 +104,7 @@ def test_more_processes_than_devices_are_refused(refused):
 
 def test_processes_of_a_launcher_count(refused, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "5")
-    assert "5 processes cannot share them" in refused("train", "--dry-run")
+    assert "fewer than the 5 processes" in refused("train", "--dry-run", *settings("rollout.num_prompts=4"))
 
 
 def test_offload_without_what_does_it_is_refused(refused):
@@ -198,7 +208,7 @@ def test_a_disk_that_will_be_full_is_refused(rlzoo, monkeypatch):
     free = shutil.disk_usage("/")._replace(free=20_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     line = failing_plan(rlzoo, "--output", "deep/out")
-    assert line.startswith("output directory 'deep/out': 30.5 MB are needed (checkpoints ")
+    assert line.startswith("output directory 'deep/out': 31.7 MB are needed (checkpoints ")
     assert line.endswith(
         "and 20.0 MB are free; name another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
     )

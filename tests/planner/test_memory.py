@@ -115,10 +115,17 @@ def test_disk_is_worked_by_hand():
     # 3 steps of 16 responses: 8 ids of 8 bytes; 5 tokens with 3 log-probs of 4 bytes and 5 of text
     small = plan("checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
     assert small.rollouts == 3 * 16 * (8 * 8 + 5 * (3 * 4 + 5))
-    assert (small.checkpoints, small.replay) == (172 * 4, 0)
+    # the model, and to go on from: parameters and two moments
+    assert (small.checkpoints, small.replay) == (172 * 4 * 4, 0)
     kept = plan("checkpoint.every=1", "checkpoint.keep_for_replay=2", architecture=TINY, devices=CPU).disk
-    assert kept.checkpoints == 3 * 172 * 4  # two are kept, and the third is written before the first goes
+    assert kept.checkpoints == 3 * 172 * 4 * 4  # two are kept, and the third is written before the first goes
     assert kept.replay == 2 * 172 * 4  # both updates of step 2
+
+
+def test_disk_of_a_checkpoint_with_deepspeed_is_worked_by_hand():
+    # bfloat16: the model twice, a copy and both moments in float32
+    disk = plan("model.dtype=bfloat16", "launch.deepspeed=zero3", architecture=TINY, devices=CPU, processes=2).disk
+    assert disk.checkpoints == 172 * (2 + 2 + 12)
 
 
 @pytest.mark.parametrize(
