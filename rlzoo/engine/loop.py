@@ -20,8 +20,8 @@ from rlzoo.engine.learner import Learner, Update
 from rlzoo.engine.metrics import aggregate_metrics, policy_settings, rollout_metrics, update_metrics
 from rlzoo.engine.monitor import WINDOW, Monitor
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
-from rlzoo.engine.rollout import HFSampler
 from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.engine.samplers import make_sampler
 from rlzoo.engine.seeds import LEARNER, ROLLOUT, step_seed
 from rlzoo.engine.shaping import reward_metrics
 from rlzoo.errors import PolicyError, UserError
@@ -92,14 +92,7 @@ class Run:
         )
         if self.learner.accelerator.num_processes > 1:
             raise UserError("training runs in one process; start it without a launcher")
-        self.sampler = HFSampler(
-            self.model,
-            self.tokenizer,
-            end_ids=eos_token_ids(self.model, self.tokenizer),
-            max_new_tokens=config.rollout.max_new_tokens,
-            batch_size=config.rollout.batch_size,
-            chat_template=config.model.chat_template,
-        )
+        self.sampler = make_sampler(self.model, self.tokenizer, eos_token_ids(self.model, self.tokenizer), config)
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins)
         self.monitor = Monitor(config.clip)
