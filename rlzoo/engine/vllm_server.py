@@ -64,8 +64,11 @@ class ServerSampler:
         timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout)
         # no proxy: only this address is spoken to; and no connection is kept: the server ends one while the learner works
         self.http = urllib3.PoolManager(headers={"Connection": "close"}, maxsize=batch_size, timeout=timeout, retries=False)
+        self.own_folder = settings.sync_folder is None
+        if self.own_folder and not _is_loopback(settings.server):
+            raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both see")
         self.max_model_len, self.head_size = self._check_server()
-        self.own_folder, self.folder = self._sync_folder()
+        self.folder = self._make_folder()
 
     def sample(
         self,
@@ -163,19 +166,15 @@ class ServerSampler:
         on_cpu = found["device_config"]["device"] == "cpu"
         return limit, cpu_head_size(self.model_config) if on_cpu else head_size(self.model_config)
 
-    def _sync_folder(self) -> tuple[bool, Path]:
-        """Whether the folder is made here, and the folder."""
+    def _make_folder(self) -> Path:
         if self.settings.sync_folder is None:
-            host = urlsplit(self.settings.server).hostname or ""
-            if host not in ("localhost", "::1") and not str(host).startswith("127."):
-                raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both see")
-            return True, Path(tempfile.mkdtemp(prefix="rlzoo-weights-"))
+            return Path(tempfile.mkdtemp(prefix="rlzoo-weights-"))
         folder = Path(self.settings.sync_folder).expanduser().resolve()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"rollout.vllm.sync_folder={str(folder)!r}: cannot be made: {error.strerror}") from error
-        return False, folder
+        return folder
 
     def _ask(self, method: str, path: str, hint: str = "", **request: Any) -> dict[str, Any]:
         """One request; whatever goes wrong becomes one line."""
@@ -194,3 +193,8 @@ class ServerSampler:
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"rollout.vllm.server={self.settings.server!r}: {problem}")
+
+
+def _is_loopback(server: str) -> bool:
+    host = urlsplit(server).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
