@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,7 @@ def train(config: RunConfig, observer: Observer | None = None) -> RunResult:
     task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
     with task:
         run = Run(config, task)
-        with run.open() as tracker:
+        with closing(run.sampler), run.open() as tracker:
             return run.execute(tracker, observer)
 
 
@@ -93,6 +94,7 @@ class Run:
         if self.learner.accelerator.num_processes > 1:
             raise UserError("training runs in one process; start it without a launcher")
         self.sampler = make_sampler(self.model, self.tokenizer, eos_token_ids(self.model, self.tokenizer), config)
+        self.synced_version = -1  # optimizer steps behind the sampler's weights
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins)
         self.monitor = Monitor(config.clip)
@@ -240,6 +242,9 @@ class Run:
     def _sample_and_grade(self, problems: list[Problem], samples: int, temperature: float, seed: int) -> list[RolloutGroup]:
         prompts = [self.task.prompt(problem) for problem in problems]
         version = self.learner.num_optimizer_steps
+        if self.sampler.needs_weights and version != self.synced_version:
+            self.sampler.update_weights(self.model.state_dict().items())
+            self.synced_version = version
         with self.learner.accelerator.autocast():
             rollouts = self.sampler.sample(prompts, samples, seed=seed, temperature=temperature, policy_version=version)
         asked = [problem for problem in problems for _ in range(samples)]
