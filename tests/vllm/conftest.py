@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ OPTIONS = ["--dtype", "float32", "--enforce-eager", "--logprobs-mode", "processe
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "vllm" in item.path.parts:
+        if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings("default"))  # vLLM's own are none of ours
 
 
