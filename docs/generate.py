@@ -59,15 +59,18 @@ def command_line() -> str:
 
 def configuration() -> str:
     """Every key of a run's configuration but those of the policy and the task."""
-    rows = ["| key | default | meaning |", "|---|---|---|"]
-    for name, field in RunConfig.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel) and name not in ("clip", "task"):
-            for key, inner in section.model_fields.items():
-                rows.append(f"| `{name}.{key}` | {_shown(inner.default)} | {inner.description} |")
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *_keys(RunConfig, "")])
+
+
+def _keys(section: type[BaseModel], prefix: str) -> list[str]:
+    rows = []
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and f"{prefix}{name}" not in ("clip", "task"):
+            rows += _keys(inner, f"{prefix}{name}.")
         else:
-            rows.append(f"| `{name}` | {_shown(field.default)} | {field.description} |")
-    return "\n".join(rows)
+            rows.append(f"| `{prefix}{name}` | {_shown(field.default)} | {field.description} |")
+    return rows
 
 
 def _shown(default: object) -> str:

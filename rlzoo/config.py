@@ -104,6 +104,13 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _samples_at_a_temperature_vllm_takes(self) -> Self:
+        for name, temperature in (("rollout", self.rollout.temperature), ("eval", self.eval.temperature)):
+            if self.rollout.engine == "vllm" and not 0.01 <= temperature <= 2.0:
+                raise UserError(f"{name}.temperature={temperature}: vLLM takes 0.01 to 2; set rollout.engine=hf for others")
+        return self
+
+    @model_validator(mode="after")
     def _corrects_what_the_policy_judges(self) -> Self:
         pools = self.mismatch.correction not in ("none", "length_fair") and self.mismatch.pool == "token"
         if pools and self.clip.scope == "sequence":

@@ -29,8 +29,13 @@ class ModelConfig(Section):
 class VLLMConfig(Section):
     """How vLLM is run, where it is the sampler."""
 
-    server: str | None = Field(None, description="address of a running server, such as http://127.0.0.1:8000; null: in process")
-    sync_folder: str | None = Field(None, description="folder that the trainer and the server both see, for new weights")
+    server: str | None = Field(
+        None, pattern=r"^https?://[^/\s]+/?$", description="a running server, such as http://127.0.0.1:8000; null: in process"
+    )
+    sync_folder: str | None = Field(
+        None, description="folder that trainer and server both see, for new weights; null: a temporary one, on one machine"
+    )
+    timeout: float = Field(600.0, gt=0, le=86400, description="seconds that the server may take for one answer")
     dtype: Literal["float32", "bfloat16"] | None = Field(None, description="type of its weights; null for the trained model's")
     max_model_len: int | None = Field(
         None, ge=1, description="longest prompt and response together, in tokens; null: the model's"

@@ -29,8 +29,8 @@ from rlzoo.engine.optimization import is_shared, is_spread, kept_weights
 from rlzoo.engine.passes import gather
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
 from rlzoo.engine.processes import make_accelerator, peak_memory
-from rlzoo.engine.rollout import HFSampler
 from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.engine.samplers import make_sampler
 from rlzoo.engine.sampling import RolloutSource
 from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.engine.shaping import reward_metrics
@@ -94,13 +94,12 @@ class Run:
         self.task = task
         self.model, self.tokenizer = load_pretrained(config.model.path, config.model.dtype, config.model.attn_implementation)
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
-        sampler = HFSampler(
+        sampler = make_sampler(
             self.model,
             self.tokenizer,
-            end_ids=eos_token_ids(self.model, self.tokenizer),
-            max_new_tokens=config.rollout.max_new_tokens,
-            batch_size=config.rollout.batch_size,
-            chat_template=config.model.chat_template,
+            eos_token_ids(self.model, self.tokenizer),
+            named=config.model,
+            settings=config.rollout,
             own_weights=config.rollout.max_staleness > 0 or is_spread(self.accelerator),
         )
         self.source = RolloutSource(config, task, sampler, self.accelerator)

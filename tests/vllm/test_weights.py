@@ -1,0 +1,87 @@
+"""New weights arrive: after an update vLLM reports the trainer's log-probs, and not before."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from rlzoo import load_zoo
+from rlzoo.engine.experience import Experience
+from rlzoo.engine.learner import Learner
+from rlzoo.sections import LearnerConfig
+from rlzoo.types import Problem, RolloutGroup
+
+# one token a character; longer than a block of vLLM's cache (128 tokens on the CPU), so that its start is cached
+LONG = "+".join("12345"[: 1 + place % 5] for place in range(60))[:190] + "="
+PROMPTS = ["3+5+9=", LONG]
+CLOSE, FAR = 1e-4, 1e-2
+
+
+def test_perturbed_weights_arrive(pair):
+    assert pair.difference(pair.sampler.sample(PROMPTS, 4, seed=1)) < CLOSE
+    pair.perturb()
+    assert pair.difference(pair.sampler.sample(PROMPTS, 4, seed=1)) > FAR
+    pair.sync()
+    for temperature in (1.0, 0.7):
+        rollouts = pair.sampler.sample(PROMPTS, 4, seed=1, temperature=temperature)
+        assert pair.difference(rollouts, temperature) < CLOSE
+
+
+def test_what_is_cached_of_a_prompt_is_forgotten(pair):
+    assert len(pair.tokenizer(LONG)["input_ids"]) == 191
+    pair.sync()
+    pair.sampler.sample([LONG], 2, seed=1)
+    pair.perturb()
+    pair.sync()
+    assert pair.difference(pair.sampler.sample([LONG], 2, seed=1)) < CLOSE
+
+
+def test_every_tensor_counts(pair):
+    """One tensor at a time, so that none hides behind the others."""
+    for name, tensor in pair.model.named_parameters():
+        with torch.no_grad():
+            tensor.add_(0.2 * torch.randn_like(tensor))
+        before = pair.difference(pair.sampler.sample(PROMPTS, 2, seed=2))
+        pair.sync()
+        after = pair.difference(pair.sampler.sample(PROMPTS, 2, seed=2))
+        assert after < CLOSE < before, name
+
+
+def test_after_an_optimizer_step_sampler_and_trainer_agree(pair):
+    pair.sync()
+    learner = Learner(
+        pair.model,
+        load_zoo()["grpo"](),
+        LearnerConfig(lr=1e-2, num_minibatches=2),
+        pad_id=0,
+        max_length=24,
+        num_updates=2,
+    )
+    experience = experience_of(pair.sampler.sample(PROMPTS, 8, seed=4))
+    recorded = learner.with_old_log_probs(experience)
+    assert largest_difference(recorded) < CLOSE
+    _, updates = learner.update(experience, seed=0)
+    assert not any(update.skipped for update in updates)
+    assert largest_difference(learner.with_old_log_probs(experience_of(pair.sampler.sample(PROMPTS, 8, seed=4)))) > FAR
+    pair.sync()
+    assert largest_difference(learner.with_old_log_probs(experience_of(pair.sampler.sample(PROMPTS, 8, seed=4)))) < CLOSE
+
+
+def experience_of(rollouts):
+    """Graded in turns with 0 and 1, so that there is something to learn."""
+    rewards = itertools.cycle((0.0, 1.0))
+    graded = [dataclasses.replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=False)]
+    groups = [RolloutGroup(Problem("q", "a"), tuple(graded[:8])), RolloutGroup(Problem("q", "a"), tuple(graded[8:]))]
+    return Experience.from_groups(groups, "group_norm")
+
+
+def largest_difference(experience):
+    return float((experience.old_log_probs - experience.rollout_log_probs).abs().max())
+
+
+def test_nothing_is_sampled_before_the_first_weights(pair):
+    pair.sampler.has_weights = False
+    with pytest.raises(AssertionError, match="update_weights comes before the first sample"):
+        pair.sampler.sample(PROMPTS, 1, seed=0)
+    pair.sync()
