@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from rlzoo.engine.rollout import HFSampler, Sampler
-from rlzoo.errors import UserError
 from rlzoo.sections import ModelConfig, RolloutConfig
 
 if TYPE_CHECKING:
@@ -60,8 +58,6 @@ def make_sampler(
             batch_size=settings.batch_size,
             chat_template=named.chat_template,
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("rollout.engine='vllm': in process only where one process trains; name a rollout.vllm.server")
     overlaps = settings.max_staleness > 0  # then it samples while the learner works, and never sleeps
     return VLLMSampler(
         model,

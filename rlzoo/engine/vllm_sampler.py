@@ -75,6 +75,8 @@ class VLLMSampler:
         self.sleeps = self.settings.sleep and bool(platform.is_sleep_mode_available())
         self.head_size = cpu_head_size(model.config) if on_cpu else head_size(model.config)
         config = model.config if self.head_size == head_size(model.config) else padded_config(model.config, self.head_size)
+        # one of several processes that train: each has an engine of its own, within the group that is there already
+        together = {"distributed_executor_backend": "external_launcher"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
         set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces it by a warning
         try:
             with tempfile.TemporaryDirectory(prefix="rlzoo-vllm-") as folder, quiet():
@@ -91,6 +93,7 @@ class VLLMSampler:
                     gpu_memory_utilization=self.settings.gpu_memory_utilization,
                     enable_sleep_mode=self.sleeps,
                     enforce_eager=self.settings.enforce_eager or on_cpu,
+                    **together,
                 )
         except (ValueError, RuntimeError) as error:
             raise UserError(f"rollout.engine='vllm': vLLM does not start: {' '.join(str(error).split())[:400]}") from error
