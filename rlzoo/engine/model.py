@@ -99,8 +99,8 @@ def head_gives_the_logits(model: PreTrainedModel) -> bool:
     if head is None or model.base_model is model or getattr(head, "bias", None) is not None:
         return False
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
-    ours = head(model.base_model(input_ids=ids).last_hidden_state).float()
-    theirs = model(input_ids=ids).logits.float()
+    ours = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
+    theirs = model(input_ids=ids, use_cache=False).logits.float()
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3)
 
 

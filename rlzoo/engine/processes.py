@@ -117,6 +117,7 @@ def _prepare_environment() -> None:
     if "WORLD_SIZE" not in os.environ:
         os.environ.update(alone)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
     if shutil.which("ninja") is None:  # builds DeepSpeed's extensions; installed beside a Python that was called by its path
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     from torch.utils.cpp_extension import get_default_build_root

@@ -7,7 +7,7 @@ QUICK = [word for value in ("rollout.num_prompts=8", "rollout.group_size=4") for
 
 def test_calibrate_writes_a_config_that_trains(rlzoo, tmp_path):
     file = tmp_path / "rloo.yaml"
-    code, out, _ = rlzoo("calibrate", "--clip", "rloo", "--steps", "2", *QUICK, "--output", file)
+    code, out, _ = rlzoo("calibrate", "--clip", "rloo", "--steps", "4", *QUICK, "--output", file)
     assert code == 0, out
     assert f"wrote {file}" in out
     settings = yaml.safe_load(file.read_text())["clip"]

@@ -20,6 +20,7 @@ pytestmark = [
     ),
 ]
 
+ENGINE = os.environ.get("RLZOO_TEST_ENGINE", "hf")
 REWARD = '''
 def odd_length(problem, response):
     """Random weights solve nothing, and where all fail there is nothing to learn."""
@@ -45,7 +46,7 @@ def tiny(tmp_path_factory):
     tokenizer.save_pretrained(folder)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=1024, eos_token_id=0, pad_token_id=0, bos_token_id=None,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=4096, eos_token_id=0, pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
@@ -61,7 +62,7 @@ def test_the_recipe_runs_from_end_to_end(tiny, tmp_path):
     (tmp_path / "small_reward.py").write_text(REWARD)
     changed = {
         "model.path": tiny, "task.path": f"{DATA}/gsm8k_train.jsonl", "task.eval_path": f"{DATA}/math500.jsonl",
-        "task.reward": "small_reward:odd_length", "rollout.engine": os.environ.get("RLZOO_TEST_ENGINE", "hf"),
+        "task.reward": "small_reward:odd_length", "rollout.engine": ENGINE,
         "rollout.num_prompts": 6, "rollout.group_size": 4, "rollout.max_new_tokens": 24, "eval.num_problems": 4,
         "learner.lr": 1e-3, "learner.warmup_updates": 0, "checkpoint.every": 1, "tracking.mlflow": "false",
     }  # fmt: skip
@@ -81,7 +82,8 @@ def test_the_recipe_runs_from_end_to_end(tiny, tmp_path):
     assert resumed[3]["learner/grad_norm"] > 0
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000003"
     assert AutoModelForCausalLM.from_pretrained(checkpoint).config.hidden_size == 64
-    evaluated = ["--suite", "gsm8k", "--data", DATA, "--limit", "3", "--k", "2", "--max-new-tokens", "16", "--no-mlflow"]
+    evaluated = ["--suite", "gsm8k", "--data", DATA, "--limit", "3", "--k", "2", "--max-new-tokens", "16", "--no-mlflow",
+                 "--set", f"rollout.engine={ENGINE}"]  # fmt: skip
     done = rlzoo(tmp_path, "eval", "run", *evaluated, "--output", "eval", "--json")
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "eval" / "completions" / "gsm8k.jsonl").read_text().splitlines()) == 3
