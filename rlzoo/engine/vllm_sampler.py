@@ -91,6 +91,7 @@ class VLLMSampler:
                     max_model_len=self.settings.max_model_len,
                     max_num_seqs=num_rows,
                     gpu_memory_utilization=self.settings.gpu_memory_utilization,
+                    enable_chunked_prefill=not on_cpu,  # there it ends in an error with the seeds of single responses
                     enable_sleep_mode=self.sleeps,
                     enforce_eager=self.settings.enforce_eager or on_cpu,
                     **together,

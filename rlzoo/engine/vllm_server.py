@@ -164,6 +164,8 @@ class ServerSampler:
             raise self._error(f"takes {limit} tokens, less than rollout.vllm.max_model_len={self.settings.max_model_len}")
         check_length(0, self.max_new_tokens, limit)
         on_cpu = found["device_config"]["device"] == "cpu"
+        if on_cpu and found["scheduler_config"]["enable_chunked_prefill"]:
+            raise self._error("cuts prompts into pieces, which fails on the CPU; start it with --no-enable-chunked-prefill")
         return limit, cpu_head_size(self.model_config) if on_cpu else head_size(self.model_config)
 
     def _make_folder(self) -> Path:

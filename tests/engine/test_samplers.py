@@ -123,6 +123,7 @@ def server():
             "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "dtype": "torch.float32", "max_model_len": 256,
         },
         "device_config": {"device": "cpu"},
+        "scheduler_config": {"enable_chunked_prefill": False},
     }  # fmt: skip
     answers = Answers(
         {
@@ -198,6 +199,9 @@ def test_a_server_that_samples_something_else_is_refused(server):
     assert refused("/server_info", raw).endswith("raw_logprobs; start it with --logprobs-mode processed_logprobs")
     defaults = config(generation_config="auto")
     assert refused("/server_info", defaults).endswith("auto; start it with --generation-config vllm")
+    pieces = config()
+    pieces[1]["vllm_config"]["scheduler_config"] = {"enable_chunked_prefill": True}
+    assert refused("/server_info", pieces).endswith("fails on the CPU; start it with --no-enable-chunked-prefill")
     assert refused("/server_info", config(), "rollout.vllm.dtype=bfloat16").endswith("start it with --dtype bfloat16")
     assert refused("/server_info", config(), "rollout.vllm.max_model_len=300").startswith("takes 256 tokens, less than")
 

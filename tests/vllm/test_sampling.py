@@ -85,3 +85,11 @@ def test_a_prompt_that_leaves_too_little_room_is_refused(pair):
     prompt = "+".join("12345" for _ in range(90)) + "="  # one token a character: 540
     with pytest.raises(UserError, match=r"rollout.max_new_tokens=24: with a prompt of 540 tokens more than vLLM's"):
         pair.sampler.sample([prompt], 1, seed=0)
+
+
+def test_more_prompt_tokens_than_vllm_takes_in_one_pass(pair):
+    # 60 prompts of 150 to 209 tokens: 10,770, and a pass takes 2,048 or 4,096
+    prompts = [f"{index % 10}+" + "7" * (147 + index) + "=" for index in range(60)]
+    rollouts = pair.sampler.sample(prompts, 2, seed=1)
+    assert sum(len(rollout.prompt_ids) for rollout in rollouts[::2]) == 10_770
+    assert pair.difference(rollouts) < 1e-4
