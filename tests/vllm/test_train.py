@@ -15,10 +15,23 @@ QUICK = [
 ]  # fmt: skip
 
 
-def train(folder, *overrides):
+def train(folder, *overrides, options=()):
     """`rlzoo train` for two steps in a process of its own; returns the run directory."""
     settings = [word for override in (*QUICK, *overrides) for word in ("--set", override)]
-    command = [sys.executable, "-m", "rlzoo", "train", "--clip", "grpo", "--steps", "2", "--output", folder / "run", *settings]
+    command = [
+        sys.executable,
+        "-m",
+        "rlzoo",
+        "train",
+        "--clip",
+        "grpo",
+        "--steps",
+        "2",
+        "--output",
+        folder / "run",
+        *settings,
+        *options,
+    ]
     answer = subprocess.run(
         [str(word) for word in command], cwd=folder, env=dict(os.environ), capture_output=True, text=True, check=False
     )
@@ -66,3 +79,20 @@ def test_a_server_that_does_not_fit_is_one_line(tmp_path, embedded_server, key):
     assert answer.stderr.count("\n") == 1, answer.stderr
     assert answer.stderr.startswith(f"rlzoo: rollout.vllm.server='{embedded_server}': ")
     assert not list(tmp_path.iterdir())
+
+
+def test_two_processes_with_an_engine_each_sample_what_one_does(tmp_path):
+    runs = []
+    for name, options in (("one", ()), ("two", ("--processes", "2"))):
+        (tmp_path / name).mkdir()
+        runs.append(train(tmp_path / name, "rollout.num_prompts=7", options=options))
+    for step in ("000001", "000002"):
+        texts = [
+            [json.loads(line)["response"] for line in (run / "rollouts" / f"{step}.jsonl").read_text().splitlines()]
+            for run in runs
+        ]
+        assert len(texts[0]) == 28
+        assert texts[0] == texts[1]
+    one, two = ([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs)
+    for name in ("learner/grad_norm", "learner/objective", "eval/accuracy"):
+        assert two[2][name] == pytest.approx(one[2][name], rel=1e-3, abs=1e-6)
