@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -189,3 +190,36 @@ def test_what_the_learner_decides_is_refused_in_deepspeeds_settings(tmp_path):
 def test_the_command_line_composes_what_the_processes_run():
     config = RunConfig.compose(clip="fspo", overrides=["launch.processes=2", "launch.deepspeed=zero3", "launch.offload=all"])
     assert RunConfig.model_validate(config.model_dump(mode="json")).launch == config.launch
+
+
+MACHINES = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+num_machines: 2
+num_processes: 2
+machine_rank: {rank}
+main_process_ip: 127.0.0.1
+main_process_port: {port}
+mixed_precision: "no"
+"""
+
+
+def test_two_launchers_with_a_config_file_are_one_run(one_process, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = [part for override in (*QUICK, "launch.processes=2") for part in ("--set", override)]
+    run = ["-m", "rlzoo", "train", "--clip", "fspo", "--steps", "2", "--output", str(tmp_path / "run"), *settings]
+    launchers = []
+    for rank in (0, 1):
+        file = tmp_path / f"machine-{rank}.yaml"
+        file.write_text(MACHINES.format(rank=rank, port=port))
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file), *run]
+        log = (tmp_path / f"machine-{rank}.log").open("w")
+        with log:
+            launchers.append(subprocess.Popen(command, cwd=tmp_path, env=environment("ddp"), stdout=log, stderr=log))
+    codes = [launcher.wait(timeout=280) for launcher in launchers]
+    assert codes == [0, 0], (tmp_path / "machine-0.log").read_text()
+    for got, expected in zip(metrics(tmp_path / "run"), metrics(one_process), strict=True):
+        for name in expected.keys() & {"reward/mean", "learner/grad_norm", "learner/objective", "eval/accuracy"}:
+            assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
