@@ -39,7 +39,7 @@ def shares(name: str) -> tuple[float, float, float]:
         task = config.task.model_copy(update={"seed": 0})
         run = Run(config, task)
         learner = run.learner
-        experience = Experience.from_groups(run.rollout(1).groups, config.clip.advantage)
+        experience = Experience.from_groups(run.source.take(1, version=0).groups, config.clip.advantage)
         experience = learner.with_old_log_probs(experience)
     rows = torch.arange(len(experience))[: len(experience) // config.learner.num_minibatches]
     assert experience.old_log_probs is not None, "just recorded"

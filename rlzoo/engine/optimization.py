@@ -97,15 +97,17 @@ class PlainOptimization:
 
     def save(self, folder: Path) -> None:
         """See `Optimization.save`."""
-        if not self.accelerator.is_main_process:
-            return
         tensors = {f"parameter/{index}": parameter.detach() for index, parameter in enumerate(self._parameters())}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"{key}/{index}": torch.as_tensor(value) for key, value in state.items()}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "optimizer.safetensors")
+        whole = {name: _gathered(tensor).contiguous() for name, tensor in tensors.items()}
+        if self.accelerator.is_main_process:
+            save_file(whole, folder / "optimizer.safetensors")
 
     def load(self, folder: Path) -> None:
         """See `Optimization.load`."""
+        if is_shared(self.accelerator):
+            raise UserError("--resume: going on under FSDP is not supported; use --deepspeed zero3")
         tensors = load_file(folder / "optimizer.safetensors")
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -186,14 +188,14 @@ def _adamw(config: LearnerConfig) -> Any:
 
 
 def is_shared(accelerator: Accelerator) -> bool:
-    """Whether a checkpoint takes all processes, each holding a part of the optimizer's states (ZeRO)."""
-    return getattr(accelerator.state, "deepspeed_plugin", None) is not None
+    """Whether a checkpoint takes all processes, each holding a part of the optimizer's states (ZeRO, FSDP2)."""
+    return accelerator.distributed_type == "FSDP" or getattr(accelerator.state, "deepspeed_plugin", None) is not None
 
 
 def is_spread(accelerator: Accelerator) -> bool:
-    """Whether every process holds a part of the weights only (ZeRO-3)."""
+    """Whether every process holds a part of the weights only (ZeRO-3, FSDP2)."""
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    return plugin is not None and plugin.zero_stage == 3
+    return accelerator.distributed_type == "FSDP" or (plugin is not None and plugin.zero_stage == 3)
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
@@ -207,7 +209,7 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         layer = model.get_submodule(name.split(".base_layer.")[0]) if ".base_layer." in name else None
         own = [parameter, *(layer.parameters() if layer is not None else ())]
         with _whole(own):
-            tensor = parameter.detach()
+            tensor = _gathered(parameter.detach())
             if layer is not None and name.endswith(".base_layer.weight"):
                 tensor = tensor + layer.get_delta_weight("default").detach().to(tensor.dtype)
             yield name.replace(".base_layer.", "."), tensor
@@ -219,6 +221,13 @@ def kept_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[s
     """Weights as they are now, on the CPU; nothing in a process that does not keep them, though it takes part."""
     copies = ((name, tensor.to("cpu", copy=True) if keep else tensor) for name, tensor in weights)
     return {name: tensor for name, tensor in copies if keep}
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that FSDP2 has spread; any other as it is."""
+    full = getattr(tensor, "full_tensor", None)
+    whole: Tensor = tensor if full is None else full()
+    return whole
 
 
 def _whole(parameters: list[nn.Parameter]) -> contextlib.AbstractContextManager[Any]:

@@ -42,6 +42,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
+    _refuse_what_a_launcher_asks_for(launch)
     bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
         # without this, a launcher's setting for DeepSpeed or FSDP decides, and on a CPU is silently not followed
@@ -61,6 +62,16 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
         unset_hf_deepspeed_config()
     _check(accelerator, launch)
     return accelerator
+
+
+def _refuse_what_a_launcher_asks_for(launch: LaunchConfig) -> None:
+    """Refuse what Accelerate would leave out on a CPU without a word."""
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and not torch.cuda.is_available():
+        raise UserError("FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and launch.deepspeed is None:
+        raise UserError(
+            "the launcher's configuration asks for DeepSpeed; leave it out there, and name stage or file with --deepspeed"
+        )
 
 
 def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:
@@ -145,13 +156,8 @@ def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
             f"launch.processes={asked}, but {got} train together ({kind.value}, {started} started); start it with "
             f"rlzoo train --processes {asked}, or with a launcher that starts {asked}"
         )
-    if kind is DistributedType.FSDP and accelerator.device.type == "cpu":
-        raise UserError("FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3")
-    if (kind is DistributedType.DEEPSPEED) != (launch.deepspeed is not None):
-        raise UserError(
-            f"launch.deepspeed={launch.deepspeed!r}, but Accelerate chose {kind.value}; name the stage or the file with "
-            "--deepspeed, not in the launcher's configuration"
-        )
+    if launch.deepspeed is not None and kind is not DistributedType.DEEPSPEED:
+        raise UserError(f"launch.deepspeed={launch.deepspeed!r}, but Accelerate chose {kind.value}")
 
 
 def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:

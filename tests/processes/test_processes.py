@@ -152,6 +152,24 @@ def test_two_processes_where_one_was_started_are_one_clear_line(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ("ACCELERATE_USE_FSDP", "rlzoo: FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3"),
+        (
+            "ACCELERATE_USE_DEEPSPEED",
+            "rlzoo: the launcher's configuration asks for DeepSpeed; leave it out there, and name stage",
+        ),
+    ],
+)
+def test_what_a_launcher_would_leave_out_is_refused(tmp_path, asked, line):
+    told = {**environment("ddp"), asked: "true"}
+    command = [sys.executable, "-m", "rlzoo", "train", "--output", str(tmp_path / "run"), "--set", "tracking.mlflow=false"]
+    done = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(line)
+
+
 def test_a_process_that_dies_ends_the_other_within_a_minute(tmp_path):
     command = [sys.executable, "-m", "rlzoo", "train", "--processes", "2", "--output", "run", "--set", "tracking.mlflow=false"]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
