@@ -96,3 +96,15 @@ def test_two_processes_with_an_engine_each_sample_what_one_does(tmp_path):
     one, two = ([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs)
     for name in ("learner/grad_norm", "learner/objective", "eval/accuracy"):
         assert two[2][name] == pytest.approx(one[2][name], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("where", ["in process", "server"])
+def test_one_batch_ahead_is_sampled_by_the_weights_before(tmp_path, where, request):
+    server = [] if where == "in process" else [f"rollout.vllm.server={request.getfixturevalue('embedded_server')}"]
+    run = train(tmp_path, "rollout.max_staleness=1", *server)
+    rows = [json.loads(line) for line in (run / "rollouts" / "000002.jsonl").read_text().splitlines()]
+    assert {row["policy_version"] for row in rows} == {0}
+    tensors = load_file(run / "rollouts" / "000002.safetensors")
+    assert float((tensors["old_log_probs"] - tensors["rollout_log_probs"]).abs().max()) > 1e-2
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["rollout/staleness"] for row in metrics[1:]] == [0.0, 4.0]
