@@ -54,11 +54,6 @@ def test_without_vllm_the_refusal_says_what_to_install(monkeypatch):
     )
 
 
-def test_several_processes_need_a_server(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "in process only where one process trains; name a rollout.vllm.server" in refusal()
-
-
 @pytest.mark.parametrize("key", ["rollout.temperature", "eval.temperature"])
 def test_temperatures_that_vllm_does_not_take_are_refused_at_the_start(key):
     assert refusal(f"{key}=2.5") == f"{key}=2.5: vLLM takes 0.01 to 2; set rollout.engine=hf for others"
