@@ -4,11 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import rlzoo
+
+EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"  # the same model by another name
 QUICK = [
     "rollout.engine=vllm", "rollout.num_prompts=8", "rollout.group_size=4", "rollout.max_new_tokens=20",
     "task.num_operands_max=4", "eval.num_problems=20", "learner.lr=1e-3", "tracking.mlflow=false",
@@ -70,7 +74,7 @@ def test_runs_against_a_server_start_from_their_own_weights(tmp_path, embedded_s
     assert server[0] == again[0]
 
 
-@pytest.mark.parametrize("key", ["rollout.vllm.dtype=bfloat16", "rollout.vllm.max_model_len=300", "model.path=smollm2"])
+@pytest.mark.parametrize("key", ["rollout.vllm.dtype=bfloat16", "rollout.vllm.max_model_len=300", f"model.path={EMBEDDED}"])
 def test_a_server_that_does_not_fit_is_one_line(tmp_path, embedded_server, key):
     command = [sys.executable, "-m", "rlzoo", "train", "--clip", "grpo", "--set", "rollout.engine=vllm", "--set", key]
     command += ["--set", f"rollout.vllm.server={embedded_server}"]
@@ -81,11 +85,13 @@ def test_a_server_that_does_not_fit_is_one_line(tmp_path, embedded_server, key):
     assert not list(tmp_path.iterdir())
 
 
-def test_two_processes_with_an_engine_each_sample_what_one_does(tmp_path):
+@pytest.mark.parametrize("where", ["in process", "server"])
+def test_two_processes_sample_what_one_does(tmp_path, where, request):
+    server = [] if where == "in process" else [f"rollout.vllm.server={request.getfixturevalue('embedded_server')}"]
     runs = []
     for name, options in (("one", ()), ("two", ("--processes", "2"))):
         (tmp_path / name).mkdir()
-        runs.append(train(tmp_path / name, "rollout.num_prompts=7", options=options))
+        runs.append(train(tmp_path / name, "rollout.num_prompts=7", *server, options=options))
     for step in ("000001", "000002"):
         texts = [
             [json.loads(line)["response"] for line in (run / "rollouts" / f"{step}.jsonl").read_text().splitlines()]
