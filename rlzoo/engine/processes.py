@@ -43,6 +43,8 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
     _refuse_what_a_launcher_asks_for(launch)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it guesses, and says so, wherever transformers imports it
     bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
         # without this, a launcher's setting for DeepSpeed or FSDP decides, and on a CPU is silently not followed
@@ -122,8 +124,6 @@ def _read(name: str) -> dict[str, Any]:
 
 def _prepare_environment() -> None:
     """What DeepSpeed reads from the environment, where no launcher has said it."""
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
     if "WORLD_SIZE" not in os.environ:
         os.environ.update(alone)

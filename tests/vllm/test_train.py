@@ -61,8 +61,9 @@ def check(run):
     return responses
 
 
-def test_a_run_in_process(tmp_path):
-    check(train(tmp_path))
+@pytest.mark.parametrize("overrides", [(), ("learner.lora.rank=8", "learner.lr=1e-2")], ids=["all weights", "lora"])
+def test_a_run_in_process(tmp_path, overrides):
+    check(train(tmp_path, *overrides))
 
 
 def test_runs_against_a_server_start_from_their_own_weights(tmp_path, embedded_server):
