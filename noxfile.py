@@ -69,9 +69,10 @@ def floors(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The test suite; arguments after ``--`` go to pytest."""
+    """The test suite, two files at a time; arguments after ``--`` go to pytest instead."""
     pytest = str(project(session) / "pytest")
-    session.run(pytest, *(session.posargs or ["-m", "not slow and not deepspeed"]), external=True, env=OFFLINE)
+    usual = ["-n", "2", "--dist", "loadfile", "-m", "not slow and not deepspeed"]
+    session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
 
 
 @nox.session
