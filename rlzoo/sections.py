@@ -48,7 +48,9 @@ class VLLMConfig(Section):
 class RolloutConfig(Section):
     """How responses are sampled."""
 
-    engine: Literal["hf", "vllm"] = Field("hf", description="what samples: transformers' generate, or vLLM")
+    engine: Literal["hf", "generate", "vllm"] = Field(
+        "hf", description="what samples: the transformers model decoded row by row, its own generate, or vLLM"
+    )
 
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")

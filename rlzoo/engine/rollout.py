@@ -1,4 +1,4 @@
-"""What samples responses: the protocol of a sampler, and the one that uses transformers' `generate`."""
+"""What samples responses: the protocol of a sampler, and the one that uses a transformers model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from rlzoo.engine.decode import Decoded, can_decode, decode
+from rlzoo.engine.draws import OwnDraws, row_uniforms
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:
@@ -54,35 +55,8 @@ class Sampler(Protocol):
         ...
 
 
-class OwnDraws:
-    """A logits processor that draws every token itself, from a random number of the row's own, and keeps its log-prob.
-
-    The token is where the cumulated probabilities pass the row's number, so what a row draws depends on its weights and
-    its number alone: not on the rows beside it, nor on the process that samples it. It applies the temperature, so what it
-    records is the distribution that was sampled from.
-    """
-
-    def __init__(self, uniforms: Tensor, temperature: float) -> None:
-        self.uniforms = uniforms  # (B, T) in [0, 1), float64
-        self.temperature = temperature
-        self.columns: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores ``(B, V)`` whose largest is the token drawn; called by `generate` before each token."""
-        log_probs = (scores.float() / self.temperature).log_softmax(dim=-1)
-        cumulative = log_probs.double().exp().cumsum(dim=-1)
-        numbers = self.uniforms[:, len(self.columns), None] * cumulative[:, -1:]
-        drawn = torch.searchsorted(cumulative, numbers, right=True).clamp(max=scores.shape[-1] - 1)
-        self.columns.append(log_probs.gather(-1, drawn))
-        return torch.full_like(log_probs, -torch.inf).scatter(-1, drawn, 0.0)
-
-    def log_probs(self) -> Tensor:
-        """Log-probabilities ``(B, T)`` of the T tokens drawn so far."""
-        return torch.cat(self.columns, dim=1)
-
-
 class HFSampler:
-    """Samples with transformers: left padding, position ids from the mask, the end token kept.
+    """Samples with a transformers model, by `decode` or by transformers' own `generate`; the end token is kept.
 
     Example:
         ``HFSampler(model, tokenizer, end_ids={2}, max_new_tokens=64).sample(["3+5="], 8, seed=1)`` gives eight rollouts.
@@ -98,6 +72,7 @@ class HFSampler:
         batch_size: int = 256,
         chat_template: bool = False,
         own_weights: bool = False,
+        generate: bool = False,
     ) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False) if own_weights else model
         self.needs_weights = own_weights
@@ -106,6 +81,7 @@ class HFSampler:
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
         self.chat_template = chat_template
+        self.generates = generate or not can_decode(self.model)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights into the sampler's own model."""
@@ -157,6 +133,19 @@ class HFSampler:
     def _sample_rows(
         self, rows: Sequence[tuple[int, ...]], uniforms: Tensor, temperature: float, policy_version: int
     ) -> list[Rollout]:
+        if self.generates:
+            decoded = self._generate(rows, uniforms, temperature)
+        else:
+            pad_id = int(self.tokenizer.pad_token_id)
+            decoded = decode(self.model, rows, uniforms, end_ids=self.end_ids, pad_id=pad_id, temperature=temperature)
+        responses, reported = decoded.tokens.tolist(), decoded.log_probs.tolist()
+        return [
+            make_rollout(self.tokenizer, self.end_ids, ids, response, log_probs, policy_version)
+            for ids, response, log_probs in zip(rows, responses, reported, strict=True)
+        ]
+
+    def _generate(self, rows: Sequence[tuple[int, ...]], uniforms: Tensor, temperature: float) -> Decoded:
+        """The plain path: transformers' `generate`, left padding, every row until the longest ends."""
         from transformers import GenerationConfig, LogitsProcessorList
 
         pad_id, device = int(self.tokenizer.pad_token_id), self.model.device
@@ -175,17 +164,7 @@ class HFSampler:
             ),
             logits_processor=LogitsProcessorList([draws]),
         )
-        responses, reported = sequences[:, size:].tolist(), draws.log_probs().tolist()
-        return [
-            make_rollout(self.tokenizer, self.end_ids, ids, response, log_probs, policy_version)
-            for ids, response, log_probs in zip(rows, responses, reported, strict=True)
-        ]
-
-
-def row_uniforms(seed: int, first_row: int, num_rows: int, num_tokens: int) -> Tensor:
-    """Random numbers in [0, 1), float64 ``(num_rows, num_tokens)``, that depend on the seed and the row's number alone."""
-    rows = range(first_row, first_row + num_rows)
-    return torch.from_numpy(np.stack([np.random.default_rng([seed, row]).random(num_tokens) for row in rows]))
+        return Decoded(sequences[:, size:], draws.log_probs())
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ def make_sampler(
     Raises:
         UserError: vLLM is not installed or cannot sample as asked, or the server is not there or serves something else.
     """
-    if settings.engine == "hf":
+    if settings.engine in ("hf", "generate"):
         return HFSampler(
             model,
             tokenizer,
@@ -42,6 +42,7 @@ def make_sampler(
             batch_size=settings.batch_size,
             chat_template=named.chat_template,
             own_weights=own_weights,
+            generate=settings.engine == "generate",
         )
     from rlzoo.engine.vllm_sampler import VLLMSampler
 

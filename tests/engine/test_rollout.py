@@ -5,9 +5,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from rlzoo.engine.draws import OwnDraws, row_uniforms
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.model import ResponseLogProbs
-from rlzoo.engine.rollout import HFSampler, OwnDraws, encode_prompt, row_uniforms
+from rlzoo.engine.rollout import HFSampler, encode_prompt
 from rlzoo.types import Problem, RolloutGroup
 from tests.engine.conftest import VOCABULARY, make_model, plain_log_probs
 

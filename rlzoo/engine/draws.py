@@ -1,0 +1,72 @@
+"""How a token is drawn: from a random number of the response's own, by the inverse of the cumulated probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BLOCK = 256
+"""Probabilities summed at a time: a draw looks for its block first, then within it."""
+
+
+def row_uniforms(seed: int, first_row: int, num_rows: int, num_tokens: int) -> Tensor:
+    """Random numbers in [0, 1), float64 ``(num_rows, num_tokens)``, that depend on the seed and the row's number alone."""
+    rows = range(first_row, first_row + num_rows)
+    return torch.from_numpy(np.stack([np.random.default_rng([seed, row]).random(num_tokens) for row in rows]))
+
+
+def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The token of each row at which the cumulated probabilities pass the row's number, and its log-probability.
+
+    It depends on the row's logits and number alone: not on the rows beside it, nor on the process that samples it.
+
+    Args:
+        logits: ``(B, V)``.
+        numbers: float64 ``(B,)`` in [0, 1).
+        temperature: logits are divided by it.
+
+    Returns:
+        Tokens, int64 ``(B,)``, and their log-probabilities, float32 ``(B,)``, in nats.
+    """
+    scaled = logits.float() / temperature
+    largest = scaled.amax(dim=-1, keepdim=True)
+    masses = (scaled - largest).exp()  # probabilities times an unknown total
+    blocks = torch.nn.functional.pad(masses, (0, -masses.shape[-1] % BLOCK)).view(len(masses), -1, BLOCK)
+    ends = blocks.sum(dim=-1).double().cumsum(dim=-1)  # (B, blocks)
+    total = ends[:, -1:]
+    wanted = numbers[:, None] * total
+    block = _first_above(ends, wanted)
+    before = torch.where(block > 0, ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    within = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK)).squeeze(1).double().cumsum(dim=-1)
+    tokens = block * BLOCK + _first_above(within, wanted - before)
+    log_probs = scaled.gather(-1, tokens) - largest - total.log().float()
+    return tokens.squeeze(-1), log_probs.squeeze(-1)
+
+
+def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
+    """Where the cumulated sums ``(B, N)`` first exceed ``(B, 1)``; if rounding leaves no such place, where they end to grow."""
+    last = (sums < sums[:, -1:]).sum(dim=-1, keepdim=True)
+    return torch.minimum(torch.searchsorted(sums, wanted, right=True), last)
+
+
+class OwnDraws:
+    """A logits processor that draws every token itself, with `draw`, and keeps its log-probability.
+
+    It applies the temperature, so what it records is the distribution that was sampled from.
+    """
+
+    def __init__(self, uniforms: Tensor, temperature: float) -> None:
+        self.uniforms = uniforms  # (B, T) in [0, 1), float64
+        self.temperature = temperature
+        self.columns: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores ``(B, V)`` whose largest is the token drawn; called by `generate` before each token."""
+        tokens, log_probs = draw(scores, self.uniforms[:, len(self.columns)], self.temperature)
+        self.columns.append(log_probs)
+        return torch.full_like(scores, -torch.inf, dtype=torch.float32).scatter(-1, tokens[:, None], 0.0)
+
+    def log_probs(self) -> Tensor:
+        """Log-probabilities ``(B, T)`` of the T tokens drawn so far."""
+        return torch.stack(self.columns, dim=1)
