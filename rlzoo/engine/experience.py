@@ -28,17 +28,17 @@ class ModelBatch:
     """
 
     input_ids: Tensor  # (R, S)
-    attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None where packed: the position ids tell rows apart
-    position_ids: Tensor  # (R, S) from 0 at each row's first token, whatever the padding side
+    attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None: what follows a row's end is masked by causality
+    position_ids: Tensor | None  # (R, S) from 0 at each row's first token, packed or not; None: every row starts at 0
     predicts: Tensor  # (R, S) bool: positions whose next token belongs to the response
 
     def to(self, device: torch.device) -> ModelBatch:
         """The same batch on a device."""
-        mask = self.attention_mask
+        mask, positions = self.attention_mask, self.position_ids
         return ModelBatch(
             self.input_ids.to(device),
             None if mask is None else mask.to(device),
-            self.position_ids.to(device),
+            None if positions is None else positions.to(device),
             self.predicts.to(device),
         )
 
@@ -103,8 +103,8 @@ class Experience:
             finished=finished,
         )
 
-    def model_batch(self, rows: Tensor, pad_id: int, padding_side: PaddingSide = "left") -> ModelBatch:
-        """Pad some rows to the longest of them."""
+    def model_batch(self, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelBatch:
+        """Pad some rows to the longest of them; on the right, a causal model needs no mask to ignore what follows a row."""
         sequences = [self.sequences[row] for row in rows.tolist()]
         size = max(len(sequence) for sequence in sequences)
         input_ids = torch.full((len(sequences), size), pad_id)
@@ -116,6 +116,8 @@ class Experience:
             input_ids[index, start:end] = sequence
             attention_mask[index, start:end] = 1
             predicts[index, end - response - 1 : end - 1] = True
+        if padding_side == "right":
+            return ModelBatch(input_ids, None, None, predicts)
         position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         return ModelBatch(input_ids, attention_mask, position_ids, predicts)
 

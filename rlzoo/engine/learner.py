@@ -14,18 +14,17 @@ from torch import Tensor
 from rlzoo.analysis.response_table import ResponseTable
 from rlzoo.engine.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.engine.experience import Experience, PaddingSide
-from rlzoo.engine.judge import judgement, updated
+from rlzoo.engine.gradient import StepGradient, StepMeasures
+from rlzoo.engine.judge import updated
 from rlzoo.engine.mismatch import with_mismatch_weights
 from rlzoo.engine.model import ResponseLogProbs, check_packing
 from rlzoo.engine.optimization import Applied, make_optimization, named_weights
-from rlzoo.engine.passes import Passes, gather
+from rlzoo.engine.passes import Passes
 from rlzoo.engine.processes import make_accelerator
 from rlzoo.engine.shaping import with_kl_in_the_reward
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
-from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
 from rlzoo.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig
-from rlzoo.types import ClipInputs
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -50,24 +49,8 @@ class Update:
     lr: float
 
 
-@dataclass(frozen=True, slots=True)
-class WholeStep:
-    """What a rule of scope "batch" answers for a whole step.
-
-    Example:
-        ``whole.gradient[rows]`` is g for those rows.
-    """
-
-    gradient: Tensor  # (B, T) dJ/dlog_probs, 0 outside the step's rows
-    table: ResponseTable
-    objective: float
-
-
 class Learner:
     """Owns the optimizer and the policy's current state.
-
-    The policy is differentiated with respect to the log-probabilities alone, g = dJ/dlog_probs, and
-    ``sum(g * log_probs)`` is back-propagated through the model: exact for every rule, since log_probs is all a rule sees.
 
     With several processes, each holds the whole experience and computes its share of the rows; log-probs, measurements and
     gradients are added up, so that all of them end every step with the same.
@@ -83,7 +66,7 @@ class Learner:
         max_length: int,
         num_updates: int,
         temperature: float = 1.0,
-        padding_side: PaddingSide = "left",
+        padding_side: PaddingSide = "right",
         reward: RewardConfig | None = None,
         mismatch: MismatchConfig | None = None,
         accelerator: Accelerator | None = None,
@@ -160,26 +143,40 @@ class Learner:
             The experience with its ``old_log_probs`` filled in, and the advantages that follow from them where the reward
             has a KL; and the steps in order.
         """
-        experience = with_mismatch_weights(self.with_old_log_probs(experience), self.mismatch)
+        number, settings = len(experience), self.config
+        rng = torch.Generator().manual_seed(seed)
+        epochs = [torch.randperm(number, generator=rng) for _ in range(settings.num_epochs)]
+        minibatches = [rows for order in epochs for rows in order.chunk(settings.num_minibatches)]
+        # before the first step the policy is still the old one: that step's own pass gives its rows' old log-probs
+        known_later = minibatches[0] if self.reward.kl_coef == 0 and self.mismatch.correction == "none" else torch.tensor([])
+        experience = with_mismatch_weights(self.with_old_log_probs(experience, known_later), self.mismatch)
         if self.reward.kl_coef > 0:
             experience = with_kl_in_the_reward(experience, self.policy.advantage, self.reward)
         edges = bin_edges(experience.lengths)
-        rng = torch.Generator().manual_seed(seed)
         updates: list[Update] = []
-        for _ in range(self.config.num_epochs):
-            for rows in torch.randperm(len(experience), generator=rng).chunk(self.config.num_minibatches):
-                if before_update is not None:
-                    before_update(len(updates))
-                update = self.step(experience, rows, seed + len(updates))
-                updates.append(update)
-                self.policy = updated(self.policy, update.table.clip_stats(edges))
+        for index, rows in enumerate(minibatches):
+            if before_update is not None:
+                before_update(index)
+            is_first = index == 0 and len(known_later) > 0
+            update = self.step(experience, rows, seed + index, is_first=is_first)
+            if is_first:
+                assert experience.old_log_probs is not None
+                experience.old_log_probs[rows] = update.log_probs
+            updates.append(update)
+            self.policy = updated(self.policy, update.table.clip_stats(edges))
         return experience, updates
 
     @torch.no_grad()
-    def with_old_log_probs(self, experience: Experience) -> Experience:
-        """Record the log-probs of the policy before its first update, and of the reference if there is one."""
+    def with_old_log_probs(self, experience: Experience, known_later: Tensor | None = None) -> Experience:
+        """Record the log-probs of the policy before its first update, and of the reference if there is one.
+
+        Args:
+            experience: the graded rollouts.
+            known_later: rows whose old log-probs are left at 0.
+        """
         rows = torch.arange(len(experience))
-        old, _ = self.passes.log_probs(self.model, experience, rows)
+        needed = rows if known_later is None else rows[~torch.isin(rows, known_later)]
+        old, _ = self.passes.log_probs(self.model, experience, needed)
         if not self.has_reference:
             return replace(experience, old_log_probs=old)
         if self.reference is None:
@@ -190,106 +187,48 @@ class Learner:
                 ref, _ = self.passes.log_probs(self.reference, experience, rows)
         return replace(experience, old_log_probs=old, ref_log_probs=ref)
 
-    def step(self, experience: Experience, rows: Tensor, seed: int = 0) -> Update:
-        """One optimizer step on some rows of the experience."""
+    def step(self, experience: Experience, rows: Tensor, seed: int = 0, *, is_first: bool = False) -> Update:
+        """One optimizer step on some rows of the experience; see `accumulate`."""
         lr = float(self.scheduler.get_last_lr()[0])
         learns = self.config.kl_coef > 0 or bool((experience.advantages[rows] != 0).any())
-        log_probs, table, objective = self.accumulate(experience, rows, seed, learns=learns)
+        measures = self.accumulate(experience, rows, seed, learns=learns, is_first=is_first)
         limit = self.config.max_grad_norm
         applied = self.optimization.apply(limit) if learns else Applied(grad_norm=0.0, stepped=False)
         if applied.stepped:
             self.scheduler.step()
             self.num_optimizer_steps += 1
-        clipped = limit is not None and applied.grad_norm > limit
-        return Update(rows, log_probs, table, objective, applied.grad_norm, clipped, not applied.stepped, lr)
+        return Update(
+            rows,
+            measures.log_probs,
+            measures.table,
+            measures.objective,
+            grad_norm=applied.grad_norm,
+            grad_clipped=limit is not None and applied.grad_norm > limit,
+            skipped=not applied.stepped,
+            lr=lr,
+        )
 
     def accumulate(
-        self, experience: Experience, rows: Tensor, seed: int = 0, *, learns: bool = True
-    ) -> tuple[Tensor, ResponseTable, float]:
-        """Add up the gradient of one step's loss, micro-batch by micro-batch.
+        self, experience: Experience, rows: Tensor, seed: int = 0, *, learns: bool = True, is_first: bool = False
+    ) -> StepMeasures:
+        """Add up the gradient of one step's loss.
 
         Args:
             experience: with its old log-probs.
             rows: ``(R,)`` of the experience, of all processes.
             seed: of rules that draw at random.
             learns: False to measure only.
-
-        Returns:
-            The rows' log-probs ``(R, T)``, their measurements, and the objective J, over all processes.
+            is_first: the rows' old log-probs are those the model gives now.
         """
-        counts = _counts(experience, rows)
-        pieces = self.passes.micro_batches(experience, rows)
-        g = self._whole_step_gradient(experience, rows, counts, seed) if self.policy.scope == "batch" else None
-        log_probs = torch.zeros(experience.response_mask.shape)
-        measured: list[tuple[ResponseTable, float]] = []
-        for index, piece in enumerate(pieces):
-            is_last = index == len(pieces) - 1
-            with self.optimization.micro_batch(is_last), torch.set_grad_enabled(learns):
-                current, entropy = self.passes.forward(self.model, experience, piece.rows)
-                if piece.is_idle:
-                    upstream = torch.zeros_like(current)
-                elif g is None:
-                    upstream, table, share = self._judge(experience, piece.rows, current, counts, entropy, seed)
-                    measured.append((table, share))
-                else:
-                    upstream = g.gradient[piece.rows, : current.shape[1]].to(current.device)
-                if learns:
-                    self.optimization.backward(-(upstream * current).sum())
-            if not piece.is_idle:
-                log_probs[piece.rows, : current.shape[1]] = current.detach().float().cpu()
-        log_probs = self.passes.sum(log_probs)[rows]
-        if g is not None:
-            return log_probs, g.table, g.objective
-        measured = gather(self.accelerator, measured)
-        return log_probs, ResponseTable.concat([table for table, _ in measured]), sum(share for _, share in measured)
-
-    def _judge(
-        self, experience: Experience, rows: Tensor, log_probs: Tensor, counts: StepCounts, entropy: Tensor, seed: int
-    ) -> tuple[Tensor, ResponseTable, float]:
-        """The policy on these rows: the loss's g = dJ/dlog_probs ``(R, T)``, their measurements, their share of J."""
-        inputs = experience.clip_inputs(rows, log_probs.detach(), seed)
-        with torch.enable_grad():
-            weights = experience.mismatch_weights
-            if weights is not None:
-                weights = weights[rows, : log_probs.shape[1]].to(log_probs.device)
-            judged = judgement(self.policy, inputs, counts, self.max_length, weights)
-        gradient, kl = judged.gradient, None
-        if self.config.kl_coef > 0:
-            kl, kl_gradient = self._kl(experience, rows, inputs, counts)
-            gradient = gradient - self.config.kl_coef * kl_gradient
-        table = ResponseTable.measure(
-            inputs,
-            judged.result,
-            judged.gradient,
-            judged.on_policy_gradient,
-            group=experience.group_ids[rows].to(log_probs.device),
-            entropy=entropy,
-            kl=kl,
+        step = StepGradient(
+            experience,
+            rows,
+            policy=self.policy,
+            config=self.config,
+            passes=self.passes,
+            optimization=self.optimization,
+            max_length=self.max_length,
+            seed=seed,
+            is_first=is_first,
         )
-        return gradient, table, judged.objective
-
-    def _kl(self, experience: Experience, rows: Tensor, inputs: ClipInputs, counts: StepCounts) -> tuple[Tensor, Tensor]:
-        """The KL to the reference per token, ``(R, T)``, and the gradient of its reduction for log_probs."""
-        assert experience.ref_log_probs is not None, "the reference's log-probs are recorded before the first update"
-        leaf = inputs.log_probs.detach().requires_grad_()
-        ref_log_probs = experience.ref_log_probs[rows, : leaf.shape[1]].to(leaf.device)
-        with torch.enable_grad():
-            kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
-            total = reduce_objective(kl, inputs.response_mask, self.policy.reduction, counts, self.max_length)
-            (gradient,) = torch.autograd.grad(total, leaf)
-        return kl.detach(), gradient
-
-    def _whole_step_gradient(self, experience: Experience, rows: Tensor, counts: StepCounts, seed: int) -> WholeStep:
-        """The g of a rule that looks at the whole step: all log-probs first, without gradient, then the policy once."""
-        log_probs, entropy = self.passes.log_probs(self.model, experience, rows)
-        device = self.accelerator.device
-        g, table, objective = self._judge(experience, rows, log_probs[rows].to(device), counts, entropy[rows].to(device), seed)
-        gradient = torch.zeros(experience.response_mask.shape)
-        gradient[rows] = g.cpu()
-        return WholeStep(gradient, table, objective)
-
-
-def _counts(experience: Experience, rows: Tensor) -> StepCounts:
-    """The step's denominators, fixed before its first backward pass, over all micro-batches and processes."""
-    lengths = experience.lengths[rows]
-    return StepCounts(num_responses=int((lengths > 0).sum()), num_tokens=int(lengths.sum()))
+        return step.add_up(learns=learns)

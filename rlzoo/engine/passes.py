@@ -37,7 +37,7 @@ class Passes:
     """
 
     def __init__(
-        self, accelerator: Accelerator, *, pad_id: int, max_tokens: int, packing: bool, padding_side: PaddingSide = "left"
+        self, accelerator: Accelerator, *, pad_id: int, max_tokens: int, packing: bool, padding_side: PaddingSide = "right"
     ) -> None:
         self.accelerator = accelerator
         self.pad_id = pad_id
@@ -50,6 +50,8 @@ class Passes:
 
         Collective operations in a forward or backward pass wait for all processes.
         """
+        if not len(rows):
+            return []
         lengths = [len(sequence) for sequence in experience.sequences]
         shares = deal(rows, lengths, self.accelerator.num_processes)
         cut = [list(experience.micro_batches(share, self.max_tokens, self.packing)) for share in shares]
@@ -81,6 +83,10 @@ class Passes:
             return tensor
         total: Tensor = self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")
         return total.cpu()
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true in any process."""
+        return bool(self.sum(torch.tensor(float(flag))))
 
 
 def gather(accelerator: Accelerator, items: list[Item]) -> list[Item]:

@@ -1,0 +1,123 @@
+"""What a step does not compute: old log-probs that its own pass gives, and backward passes of rows without a gradient."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rlzoo import ClipPolicy, load_zoo, ops
+from rlzoo.advantages import TOKEN_ADVANTAGES
+from rlzoo.sections import MismatchConfig, RewardConfig
+from tests.engine.conftest import make_model, off_policy_experience
+from tests.engine.test_learner import current_log_probs, make_learner, plain_gradient, relative_error, step_gradient
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def passes_of(learner):
+    """Rows of each forward pass from now on, by whether it is followed by a backward pass."""
+    seen = {True: [], False: []}
+    hook = lambda _, given: seen[torch.is_grad_enabled()].append(given[0].input_ids.shape[0])  # noqa: E731
+    learner.model.register_forward_pre_hook(hook)
+    return seen
+
+
+def weights_of(learner):
+    return torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()])
+
+
+@pytest.mark.parametrize("name", ["grpo", "fspo", "m2po"])  # scopes token, sequence, batch
+def test_the_first_step_gives_its_rows_old_log_probs(model, name):
+    policy = load_zoo()[name]()
+    experience = off_policy_experience(model, policy)
+    plain = make_learner(model, policy, num_minibatches=3)
+    order = torch.randperm(18, generator=torch.Generator().manual_seed(5)).chunk(3)
+    known = plain.with_old_log_probs(experience)
+    updates = [plain.step(known, rows, 5 + index) for index, rows in enumerate(order)]
+
+    learner = make_learner(model, policy, num_minibatches=3)
+    got, got_updates = learner.update(experience, seed=5)
+    torch.testing.assert_close(got.old_log_probs, known.old_log_probs, atol=1e-5, rtol=0)
+    assert torch.equal(got_updates[0].log_probs, got.old_log_probs[order[0]])
+    assert relative_error(weights_of(learner), weights_of(plain)) < 1e-6
+    for one, other in zip(got_updates, updates, strict=True):
+        assert torch.equal(one.rows, other.rows)
+        assert one.objective == pytest.approx(other.objective, rel=1e-5, abs=1e-7)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
+
+
+def test_one_update_per_batch_takes_one_pass(model):
+    policy = load_zoo()["grpo"]()
+    experience = off_policy_experience(model, policy)
+    learner = make_learner(model, policy, num_minibatches=1)
+    seen = passes_of(learner)
+    learner.update(experience, seed=0)
+    without = int((experience.advantages == 0).sum())
+    assert (sum(seen[True]), sum(seen[False])) == (18 - without, without)
+
+
+@pytest.mark.parametrize("cause", ["reward", "mismatch"])
+def test_what_needs_the_old_log_probs_before_the_first_step_gets_them(model, cause):
+    policy = load_zoo()["grpo"](advantage=TOKEN_ADVANTAGES[0])
+    experience = off_policy_experience(model, policy)
+    learner = make_learner(model, policy, num_minibatches=1, reward=RewardConfig(kl_coef=0.01 if cause == "reward" else 0))
+    if cause == "mismatch":
+        learner.mismatch = MismatchConfig(correction="tis")
+        experience = dataclasses.replace(experience, rollout_log_probs=experience.old_log_probs)
+    seen = passes_of(learner)
+    got, _ = learner.update(experience, seed=0)
+    assert sum(seen[False]) >= 18
+    assert (got.old_log_probs[got.response_mask] != 0).all()
+
+
+@pytest.mark.parametrize("name", ["grpo", "fspo", "m2po"])
+def test_rows_without_an_advantage_get_no_backward_pass(model, name):
+    policy = load_zoo()[name]()
+    experience = off_policy_experience(model, policy)
+    learner = make_learner(model, policy, max_tokens_per_micro_batch=100)
+    seen = passes_of(learner)
+    measures = learner.accumulate(experience, torch.arange(18))
+    assert 0 < sum(seen[True]) <= 15  # of 18 rows 3 have none; a rule of scope "batch" leaves out what it clips too
+    assert len(measures.table.length) == 18
+    assert (measures.log_probs[experience.response_mask] != 0).all()
+
+
+class Penalised(ClipPolicy):
+    """Pushes every response down a little, whatever its advantage."""
+
+    name, paper, scope = "penalised", "none", "token"
+
+    def __call__(self, inputs):
+        return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages - 0.3, band=None)
+
+
+class PenalisedAtOnce(Penalised):
+    """The same, of the whole step."""
+
+    scope = "batch"
+
+
+def test_a_rule_with_a_gradient_where_the_advantage_is_zero_keeps_it(model):
+    experience = off_policy_experience(model, load_zoo()["grpo"]())
+    # J = mean over responses of the mean over tokens of r (A - .3), so dJ/dlog_probs = r (A - .3) / (B L), in float64
+    mask, lengths = experience.response_mask, experience.lengths[:, None]
+    ratio = (current_log_probs(model, experience) - experience.old_log_probs.double()).exp()
+    derivative = torch.where(mask, ratio * (experience.advantages.double() - 0.3) / (18 * lengths), 0.0)
+    expected = plain_gradient(model, experience, derivative.numpy())
+    for policy in (Penalised(), PenalisedAtOnce()):
+        got, objective = step_gradient(model, policy, experience, max_tokens_per_micro_batch=60)
+        assert relative_error(got.double(), expected) < 1e-5
+        assert objective == pytest.approx(float(derivative.sum()), rel=1e-5)
+
+
+def test_a_kl_pulls_rows_without_an_advantage_too(model):
+    policy = load_zoo()["grpo"]()
+    experience = off_policy_experience(model, policy)
+    learner = make_learner(model, policy, kl_coef=0.1)
+    reference = torch.where(experience.response_mask, experience.old_log_probs, 0.0)
+    seen = passes_of(learner)
+    learner.accumulate(dataclasses.replace(experience, ref_log_probs=reference), torch.arange(18))
+    assert (sum(seen[True]), sum(seen[False])) == (18, 0)
