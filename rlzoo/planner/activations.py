@@ -34,8 +34,7 @@ class MicroBatch:
 def micro_batches(config: RunConfig, prompt: int, processes: int) -> tuple[MicroBatch, ...]:
     """Those micro-batches of an optimizer step that may need most memory, with every prompt and response at its longest.
 
-    They are a full one, what is left over, and, where the longest rows go alone, two rows of half the limit: those need a
-    mask over their padding.
+    They are a full one, and what is left over.
     """
     response, limit = config.rollout.max_new_tokens, config.learner.max_tokens_per_micro_batch
     rows = rows_per_step(config, processes)
@@ -44,8 +43,6 @@ def micro_batches(config: RunConfig, prompt: int, processes: int) -> tuple[Micro
     found = [MicroBatch(fits, length, response, is_first=rows // fits < 2)]
     if rows // fits < 2 and rows % fits:
         found.append(MicroBatch(rows % fits, length, response, is_first=False))
-    if fits == 1 and rows > 1 and limit // 2 > prompt:
-        found.append(MicroBatch(2, limit // 2, limit // 2 - prompt, is_first=rows < 4))
     return tuple(found)
 
 
@@ -78,14 +75,14 @@ def layer_activations(architecture: Architecture, config: RunConfig, batch: Micr
     """Bytes that the backward pass of one layer needs from its forward pass, for a whole micro-batch.
 
     As transformers computes it: an RMS norm keeps its input in float32, the normed input and its output; attention keeps
-    query, key, value (repeated for every query head where rows are padded) and output; the MLP keeps four inner tensors.
+    query, key, value (repeated for every query head where rows are packed) and output; the MLP keeps four inner tensors.
     """
     element, hidden = compute_bytes(config), architecture.hidden_size
     wide = FLOAT if config.learner.autocast == "bfloat16" else element  # residuals and norms stay in the weights' type
     norms = 2 * hidden * (FLOAT + wide + element)
     if architecture.qk_norm:
         norms += (architecture.query_size + architecture.kv_size) * (FLOAT + element)
-    masked = has_mask(config, batch)
+    masked = has_mask(config)
     keys = architecture.query_size if masked else architecture.kv_size
     attention = (2 * architecture.query_size + 2 * keys) * element + architecture.num_heads * FLOAT
     mlp = 4 * architecture.intermediate_size * element
@@ -97,10 +94,9 @@ def layer_activations(architecture: Architecture, config: RunConfig, batch: Micr
     return per_token * batch.tokens
 
 
-def has_mask(config: RunConfig, batch: MicroBatch) -> bool:
-    """Whether attention is given a mask, which costs memory that grows with the square of a row's length."""
-    is_flash = (config.model.attn_implementation or "").startswith("flash")
-    return not is_flash and (batch.rows > 1 or config.learner.packing)
+def has_mask(config: RunConfig) -> bool:
+    """Whether attention is given a mask, which costs memory that grows with the square of a row's length: packed rows need one."""
+    return config.learner.packing and not (config.model.attn_implementation or "").startswith("flash")
 
 
 def kept_activations(architecture: Architecture, config: RunConfig, batch: MicroBatch) -> Kept:
@@ -108,7 +104,7 @@ def kept_activations(architecture: Architecture, config: RunConfig, batch: Micro
     element, layers, hidden = compute_bytes(config), architecture.num_layers, architecture.hidden_size
     layer = layer_activations(architecture, config, batch)
     in_backward = (3 * architecture.intermediate_size + 2 * hidden) * element * batch.tokens
-    mask = batch.length * batch.tokens if has_mask(config, batch) else 0
+    mask = batch.length * batch.tokens if has_mask(config) else 0
     casts = 0
     if config.learner.autocast == "bfloat16" and config.model.dtype == "float32":  # casts of the weights, until they are used
         casts = 2 * (layers * architecture.layer_matrix_parameters + architecture.embedding_parameters)

@@ -51,23 +51,25 @@ def test_zero_spreads_states_over_processes():
 
 
 def test_activations_of_a_layer_are_worked_by_hand():
-    # per token in float32: two norms keep input, normed input and output: 2 * 4 * 12 = 96; query, output, key and value, the
-    # last two repeated for both query heads, 4 wide each: 4 * 4 * 4 = 64, and a number per head 2 * 4 = 8; MLP 4 * 6 * 4 = 96;
-    # the mask over 8 tokens 8 * 4 = 32: 296 for each of 16 tokens
-    assert layer_activations(TINY, config(), BATCH) == 296 * 16
+    # per token in float32: two norms keep input, normed input and output: 2 * 4 * 12 = 96; query and output 4 wide, key and
+    # value 2 wide: 12 * 4 = 48, and a number per head 2 * 4 = 8; MLP 4 * 6 * 4 = 96: 248 for each of 16 tokens
+    assert layer_activations(TINY, config(), BATCH) == 248 * 16
+    # packed rows: key and value repeated for both query heads, 64 instead of 48, and the mask over 8 tokens 8 * 4 = 32: 296
+    assert layer_activations(TINY, config("learner.packing=true"), BATCH) == 296 * 16
     # in bfloat16: 2 * 4 * (4 + 2 + 2) = 64; 32 + 8; 48; 16: 168
-    assert layer_activations(TINY, config("model.dtype=bfloat16"), BATCH) == 168 * 16
-    # a row alone has no padding, so no mask, and its one key head is not repeated: 96 + (8 + 4) * 4 + 8 + 96
-    assert layer_activations(TINY, config(), MicroBatch(1, 8, 5, True)) == 248 * 8
+    assert layer_activations(TINY, config("model.dtype=bfloat16", "learner.packing=true"), BATCH) == 168 * 16
 
 
 def test_moments_of_a_backward_pass_are_worked_by_hand():
-    # layer 4736; last norm 4 * 12 * 16 = 768; mask 8 * 16 = 128; in the MLP's backward (3 * 6 + 2 * 4) * 4 * 16 = 1664
+    # layer 3968; last norm 4 * 12 * 16 = 768; in the MLP's backward (3 * 6 + 2 * 4) * 4 * 16 = 1664
     kept = kept_activations(TINY, config(), BATCH)
-    assert (kept.at_head, kept.at_last_layer) == (4736 + 768 + 128, 4736 + 1664 + 128)
+    assert (kept.at_head, kept.at_last_layer) == (3968 + 768, 3968 + 1664)
     # with checkpointing a layer keeps its input, 4 * 4 * 16 = 256, and is computed again
     kept = kept_activations(TINY, config("learner.gradient_checkpointing=true"), BATCH)
-    assert (kept.at_head, kept.at_last_layer) == (256 + 768 + 128, 256 + 4736 + 1664 + 128)
+    assert (kept.at_head, kept.at_last_layer) == (256 + 768, 256 + 3968 + 1664)
+    # packed: a layer of 296 * 16 = 4736, and the mask 8 * 16 = 128
+    kept = kept_activations(TINY, config("learner.packing=true"), BATCH)
+    assert (kept.at_head, kept.at_last_layer) == (4736 + 768 + 128, 4736 + 1664 + 128)
 
 
 def test_log_probs_take_one_chunk_of_logits():
@@ -84,11 +86,8 @@ def test_micro_batches_are_cut_as_the_learner_cuts_them():
         MicroBatch(3, 8, 5, is_first=True),
         MicroBatch(1, 8, 5, is_first=False),
     )
-    # a row of 8 goes alone where 10 tokens are allowed; two of 5 may go together
-    assert micro_batches(config("learner.max_tokens_per_micro_batch=10"), 3, 1) == (
-        MicroBatch(1, 8, 5, is_first=False),
-        MicroBatch(2, 5, 2, is_first=False),
-    )
+    # a row of 8 goes alone where 10 tokens are allowed
+    assert micro_batches(config("learner.max_tokens_per_micro_batch=10"), 3, 1) == (MicroBatch(1, 8, 5, is_first=False),)
 
 
 def test_the_work_of_a_step_is_worked_by_hand():
