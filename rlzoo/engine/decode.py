@@ -1,7 +1,7 @@
 """Decoding with a transformers model: one pass per prompt however many responses it gets, and none for a response that ended.
 
-Transformers computes the model and its attention; what is ours is the cache, whose rows can leave, and the loop. `can_decode`
-says for which models that equals transformers' own `generate`.
+Transformers computes the prompts and, but for the models that `fused` knows, the tokens after them; what is ours is the
+cache, whose rows can leave, and the loop. `can_decode` says
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from rlzoo.engine.draws import draw
+from rlzoo.engine.fused import FusedStep, can_fuse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,22 +49,24 @@ def decode(
     end_ids: frozenset[int],
     pad_id: int,
     temperature: float,
+    fuses: bool = False,
 ) -> Decoded:
     """Draw a response to each prompt; equal prompts next to each other are computed once.
 
     Args:
-        model: one that `can_decode` accepts, in evaluation mode.
+        model: one that `quickest_way` decodes by rows, in evaluation mode.
         prompts: B token sequences.
         uniforms: float64 ``(B, T)`` in [0, 1): the random number of each token of each response, at most T of them.
         end_ids: tokens that end a response.
         pad_id: fills the rows behind their ends.
         temperature: logits are divided by it.
+        fuses: whether tokens behind the prompt are computed by `FusedStep`, where `can_fuse` says so.
     """
     limit = uniforms.shape[1]
     uniforms, ends = uniforms.to(model.device), torch.tensor(sorted(end_ids), device=model.device)
     tokens = torch.full(uniforms.shape, pad_id, device=model.device)
     log_probs = torch.zeros(uniforms.shape, device=model.device)
-    responses = OpenResponses(model, prompts, pad_id, limit)
+    responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses)
     logits = responses.first_logits()
     for column in range(limit):
         drawn, reported = draw(logits, uniforms[responses.rows, column], temperature)
@@ -81,7 +84,9 @@ class OpenResponses:
     Prompts are padded on the left, so all responses write the same column of the cache.
     """
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int, limit: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int, limit: int, *, fuses: bool = False
+    ) -> None:
         self.model = model
         self.device = model.device
         runs = [(ids, len(list(run))) for ids, run in groupby(prompts)]
@@ -97,7 +102,10 @@ class OpenResponses:
         if not bool(self.attended.all()):
             after = torch.ones(len(prompts), limit, dtype=torch.bool)
             visible = torch.cat([self.attended.repeat_interleave(self.repeats, dim=0), after], dim=1)
-            self.mask = _attention_mask(visible[:, None, None].to(self.device), model)
+            self.mask = visible[:, None, None].to(self.device)
+            if model.config._attn_implementation == "eager" and not fuses:
+                self.mask = _added(self.mask, model.dtype)
+        self.step = FusedStep(model, size + limit) if fuses else None
 
     def first_logits(self) -> Tensor:
         """Logits ``(B, V)`` of each response's first token, from one pass over the prompts."""
@@ -113,15 +121,14 @@ class OpenResponses:
 
     def next_logits(self, tokens: Tensor) -> Tensor:
         """Logits ``(B, V)`` after one more token ``(B,)`` of each response."""
+        mask = None if self.mask is None else self.mask[..., : self.cache.get_seq_length() + 1]
+        positions, self.positions = self.positions, self.positions + 1
+        if self.step is not None:
+            return self.step(tokens, positions[:, 0], self.cache.layers, mask)
         logits: Tensor = self.model(
-            input_ids=tokens[:, None],
-            attention_mask=None if self.mask is None else self.mask[..., : self.cache.get_seq_length() + 1],
-            position_ids=self.positions,
-            past_key_values=self.cache,
-            use_cache=True,
-        ).logits[:, -1]
-        self.positions = self.positions + 1
-        return logits
+            input_ids=tokens[:, None], attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
+        ).logits
+        return logits[:, -1]
 
     def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
         """Take out the responses that ended, a bool ``(B,)``; returns the tokens ``(B,)`` of those that go on.
@@ -203,33 +210,41 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         return -1
 
 
-@torch.no_grad()
-def can_decode(model: PreTrainedModel) -> bool:
-    """Whether `decode` reports the model's own log-probabilities: full attention in every layer, and a trial on two prompts."""
+Way = Literal["fused", "rows", "generate"]
+"""How a model's responses are decoded: rows by `FusedStep`, rows by the model's own forward, or transformers' `generate`."""
+
+
+def quickest_way(model: PreTrainedModel) -> Way:
+    """The quickest way that gives the model's own log-probabilities, tried on two prompts."""
     name = type(model).__name__
-    plain = model.config._attn_implementation in ("eager", "sdpa") and all(
-        type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers
-    )
-    if not plain:
+    full = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+    if not full or model.config._attn_implementation not in ("eager", "sdpa"):
         logger.warning("%s: not full attention by 'eager' or 'sdpa'; sampling with transformers' generate", name)
-        return False
+        return "generate"
+    if can_fuse(model) and _agrees(model, fuses=True):
+        return "fused"
+    if _agrees(model, fuses=False):
+        return "rows"
+    logger.warning("%s cannot be decoded row by row; sampling with transformers' generate", name)
+    return "generate"
+
+
+@torch.no_grad()
+def _agrees(model: PreTrainedModel, *, fuses: bool) -> bool:
     size = model.config.get_text_config().vocab_size
     prompts = [tuple((start + 1) % size for start in range(3)), tuple((7 * start + 2) % size for start in range(5))]
+    numbers = torch.tensor([[0.3, 0.6, 0.9], [0.5, 0.2, 0.7]], dtype=torch.float64)
     was_training = model.training
     model.eval()
     try:
-        numbers = torch.tensor([[0.3, 0.6, 0.9], [0.5, 0.2, 0.7]], dtype=torch.float64)
-        ours = decode(model, prompts, numbers, end_ids=frozenset(), pad_id=0, temperature=1.0)
+        ours = decode(model, prompts, numbers, end_ids=frozenset(), pad_id=0, temperature=1.0, fuses=fuses)
         theirs = [_plain_log_probs(model, prompt, tokens) for prompt, tokens in zip(prompts, ours.tokens, strict=True)]
-        same = torch.allclose(ours.log_probs, torch.stack(theirs), rtol=0, atol=0.1 if model.dtype == torch.bfloat16 else 1e-3)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
-        logger.warning("%s: %s", name, error)
-        same = False
+        logger.warning("%s: %s", type(model).__name__, error)
+        return False
     finally:
         model.train(was_training)
-    if not same:
-        logger.warning("%s cannot be decoded row by row; sampling with transformers' generate", name)
-    return same
+    return torch.allclose(ours.log_probs, torch.stack(theirs), rtol=0, atol=0.1 if model.dtype == torch.bfloat16 else 1e-3)
 
 
 def _plain_log_probs(model: PreTrainedModel, prompt: tuple[int, ...], tokens: Tensor) -> Tensor:
@@ -244,9 +259,6 @@ def _num_layers(model: PreTrainedModel) -> int:
     return len(DynamicCache(config=model.config).layers) or int(model.config.get_text_config().num_hidden_layers)
 
 
-def _attention_mask(visible: Tensor, model: PreTrainedModel) -> Tensor:
-    """The mask as the model's attention takes it: where it may look, or, for eager attention, what is added to the scores."""
-    if model.config._attn_implementation != "eager":
-        return visible
-    hidden = torch.finfo(model.dtype).min
-    return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(~visible, hidden)
+def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as eager attention takes it: what is added to the scores."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)

@@ -17,6 +17,9 @@ from rlzoo.types import ClipInputs, RolloutGroup
 
 PaddingSide = Literal["left", "right"]
 
+BATCH_COST = 256
+"""What a forward and backward pass costs beside its tokens, in tokens: less padding is not worth ever more batches."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelBatch:
@@ -156,10 +159,39 @@ class Experience:
 
         Padded, a batch holds ``rows x longest row`` tokens; packed, the sum of its rows.
         """
-        by_length = sorted(rows.tolist(), key=lambda row: len(self.sequences[row]), reverse=True)
-        while by_length:
-            longest = len(self.sequences[by_length[0]])
-            lengths = [len(self.sequences[row]) if packed else longest for row in by_length]
-            size = max(1, sum(total <= max_tokens for total in accumulate(lengths)))
-            yield torch.tensor(by_length[:size])
-            by_length = by_length[size:]
+        by_length = torch.tensor(sorted(rows.tolist(), key=lambda row: len(self.sequences[row]), reverse=True))
+        lengths = [len(self.sequences[row]) for row in by_length.tolist()]
+        start = 0
+        for size in _packed_sizes(lengths, max_tokens) if packed else _padded_sizes(lengths, max_tokens):
+            yield by_length[start : start + size]
+            start += size
+
+
+def _packed_sizes(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
+    """Rows of each batch, as many as fit."""
+    start = 0
+    while start < len(lengths):
+        size = max(1, sum(total <= max_tokens for total in accumulate(lengths[start:])))
+        yield size
+        start += size
+
+
+def _padded_sizes(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
+    """Rows of each batch, such that all of them hold the fewest tokens, a batch itself counting as `BATCH_COST`.
+
+    Args:
+        lengths: of the rows, the longest first.
+        max_tokens: of one batch, padding included.
+    """
+    number = len(lengths)
+    costs, sizes = [0.0] * (number + 1), [0] * number
+    for start in range(number - 1, -1, -1):
+        longest = lengths[start]
+        most = max(1, min(number - start, max_tokens // longest))
+        # of equal costs the larger batch, so that what is left over is at the end
+        costs[start], negative = min((BATCH_COST + longest * size + costs[start + size], -size) for size in range(1, most + 1))
+        sizes[start] = -negative
+    start = 0
+    while start < number:
+        yield sizes[start]
+        start += sizes[start]

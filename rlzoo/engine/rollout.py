@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from rlzoo.engine.decode import Decoded, can_decode, decode
+from rlzoo.engine.decode import Decoded, Way, decode, quickest_way
 from rlzoo.engine.draws import OwnDraws, row_uniforms
+from rlzoo.engine.fused import can_fuse
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class HFSampler:
         batch_size: int = 256,
         chat_template: bool = False,
         own_weights: bool = False,
-        generate: bool = False,
+        way: Way | None = None,
     ) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False) if own_weights else model
         self.needs_weights = own_weights
@@ -81,7 +82,7 @@ class HFSampler:
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
         self.chat_template = chat_template
-        self.generates = generate or not can_decode(self.model)
+        self.way: Way = way or quickest_way(self.model)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights into the sampler's own model."""
@@ -133,11 +134,18 @@ class HFSampler:
     def _sample_rows(
         self, rows: Sequence[tuple[int, ...]], uniforms: Tensor, temperature: float, policy_version: int
     ) -> list[Rollout]:
-        if self.generates:
+        if self.way == "generate":
             decoded = self._generate(rows, uniforms, temperature)
         else:
-            pad_id = int(self.tokenizer.pad_token_id)
-            decoded = decode(self.model, rows, uniforms, end_ids=self.end_ids, pad_id=pad_id, temperature=temperature)
+            decoded = decode(
+                self.model,
+                rows,
+                uniforms,
+                end_ids=self.end_ids,
+                pad_id=int(self.tokenizer.pad_token_id),
+                temperature=temperature,
+                fuses=self.way == "fused" and can_fuse(self.model),  # it may have been given an adapter
+            )
         responses, reported = decoded.tokens.tolist(), decoded.log_probs.tolist()
         return [
             make_rollout(self.tokenizer, self.end_ids, ids, response, log_probs, policy_version)

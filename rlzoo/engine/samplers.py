@@ -42,7 +42,7 @@ def make_sampler(
             batch_size=settings.batch_size,
             chat_template=named.chat_template,
             own_weights=own_weights,
-            generate=settings.engine == "generate",
+            way="generate" if settings.engine == "generate" else None,
         )
     from rlzoo.engine.vllm_sampler import VLLMSampler
 

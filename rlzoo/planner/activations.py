@@ -95,7 +95,7 @@ def layer_activations(architecture: Architecture, config: RunConfig, batch: Micr
 
 
 def has_mask(config: RunConfig) -> bool:
-    """Whether attention is given a mask, which costs memory that grows with the square of a row's length: packed rows need one."""
+    """Whether attention is given a mask, as packed rows need; its memory grows with the square of a row's length."""
     return config.learner.packing and not (config.model.attn_implementation or "").startswith("flash")
 
 

@@ -1,16 +1,20 @@
 """Sampling: what the sampler reports is what the trainer computes; end tokens, padding and seeds."""
 
+import dataclasses
+import itertools
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from rlzoo import load_zoo
 from rlzoo.engine.draws import OwnDraws, row_uniforms
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.model import ResponseLogProbs
 from rlzoo.engine.rollout import HFSampler, encode_prompt
 from rlzoo.types import Problem, RolloutGroup
-from tests.engine.conftest import VOCABULARY, make_model, plain_log_probs
+from tests.engine.conftest import VOCABULARY, make_model, off_policy_experience, plain_log_probs
 
 END = 1
 
@@ -108,6 +112,34 @@ def test_micro_batches_hold_every_row_once_within_the_token_budget():
     for piece in pieces:
         longest = max(len(experience.sequences[row]) for row in piece.tolist())
         assert len(piece) == 1 or len(piece) * longest <= 40
+
+
+def test_padded_micro_batches_hold_the_fewest_tokens():
+    experience = off_policy_experience(make_model(), load_zoo()["grpo"]())
+    # 2 rows of 300 tokens and 18 of 40: together 20 x 300 tokens, apart 600 + 720 and the price of a second batch
+    rows = [torch.zeros(300 if index < 2 else 40, dtype=torch.long) for index in range(20)]
+    longer = dataclasses.replace(experience, sequences=tuple(rows))
+    assert [len(piece) for piece in longer.micro_batches(torch.arange(20), 100_000)] == [2, 18]
+    assert [len(piece) for piece in longer.micro_batches(torch.arange(20), 400)] == [1, 1, 10, 8]
+    # what padding costs 10 rows of 41 to 50 tokens, 45 tokens, is less than a second batch
+    near = dataclasses.replace(experience, sequences=tuple(torch.zeros(50 - n, dtype=torch.long) for n in range(10)))
+    assert [len(piece) for piece in near.micro_batches(torch.arange(10), 100_000)] == [10]
+    # brute force over all ways to cut 9 rows
+    lengths = [900, 850, 500, 490, 480, 100, 90, 30, 20]
+    several = dataclasses.replace(experience, sequences=tuple(torch.zeros(n, dtype=torch.long) for n in lengths))
+
+    def cost(sizes):
+        starts = itertools.accumulate(sizes, initial=0)
+        held = [lengths[start] * size for start, size in zip(starts, sizes, strict=False)]
+        fits = all(tokens <= 2000 or size == 1 for tokens, size in zip(held, sizes, strict=True))
+        return sum(held) + 256 * len(held) if fits else float("inf")
+
+    ways = [
+        [b - a for a, b in itertools.pairwise((0, *cuts, 9))]
+        for number in range(9)
+        for cuts in itertools.combinations(range(1, 9), number)
+    ]
+    assert cost([len(piece) for piece in several.micro_batches(torch.arange(9), 2000)]) == min(map(cost, ways))
 
 
 def test_chat_template_wraps_the_prompt():

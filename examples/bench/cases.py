@@ -1,0 +1,104 @@
+"""What is measured: models, prompts, lengths and numbers of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from examples.bench import models
+from rlzoo.tasks import Task, build_task
+
+GROUP = 8
+STORIES = "Write a long story about a {} who has lost the way home."
+HEROES = ("fox", "miller", "queen", "robot", "sailor", "giant", "clockmaker", "goose")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Example:
+        ``CASES["embedded"].prompt(3)`` is the fourth prompt, in both libraries.
+    """
+
+    name: str
+    about: str
+    model: Callable[[Path], Path]
+    prompt: Callable[[int], str]
+    num_prompts: int
+    max_new_tokens: int
+    updates: int  # optimizer steps of one rollout batch
+    pairs: int = 5
+    autocast: Literal["none", "bfloat16"] = "none"
+    settings: tuple[str, ...] = ()  # of rlzoo, beside its defaults
+
+    @property
+    def completions(self) -> int:
+        """Responses of a step."""
+        return self.num_prompts * GROUP
+
+
+def embedded(folder: Path) -> Path:
+    """The model that ships with rlzoo."""
+    import rlzoo
+
+    return Path(rlzoo.__file__).parent / "assets" / "embedded"
+
+
+def embedded_endless(folder: Path) -> Path:
+    """The same without an end."""
+    return models.endless("embedded", folder / "embedded-endless")
+
+
+def countdown(folder: Path) -> Path:
+    """The 5-million-parameter model that counts down."""
+    return models.countdown(folder / "countdown")
+
+
+def smollm2(folder: Path) -> Path:
+    """SmolLM2-135M-Instruct without an end."""
+    return models.endless("smollm2", folder / "smollm2-endless")
+
+
+@cache
+def sums() -> Task:
+    """The default task."""
+    return build_task({"name": "arithmetic", "seed": 0})
+
+
+def addition(index: int) -> str:
+    """A sum of the default task."""
+    return sums().prompt(sums().train_problems(index, 1)[0])
+
+
+def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
+    """Prompts of 12 tokens answered by ``start`` tokens, one in ``every`` by ``long``."""
+
+    def prompt(index: int) -> str:
+        number = long if every and index % every == 0 else start
+        return " ".join([*(f"d{7 * place + index % 50}" for place in range(11)), f"c{number}"])
+
+    return prompt
+
+
+def story(index: int) -> str:
+    """A prompt in English."""
+    return STORIES.format(HEROES[index % len(HEROES)])
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("embedded", "0.1 M parameters, 64 x 128 tokens", embedded_endless, addition, 8, 128, 4),
+        Case("embedded-natural", "0.1 M parameters, 64 responses of their own lengths", embedded, addition, 8, 128, 4),
+        Case("long-tail", "5 M parameters, 72 responses of 32 tokens, 8 of 256", countdown, counts(32, 10, 256), 10, 256, 4),
+        Case("equal", "5 M parameters, 64 x 128 tokens", countdown, counts(1000), 8, 128, 1),
+        Case("equal-off-policy", "the same, four updates", countdown, counts(1000), 8, 128, 4),
+        Case("smollm2", "SmolLM2-135M, 32 x 128 tokens, float32", smollm2, story, 4, 128, 1),
+        Case("smollm2-bfloat16", "the same, bfloat16 autocast", smollm2, story, 4, 128, 1, autocast="bfloat16"),
+    )
+}
+QUICK = ("embedded", "long-tail")

@@ -1,0 +1,165 @@
+"""Runs cases through both libraries in turns and writes what was measured.
+
+python -m examples.bench.compare --json bench.json
+python -m examples.bench.compare --quick --json bench.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from examples.bench import roofline
+from examples.bench.cases import CASES, GROUP, QUICK, Case
+
+PHASES = ("rollout", "learner", "step")
+ROOT = Path(__file__).parents[2]
+
+
+class Worker:
+    """A process that takes a case's steps when told.
+
+    Example:
+        ``worker.step()["rollout"]`` seconds.
+    """
+
+    def __init__(self, library: str, case: str, folder: Path, *overrides: str) -> None:
+        command = [sys.executable, "-m", f"examples.bench.{library}_worker", case, str(folder), *overrides]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, cwd=ROOT, env=environment
+        )
+        self._answer()
+
+    def step(self) -> dict[str, Any]:
+        """What one step took."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.log.seek(0)
+            sys.exit(f"{' '.join(self.process.args)} ended:\n{self.log.read()[-3000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+def compare(case: Case, folder: Path, pairs: int, machine: dict[str, float]) -> list[dict[str, Any]]:
+    """A row for each phase of a case."""
+    seen: dict[str, list[dict[str, Any]]] = {"rlzoo": [], "trl": []}
+    with Worker("rlzoo", case.name, folder) as ours, Worker("trl", case.name, folder) as theirs:
+        workers = {"rlzoo": ours, "trl": theirs}
+        for worker in workers.values():
+            worker.step()  # the first allocates
+        for pair in range(pairs):
+            for library in sorted(workers, reverse=bool(pair % 2)):
+                seen[library].append(workers[library].step())
+                last = seen[library][-1]
+                print(
+                    f"{case.name} {pair + 1}/{pairs} {library}: " + ", ".join(f"{p} {last[p]:.3f} s" for p in PHASES),
+                    flush=True,
+                )
+    flops = roofline.step_flops(case, case.model(folder), *lengths_of(case, folder, seen["rlzoo"][-1]["tokens"]))
+    return [row(case, phase, seen, flops[phase], machine) for phase in PHASES]
+
+
+def row(
+    case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: float, machine: dict[str, float]
+) -> dict[str, Any]:
+    """What one phase of a case came to."""
+    ratios = [theirs[phase] / ours[phase] for ours, theirs in zip(seen["rlzoo"], seen["trl"], strict=True)]
+    seconds = {library: statistics.median(step[phase] for step in steps) for library, steps in seen.items()}
+    bound = flops / machine["matmul_bfloat16" if case.autocast == "bfloat16" else "matmul_float32"]
+    return {
+        "case": case.name,
+        "phase": phase,
+        "ratio_median": statistics.median(ratios),
+        "pairs": len(ratios),
+        "ratios": ratios,
+        "rlzoo_seconds": seconds["rlzoo"],
+        "trl_seconds": seconds["trl"],
+        "rlzoo_tokens": [step["tokens"] for step in seen["rlzoo"]],
+        "trl_tokens": [step["tokens"] for step in seen["trl"]],
+        "rlzoo_learner_peak_bytes": max(step["learner_peak"] for step in seen["rlzoo"]),
+        "trl_learner_peak_bytes": max(step["learner_peak"] for step in seen["trl"]),
+        "bound_seconds": bound,
+        "rlzoo_share_of_bound": bound / seconds["rlzoo"],
+        "trl_share_of_bound": bound / seconds["trl"],
+    }
+
+
+def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[int]]:
+    """Tokens of each prompt and of each response; where the model ends by itself, all as long as the mean."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(case.model(folder))
+    prompts = [len(tokenizer(case.prompt(index))["input_ids"]) for index in range(case.num_prompts)]
+    if case.name == "long-tail":
+        return prompts, [256 if index < GROUP else 32 for index in range(case.completions)]
+    return prompts, [round(tokens / case.completions)] * case.completions
+
+
+def growth(folder: Path) -> list[dict[str, Any]]:
+    """Rlzoo alone on the embedded model, one axis at a time."""
+    rows = []
+    axes = [("completions", number, 128) for number in (32, 64, 128, 256, 512)]
+    axes += [("length", 64, length) for length in (64, 128, 256, 512, 1024)]
+    for axis, number, length in axes:
+        overrides = [f"rollout.num_prompts={number // GROUP}", f"rollout.max_new_tokens={length}", "rollout.batch_size=512"]
+        with Worker("rlzoo", "embedded", folder, *overrides) as worker:
+            worker.step()
+            steps = [worker.step() for _ in range(5)]
+        tokens = number * length
+        per_token = {phase: statistics.median(step[phase] for step in steps) / tokens * 1e6 for phase in PHASES}
+        peak = max(step["learner_peak"] for step in steps)
+        rows.append({"axis": axis, "completions": number, "length": length, "microseconds_per_token": per_token, "peak": peak})
+        print(f"growth in {axis}, {number} x {length}: {per_token['step']:.1f} microseconds a token", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}, three pairs")
+    parser.add_argument("--case", action="append", choices=CASES, help="only these")
+    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--json", type=Path, default=Path("bench.json"))
+    options = parser.parse_args()
+    names = options.case or (QUICK if options.quick else tuple(CASES))
+    machine = roofline.machine()
+    print(f"matrix products: {machine['matmul_float32'] / 1e9:.0f} GFLOP/s in float32", flush=True)
+    packages = {name: version(name) for name in ("torch", "transformers", "trl", "rlzoo")}
+    report: dict[str, Any] = {"python": platform.python_version(), "packages": packages, "machine": machine, "rows": []}
+    folder = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
+    for name in names:
+        pairs = options.pairs or (3 if options.quick else CASES[name].pairs)
+        report["rows"] += compare(CASES[name], folder, pairs, machine)
+        options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    if not options.quick and not options.case:
+        report["growth"] = growth(folder)
+        options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

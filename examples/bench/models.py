@@ -1,0 +1,77 @@
+"""Models whose responses have known lengths, in any library, because the model itself ends them or never does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+HIDDEN, LAYERS, INNER, HEADS, KEY_HEADS, HEAD_SIZE = 256, 6, 768, 8, 4, 32
+LONGEST = 1200  # counters; a prompt that ends in one far above the length limit is answered up to that limit
+SPECIAL = 2  # padding and end
+
+
+def countdown(folder: Path) -> Path:
+    """A Qwen3 of 5 million parameters that counts down from its prompt's last token, "c32" say, and then ends: 32 tokens.
+
+    Every count is one of two tokens of equal probability, so sampling has something to do. Embeddings and head make it
+    count; the layers between them are computed as any others, but say little.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    if (folder / "config.json").exists():
+        return folder
+    words = {"<pad>": 0, "<end>": 1} | {
+        f"{kind}{n}": SPECIAL + 2 * n + i for n in range(LONGEST) for i, kind in enumerate("cd")
+    }
+    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(words),
+            hidden_size=HIDDEN,
+            intermediate_size=INNER,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=KEY_HEADS,
+            head_dim=HEAD_SIZE,
+            max_position_embeddings=2048,
+            tie_word_embeddings=False,
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=None,
+        )
+    )
+    with torch.no_grad():
+        embedding = torch.randn(len(words), HIDDEN)
+        head = torch.zeros(len(words), HIDDEN)
+        for count in range(1, LONGEST):
+            seen = embedding[SPECIAL + 2 * count] + embedding[SPECIAL + 2 * count + 1]
+            after = [1] if count == 1 else [SPECIAL + 2 * (count - 1), SPECIAL + 2 * (count - 1) + 1]
+            head[after] = 40 / HIDDEN * seen
+        model.get_input_embeddings().weight.copy_(embedding)
+        model.get_output_embeddings().weight.copy_(head)
+        for layer in model.model.layers:
+            for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+                weight.mul_(0.1)
+    model.generation_config.eos_token_id = 1
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>").save_pretrained(folder)
+    return folder
+
+
+def endless(name: str, folder: Path) -> Path:
+    """A copy of a model whose end token is not in its vocabulary, so that every response has the length limit."""
+    from rlzoo.engine.pretrained import load_pretrained
+
+    if (folder / "config.json").exists():
+        return folder
+    model, tokenizer = load_pretrained(name)
+    tokenizer.add_special_tokens({"eos_token": "<never>", "pad_token": tokenizer.pad_token})
+    assert tokenizer.eos_token_id >= model.config.vocab_size
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,92 @@
+"""One library's side of a case: rlzoo, as ``rlzoo train --clip grpo`` runs it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.bench import turns  # first: it takes standard output
+from examples.bench.cases import CASES, GROUP
+from rlzoo import RunConfig
+from rlzoo.engine.loop import Run
+from rlzoo.tasks.task import Task
+from rlzoo.types import Problem
+
+
+class BenchTask(Task):
+    """The case's prompts; every second response is right."""
+
+    case: str
+
+    @property
+    def name(self) -> str:
+        """Of the task."""
+        return "bench"
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """See `Task.train_problems`."""
+        return [Problem(CASES[self.case].prompt(index), "") for index in range(start, start + count)]
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """None."""
+        return []
+
+    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
+        return [float(index % 2) for index in range(len(responses))]
+
+
+def main(name: str, folder: str, *overrides: str) -> None:
+    """Take steps in turn."""
+    case = CASES[name]
+    settings = [
+        f"model.path={case.model(Path(folder))}",
+        f"rollout.num_prompts={case.num_prompts}",
+        f"rollout.group_size={GROUP}",
+        f"rollout.max_new_tokens={case.max_new_tokens}",
+        f"learner.num_minibatches={case.updates}",
+        f"learner.autocast={case.autocast}",
+        "learner.lr=1e-6",
+        "learner.max_grad_norm=1.0",
+        "eval.num_problems=0",
+        "checkpoint.keep_for_replay=0",
+        "tracking.mlflow=false",
+        *case.settings,
+        *overrides,
+    ]
+    output = Path(tempfile.mkdtemp(prefix="rlzoo-bench-")) / "run"
+    config = RunConfig.compose(clip="grpo", overrides=settings, task=BenchTask(case=name), steps=100_000, output=output)
+    run = Run(config, config.task)
+    memory: dict[str, int] = {}
+    update = run.learner.update
+
+    def measured_update(*args: Any) -> Any:
+        turns.forget_peak()
+        try:
+            return update(*args)
+        finally:
+            memory["learner_peak"] = turns.peak_bytes()
+
+    run.learner.update = measured_update  # type: ignore[method-assign]
+    with run.open() as tracker:
+        turns.report(ready=True)
+        for step in range(1, config.steps + 1):
+            turns.wait()
+            started = time.perf_counter()
+            metrics = run.step(step)
+            run._report(step, metrics, tracker, None)
+            seconds = time.perf_counter() - started
+            turns.report(
+                step=seconds,
+                rollout=metrics["time/rollout"],
+                learner=metrics["time/learner"],
+                tokens=round(metrics["response/length_mean"] * case.completions),
+                **memory,
+            )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,65 @@
+"""What the machine can do, measured, and what a step needs of it, counted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from examples.bench.cases import GROUP, Case
+
+
+def best_seconds(work: Callable[[], object], repeats: int = 7) -> float:
+    """The quickest of some repetitions."""
+    work()
+    found = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def machine() -> dict[str, float]:
+    """Matrix products in float32 and bfloat16, in FLOP/s, and reading and writing memory, in bytes/s."""
+    size = 2048
+    measured = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+        measured[f"matmul_{str(dtype)[6:]}"] = 2 * size**3 / best_seconds(lambda a=a, b=b: a @ b)
+    data = torch.zeros(2**27)
+    other = torch.empty_like(data)
+    measured["memory"] = 2 * data.nbytes / best_seconds(lambda: other.copy_(data))
+    measured["threads"] = float(torch.get_num_threads())
+    return measured
+
+
+def step_flops(case: Case, model: Path, prompt_lengths: list[int], lengths: list[int]) -> dict[str, float]:
+    """Operations of a step's matrix products: sampling with a cache, each prompt once; and learning.
+
+    Learning is the old log-probs of all but the first update's responses, a forward pass and twice that backwards. The head
+    is needed for response tokens only.
+    """
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+    size = config.get("head_dim") or hidden // heads
+    keys = config.get("num_key_value_heads", heads)
+    layer = hidden * size * (2 * heads + 2 * keys) + 3 * hidden * config["intermediate_size"]
+    head = hidden * config["vocab_size"]
+
+    def body(tokens: int, seen: float) -> float:
+        return layers * (2 * layer * tokens + 4 * heads * size * seen)
+
+    sampling = learning = 0.0
+    old = 0.0 if case.updates == 1 else 1 - 1 / case.updates
+    for index, length in enumerate(lengths):
+        prompt = prompt_lengths[index // GROUP]
+        whole = prompt + length
+        sampling += body(length - 1, (whole * (whole - 1) - prompt * (prompt + 1)) / 2) + 2 * head * length
+        if index % GROUP == 0:
+            sampling += body(prompt, prompt * (prompt + 1) / 2)
+        learning += (3 + old) * (body(whole - 1, whole * (whole - 1) / 2) + 2 * head * length)
+    return {"rollout": sampling, "learner": learning, "step": sampling + learning}
