@@ -57,7 +57,7 @@ def test_decode_draws_what_generate_draws(name, way, attention):
     for prompts in (PROMPTS, PROMPTS[:1]):  # with padding and without
         first, second = (each.sample(prompts, 9, seed=4, temperature=1.5) for each in (ours, theirs))
         lengths = sorted(len(rollout.response_ids) for rollout in first)
-        assert lengths[0] < 20 < 60 < lengths[-1], "some end early, some late"
+        assert lengths[0] < 20 < 40 < lengths[-1], "some end early, some late"
         for a, b in zip(first, second, strict=True):
             assert (a.response_ids, a.finished, a.text) == (b.response_ids, b.finished, b.text)
             torch.testing.assert_close(torch.tensor(a.rollout_log_probs), torch.tensor(b.rollout_log_probs), atol=1e-5, rtol=0)
