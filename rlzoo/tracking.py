@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -37,6 +39,9 @@ def git_commit() -> str:
 class Tracker:
     """One MLflow run, ended as FINISHED, KILLED or FAILED by the way its block is left; without an experiment, nothing.
 
+    What is logged is handed to a thread, so that a slow store holds nothing up; leaving the block waits for it. A call that
+    failed is raised by the next one, or by the end of the block.
+
     Example:
         ``with Tracker("rlzoo", "my-run", tags={"seed": "0"}, params=config) as tracker: tracker.log(1, metrics)``
     """
@@ -51,6 +56,8 @@ class Tracker:
         run_id: str | None = None,
     ) -> None:
         self._mlflow: Any = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mlflow")
+        self._pending: list[Future[None]] = []
         self.run_id: str | None = None
         if experiment is None:
             return
@@ -74,10 +81,14 @@ class Tracker:
                 self.__exit__(type(error), error, error.__traceback__)
             raise
 
-    def _call(self, name: str, *arguments: Any, **options: Any) -> None:
-        """One call of MLflow's, whole: a run that is stopped in the middle of one would end up with half of it."""
-        with held_signals():
-            getattr(self._mlflow, name)(*arguments, **options)
+    def _later(self, call: Callable[[], Any]) -> None:
+        """Hand a call of MLflow's to the thread; nothing that stops the run can cut it in two there."""
+        done = [future for future in self._pending if future.done()]
+        self._pending = [future for future in self._pending if future not in done]
+        for future in done:
+            future.result()
+        with held_signals():  # handed over whole, or not at all
+            self._pending.append(self._thread.submit(lambda: call() and None))
 
     @property
     def is_on(self) -> bool:
@@ -87,28 +98,28 @@ class Tracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one step's metrics."""
         if self._mlflow is not None:
-            self._call("log_metrics", dict(metrics), step=step)
+            self._later(partial(self._mlflow.log_metrics, dict(metrics), step=step, run_id=self.run_id))
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log sampled completions as a table that MLflow's UI shows, one call for the whole run."""
         if rows and self._mlflow is not None:
             columns = {key: [row[key] for row in rows] for key in rows[0]}
-            self._call("log_table", columns, artifact_file="completions.json")
+            self._later(partial(self._mlflow.log_table, columns, artifact_file="completions.json", run_id=self.run_id))
 
     def log_figure(self, figure: Figure, name: str) -> None:
         """Log a picture as an artifact."""
         if self._mlflow is not None:
-            self._call("log_figure", figure, name)
+            self._later(partial(self._mlflow.MlflowClient().log_figure, self.run_id, figure, name))
 
     def set_tag(self, name: str, value: str) -> None:
         """Tag the run; an empty value leaves it without the tag."""
         if value and self._mlflow is not None:
-            self._call("set_tag", name, value)
+            self._later(partial(self._mlflow.MlflowClient().set_tag, self.run_id, name, value))
 
     def log_file(self, path: Path) -> None:
         """Log a file as an artifact."""
         if self._mlflow is not None:
-            self._call("log_artifact", str(path))
+            self._later(partial(self._mlflow.log_artifact, str(path), run_id=self.run_id))
 
     def __enter__(self) -> Self:
         return self
@@ -116,8 +127,19 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._mlflow is None:
             return
-        stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
-        self._call("end_run", "FINISHED" if kind is None else "KILLED" if stopped else "FAILED")
+        failed = None
+        for future in self._pending:
+            try:
+                future.result()
+            except Exception as exception:
+                failed = failed or exception
+        self._thread.shutdown()
+        kind = kind or (type(failed) if failed else None)
+        stopped = kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit))
+        with held_signals():
+            self._mlflow.end_run("FINISHED" if kind is None else "KILLED" if stopped else "FAILED")
+        if failed is not None and error is None:
+            raise failed
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

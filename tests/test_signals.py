@@ -1,6 +1,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -74,22 +75,32 @@ def test_no_signal_changes_nothing_and_other_threads_may_use_it():
 
 
 class _Store:
-    """Stands in for the module ``mlflow``: is stopped in the middle of every call."""
+    """Stands in for the module ``mlflow``: the run is stopped in the middle of every call."""
 
     def __init__(self):
         self.written = []
 
-    def log_metrics(self, metrics, step):
+    def log_metrics(self, metrics, step, run_id):
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
         self.written.append((step, metrics))
+
+    def end_run(self, status):
+        self.written.append(status)
 
 
 def test_a_run_is_not_stopped_in_the_middle_of_a_call_to_mlflow():
     tracker = Tracker(None, "run", tags={}, params={})
     tracker._mlflow = _Store()
+
+    def run():
+        with tracker:
+            tracker.log(3, {"reward/mean": 0.5})
+            time.sleep(10)
+
     with pytest.raises(Terminated):
-        tracker.log(3, {"reward/mean": 0.5})
-    assert tracker._mlflow.written == [(3, {"reward/mean": 0.5})]
+        run()
+    assert tracker._mlflow.written == [(3, {"reward/mean": 0.5}), "KILLED"]
 
 
 def test_a_run_stopped_while_it_opens_is_not_left_running(monkeypatch):
