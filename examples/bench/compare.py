@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-from examples.bench import roofline
+from examples.bench import overhead, roofline
 from examples.bench.cases import CASES, GROUP, QUICK, Case
 
 PHASES = ("rollout", "learner", "step")
@@ -158,6 +158,8 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     if not options.quick and not options.case:
         report["growth"] = growth(folder)
+        report["start_seconds"] = overhead.seconds_to_the_first_step()
+        report["beside"] = overhead.beside_the_model()
         options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.bench import turns  # first: it takes standard output
-from examples.bench.cases import CASES, GROUP
+from examples.bench import turns
+from examples.bench.cases import CASES, GROUP, Case
 from rlzoo import RunConfig
 from rlzoo.engine.loop import Run
 from rlzoo.tasks.task import Task
@@ -39,11 +39,10 @@ class BenchTask(Task):
         return [float(index % 2) for index in range(len(responses))]
 
 
-def main(name: str, folder: str, *overrides: str) -> None:
-    """Take steps in turn."""
-    case = CASES[name]
+def make_run(case: Case, folder: Path, *overrides: str) -> Run:
+    """A run of the case, ready for its first step."""
     settings = [
-        f"model.path={case.model(Path(folder))}",
+        f"model.path={case.model(folder)}",
         f"rollout.num_prompts={case.num_prompts}",
         f"rollout.group_size={GROUP}",
         f"rollout.max_new_tokens={case.max_new_tokens}",
@@ -58,8 +57,14 @@ def main(name: str, folder: str, *overrides: str) -> None:
         *overrides,
     ]
     output = Path(tempfile.mkdtemp(prefix="rlzoo-bench-")) / "run"
-    config = RunConfig.compose(clip="grpo", overrides=settings, task=BenchTask(case=name), steps=100_000, output=output)
-    run = Run(config, config.task)
+    config = RunConfig.compose(clip="grpo", overrides=settings, task=BenchTask(case=case.name), steps=100_000, output=output)
+    return Run(config, config.task)
+
+
+def main(name: str, folder: str, *overrides: str) -> None:
+    """Take steps in turn."""
+    case = CASES[name]
+    run = make_run(case, Path(folder), *overrides)
     memory: dict[str, int] = {}
     update = run.learner.update
 
@@ -73,7 +78,7 @@ def main(name: str, folder: str, *overrides: str) -> None:
     run.learner.update = measured_update  # type: ignore[method-assign]
     with run.open() as tracker:
         turns.report(ready=True)
-        for step in range(1, config.steps + 1):
+        for step in range(1, run.config.steps + 1):
             turns.wait()
             started = time.perf_counter()
             metrics = run.step(step)
@@ -83,10 +88,11 @@ def main(name: str, folder: str, *overrides: str) -> None:
                 step=seconds,
                 rollout=metrics["time/rollout"],
                 learner=metrics["time/learner"],
-                tokens=round(metrics["response/length_mean"] * case.completions),
+                tokens=round(metrics["response/length_mean"] * run.config.rollout.num_prompts * GROUP),
                 **memory,
             )
 
 
 if __name__ == "__main__":
+    turns.take_standard_output()
     main(*sys.argv[1:])

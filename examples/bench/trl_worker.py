@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from examples.bench import turns  # first: it takes standard output
+from examples.bench import turns
 from examples.bench.cases import CASES, GROUP
 
 
@@ -86,4 +86,5 @@ def main(name: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
+    turns.take_standard_output()
     main(*sys.argv[1:])

@@ -7,10 +7,15 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-_answers = os.fdopen(os.dup(1), "w")  # what libraries print goes to stderr
-os.dup2(2, 1)
+_answers: list[TextIO] = []
+
+
+def take_standard_output() -> None:
+    """Keep it for reports; what libraries print goes to stderr."""
+    _answers.append(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
 
 
 def wait() -> None:
@@ -21,7 +26,7 @@ def wait() -> None:
 
 def report(**measured: Any) -> None:
     """Say what a step took."""
-    print(json.dumps(measured), file=_answers, flush=True)
+    print(json.dumps(measured), file=_answers[0], flush=True)
 
 
 def forget_peak() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlzoo.config import RunConfig
+from rlzoo.engine.decode import GROWTH
+from rlzoo.engine.fused import JOINED_BYTES
 from rlzoo.planner.activations import BYTES, FLOAT, Kept, MicroBatch, compute_bytes, kept_activations, log_prob_bytes
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.sharding import Sharding
 
 _MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # and a scale for each block of 256
-_SAMPLER_BYTES_PER_LOGIT = 32  # float32 scores, scaled, log-probs; float64 probabilities and their sums: OwnDraws
+_SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # logits; scaled; minus the largest; exponentiated; in blocks: `draw`
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 def sampler_bytes(
     architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float
 ) -> float:
-    """Bytes of the sampler: vLLM's share of the device, or the key-value cache and logits of transformers' `generate`."""
+    """Bytes of the sampler: vLLM's share of the device, or the key-value cache, with room to grow, and the logits of `decode`."""
     settings, element = config.rollout, compute_bytes(config)
     if settings.engine == "vllm":
         return 0 if settings.vllm.server else settings.vllm.gpu_memory_utilization * device_memory
@@ -177,4 +179,5 @@ def sampler_bytes(
     cache = rows * batch.length * architecture.kv_bytes(element)
     logits = rows * architecture.vocab_size * _SAMPLER_BYTES_PER_LOGIT
     copy = weight_bytes(architecture, config) if sharding.stage == 3 else 0
-    return cache + logits + copy
+    joined = architecture.num_layers * architecture.layer_matrix_parameters * element
+    return GROWTH * cache + logits + copy + (joined if joined <= JOINED_BYTES else 0)

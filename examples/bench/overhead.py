@@ -1,0 +1,74 @@
+"""What a step of the default run spends beside sampling and learning, and how long it takes to begin."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from examples.bench.turns import Clock
+
+STEPS = 12
+
+
+def beside_the_model() -> dict[str, float]:
+    """Shares of a step, the median over steps: the rule with its measurements, the metrics, the journal, MLflow.
+
+    MLflow is told in the background; its share is what handing over takes.
+    """
+    from rlzoo import RunConfig
+    from rlzoo.engine import learner as learner_module
+    from rlzoo.engine.gradient import StepGradient
+    from rlzoo.engine.loop import Run
+    from rlzoo.engine.monitor import Monitor
+    from rlzoo.engine.run_directory import RunDirectory
+    from rlzoo.tracking import Tracker
+
+    places = {
+        "rule": [(StepGradient, "_judge"), (learner_module, "updated")],
+        "metrics": [(Run, "_measured"), (Monitor, "after_step")],
+        "journal": [(RunDirectory, "record_rollouts"), (RunDirectory, "log")],
+        "mlflow": [(Tracker, "log")],
+    }
+    clocks = {name: Clock() for name in places}
+    for name, methods in places.items():
+        for owner, method in methods:
+            setattr(owner, method, clocks[name].around(getattr(owner, method)))
+    folder = Path(tempfile.mkdtemp(prefix="rlzoo-bench-"))
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    overrides = ["eval.num_problems=0", "checkpoint.keep_for_replay=0"]
+    config = RunConfig.compose(clip="fspo", overrides=overrides, steps=STEPS, output=folder / "run")
+    task = config.task.model_copy(update={"seed": 0})
+    shares: dict[str, list[float]] = {name: [] for name in clocks}
+    with task:
+        run = Run(config, task)
+        with run.open() as tracker:
+            for step in range(1, STEPS + 1):
+                started = time.perf_counter()
+                run._report(step, run.step(step), tracker, None)
+                seconds = time.perf_counter() - started
+                for name, clock in clocks.items():
+                    shares[name].append(clock.take() / seconds)
+    median = {name: statistics.median(values[2:]) for name, values in shares.items()}
+    return {**median, "sum": sum(median.values())}
+
+
+def seconds_to_the_first_step(repeats: int = 3) -> list[float]:
+    """From the command to where its first step begins, MLflow store and all."""
+    found = []
+    for _ in range(repeats):
+        folder = Path(tempfile.mkdtemp(prefix="rlzoo-bench-"))
+        command = [sys.executable, "-m", "rlzoo", "train", "--clip", "fspo", "--steps", "1", "--output", str(folder / "run")]
+        environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "HF_HUB_OFFLINE": "1"}
+        started = time.perf_counter()
+        quiet = subprocess.DEVNULL
+        settings = ["--set", "eval.num_problems=0"]
+        with subprocess.Popen([*command, *settings], env=environment, stdout=quiet, stderr=quiet) as process:
+            while not (folder / "run" / "metrics.jsonl").exists() and process.poll() is None:
+                time.sleep(0.01)
+            found.append(time.perf_counter() - started)
+    return found

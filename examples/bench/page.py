@@ -1,0 +1,93 @@
+"""Writes the page of what was measured: ``python -m examples.bench.page bench.json``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from examples.bench.cases import CASES
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "performance.md"
+DATA = PAGE.with_suffix(".json")
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def comparison(report: dict[str, Any]) -> str:
+    """A line a case: how many times as long TRL takes."""
+    rows = []
+    for name in dict.fromkeys(row["case"] for row in report["rows"]):
+        phases = {row["phase"]: row for row in report["rows"] if row["case"] == name}
+        step = phases["step"]
+        memory = step["rlzoo_learner_peak_bytes"] / step["trl_learner_peak_bytes"]
+        ratios = [f"{phases[phase]['ratio_median']:.2f}" for phase in ("rollout", "learner")]
+        spread = f"**{step['ratio_median']:.2f}** ({min(step['ratios']):.2f} to {max(step['ratios']):.2f})"
+        seconds = f"{step['rlzoo_seconds']:.2f} / {step['trl_seconds']:.2f}"
+        about = f"{CASES[name].about}; {CASES[name].updates} update{'s' if CASES[name].updates > 1 else ''}"
+        peaks = f"{step['rlzoo_learner_peak_bytes'] / 1e9:.2f} / {step['trl_learner_peak_bytes'] / 1e9:.2f}"
+        rows.append([name, about, *ratios, spread, str(step["pairs"]), seconds, f"{peaks} ({memory:.2f})"])
+    head = ["case", "a step", "sampling", "learning", "whole step", "pairs", "seconds", "learner's peak, GB"]
+    return table(head, rows)
+
+
+def roofline(report: dict[str, Any]) -> str:
+    """A line a case and phase: the time the matrix products need at the measured rate, and the share of it."""
+    rows = [
+        [
+            row["case"],
+            row["phase"],
+            f"{row['bound_seconds']:.3f}",
+            f"{row['rlzoo_seconds'] / row['bound_seconds']:.1f}",
+            f"{row['rlzoo_share_of_bound']:.0%}",
+            f"{row['trl_share_of_bound']:.0%}",
+        ]
+        for row in report["rows"]
+    ]
+    return table(["case", "phase", "bound, seconds", "rlzoo takes x bound", "rlzoo's share of the rate", "TRL's"], rows)
+
+
+def growth(report: dict[str, Any]) -> str:
+    """A line a size."""
+    rows = [
+        [
+            str(row["completions"]),
+            str(row["length"]),
+            *(f"{row['microseconds_per_token'][phase]:.1f}" for phase in ("rollout", "learner", "step")),
+            f"{row['peak'] / 1e9:.2f}",
+        ]
+        for row in report["growth"]
+    ]
+    return table(["completions", "tokens each", "sampling, µs a token", "learning", "whole step", "peak, GB"], rows)
+
+
+def page(report: dict[str, Any]) -> str:
+    """The whole page."""
+    machine, packages, beside = report["machine"], report["packages"], report["beside"]
+    text = (Path(__file__).parent / "page.md").read_text(encoding="utf-8")
+    values = {
+        "comparison": comparison(report),
+        "roofline": roofline(report),
+        "growth": growth(report),
+        "packages": ", ".join(f"{name} {number}" for name, number in packages.items()),
+        "float32": f"{machine['matmul_float32'] / 1e9:.0f}",
+        "bfloat16": f"{machine['matmul_bfloat16'] / 1e9:.0f}",
+        "memory": f"{machine['memory'] / 1e9:.0f}",
+        "threads": f"{machine['threads']:.0f}",
+        "start": ", ".join(f"{seconds:.1f}" for seconds in report["start_seconds"]),
+        "beside": ", ".join(f"{name} {share:.1%}" for name, share in beside.items() if name != "sum"),
+        "beside_sum": f"{beside['sum']:.1%}",
+    }
+    for name, value in values.items():
+        text = text.replace(f"<<{name}>>", value)
+    return text
+
+
+if __name__ == "__main__":
+    data = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(data), encoding="utf-8")
