@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlzoo.config import RunConfig
-from rlzoo.engine.decode import GROWTH
 from rlzoo.engine.fused import JOINED_BYTES
 from rlzoo.planner.activations import BYTES, FLOAT, Kept, MicroBatch, compute_bytes, kept_activations, log_prob_bytes
 from rlzoo.planner.architecture import Architecture
@@ -171,6 +170,8 @@ def sampler_bytes(
     architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float
 ) -> float:
     """Bytes of the sampler: vLLM's share of the device, or the key-value cache, with room to grow, and the logits of `decode`."""
+    from rlzoo.engine.decode import GROWTH
+
     settings, element = config.rollout, compute_bytes(config)
     if settings.engine == "vllm":
         return 0 if settings.vllm.server else settings.vllm.gpu_memory_utilization * device_memory
