@@ -2,7 +2,7 @@
 
 ``python examples/race_numbers.py FOLDER [FOLDER ...] > numbers.csv``: what every run came to, and its own rule replayed on
 its rollouts with widths scaled to clip a tenth of the responses. With ``--clip a,b,...`` these rules are replayed on every run
-instead. The first ten steps are left out of the replay.
+instead, with the settings that ``--config`` has for them. The first ten steps are left out of the replay (``--skip-steps``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from rlzoo.lab.races import RunRecord, find_runs
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.study import study
 
-SETTLING = 10  # steps
-
 
 def trained(record: RunRecord) -> dict[str, Any]:
     """What a run came to."""
@@ -42,13 +40,13 @@ def trained(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def numbers(record: RunRecord, names: list[str], fraction: float) -> list[dict[str, Any]]:
+def numbers(record: RunRecord, names: list[str], configs: list[str], fraction: float, skip_steps: int) -> list[dict[str, Any]]:
     """The rows of one run; its own rule with its own settings if no rule is named."""
     torch.set_num_threads(1)
     run = RecordedRun.read(record.path)
-    policies = [RunConfig.compose(clip=name).clip for name in names] or [run.config.clip]
+    policies = [RunConfig.compose(configs, clip=name).clip for name in names] or [run.config.clip]
     rows = []
-    for rule in study(run, policies, match=fraction, skip_steps=SETTLING).rules:
+    for rule in study(run, policies, match=fraction, skip_steps=skip_steps).rules:
         profile, cosine = rule.replayed.profile, rule.cosine
         bins = [] if cosine is None else [f"{value:.3f}" for value in cosine.by_length]
         row = {
@@ -71,7 +69,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--clip", default="", help="rules to replay on every run; without it each run's own")
+    parser.add_argument("--config", action="append", default=[], help="config that the rules take their settings from")
     parser.add_argument("--fraction", type=float, default=0.1)
+    parser.add_argument("--skip-steps", type=int, default=10)
     options = parser.parse_args()
     records, notes = find_runs(options.folders)
     print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)
@@ -79,7 +79,8 @@ def main() -> None:
     names = [name for name in options.clip.split(",") if name]
     writer = None
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        many = pool.map(numbers, records, itertools.repeat(names), itertools.repeat(options.fraction))
+        same = (names, options.config, options.fraction, options.skip_steps)
+        many = pool.map(numbers, records, *map(itertools.repeat, same))
         for done, rows in enumerate(many, 1):
             if writer is None:
                 writer = csv.DictWriter(sys.stdout, list(rows[0]))

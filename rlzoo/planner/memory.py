@@ -169,7 +169,7 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 def sampler_bytes(
     architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float
 ) -> float:
-    """Bytes of the sampler: vLLM's share of the device, or the key-value cache, with room to grow, and the logits of `decode`."""
+    """Bytes of the sampler: vLLM's share of the device, or the key-value cache with room to grow and the logits of `decode`."""
     from rlzoo.engine.decode import GROWTH
 
     settings, element = config.rollout, compute_bytes(config)
