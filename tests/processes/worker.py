@@ -30,7 +30,7 @@ def three_updates(rule, launch, num_responses=18, **settings):
     if learner.has_reference:
         experience = replace(learner.with_old_log_probs(experience), old_log_probs=experience.old_log_probs)
     updates = []
-    # 7, 7 and 4 responses: a last step that is smaller, and shares of different numbers of micro-batches
+    # 7, 7 and 4 (or 1) responses: a last step that is smaller, and shares of different numbers of micro-batches
     for number, rows in enumerate(torch.arange(num_responses).split(7)):
         update = learner.step(experience, rows, seed=number)
         updates.append(
