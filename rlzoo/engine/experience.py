@@ -167,6 +167,11 @@ class Experience:
             start += size
 
 
+def micro_batch_tokens(limit: int | None, *, is_cpu: bool) -> int:
+    """Tokens of a micro-batch at most; without a limit, as many as keep a GPU busy, or as stay in a processor's cache."""
+    return limit or (2048 if is_cpu else 16384)
+
+
 def _packed_sizes(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
     """Rows of each batch, as many as fit."""
     start = 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlzoo.analysis.response_table import ResponseTable
 from rlzoo.engine.adapters import has_adapter, prepare_for_training, without_adapter
-from rlzoo.engine.experience import Experience, PaddingSide
+from rlzoo.engine.experience import Experience, PaddingSide, micro_batch_tokens
 from rlzoo.engine.gradient import StepGradient, StepMeasures
 from rlzoo.engine.judge import updated
 from rlzoo.engine.mismatch import with_mismatch_weights
@@ -83,7 +83,7 @@ class Learner:
         self.passes = Passes(
             self.accelerator,
             pad_id=pad_id,
-            max_tokens=config.max_tokens_per_micro_batch,
+            max_tokens=micro_batch_tokens(config.max_tokens_per_micro_batch, is_cpu=self.accelerator.device.type == "cpu"),
             packing=config.packing,
             padding_side=padding_side,
         )

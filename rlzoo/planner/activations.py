@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlzoo.config import RunConfig
+from rlzoo.engine.experience import micro_batch_tokens
 from rlzoo.engine.model import LOGITS_PER_CHUNK
 from rlzoo.planner.architecture import Architecture
 
@@ -31,12 +32,13 @@ class MicroBatch:
         return self.rows * self.length
 
 
-def micro_batches(config: RunConfig, prompt: int, processes: int) -> tuple[MicroBatch, ...]:
+def micro_batches(config: RunConfig, prompt: int, processes: int, *, is_cpu: bool = False) -> tuple[MicroBatch, ...]:
     """Those micro-batches of an optimizer step that may need most memory, with every prompt and response at its longest.
 
     They are a full one, and what is left over.
     """
-    response, limit = config.rollout.max_new_tokens, config.learner.max_tokens_per_micro_batch
+    response = config.rollout.max_new_tokens
+    limit = micro_batch_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu)
     rows = rows_per_step(config, processes)
     length = prompt + response
     fits = max(1, min(rows, limit // length))
