@@ -32,6 +32,18 @@ def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, T
     scaled = logits.float() / temperature
     largest = scaled.amax(dim=-1, keepdim=True)
     masses = (scaled - largest).exp()  # probabilities times an unknown total
+    if masses.shape[-1] <= BLOCK:
+        sums = masses.double().cumsum(dim=-1)
+        total = sums[:, -1:]
+        tokens = _first_above(sums, numbers[:, None] * total)
+    else:
+        tokens, total = _by_blocks(masses, numbers)
+    log_probs = scaled.gather(-1, tokens) - largest - total.log().float()
+    return tokens.squeeze(-1), log_probs.squeeze(-1)
+
+
+def _by_blocks(masses: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens ``(B, 1)`` and the sums of all masses ``(B, 1)``; the block is found first, then the token within it."""
     blocks = torch.nn.functional.pad(masses, (0, -masses.shape[-1] % BLOCK)).view(len(masses), -1, BLOCK)
     ends = blocks.sum(dim=-1).double().cumsum(dim=-1)  # (B, blocks)
     total = ends[:, -1:]
@@ -39,9 +51,7 @@ def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, T
     block = _first_above(ends, wanted)
     before = torch.where(block > 0, ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
     within = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK)).squeeze(1).double().cumsum(dim=-1)
-    tokens = block * BLOCK + _first_above(within, wanted - before)
-    log_probs = scaled.gather(-1, tokens) - largest - total.log().float()
-    return tokens.squeeze(-1), log_probs.squeeze(-1)
+    return block * BLOCK + _first_above(within, wanted - before), total
 
 
 def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ class Experience:
 
 def micro_batch_tokens(limit: int | None, *, is_cpu: bool) -> int:
     """Tokens of a micro-batch at most; without a limit, as many as keep a GPU busy, or as stay in a processor's cache."""
-    return limit or (2048 if is_cpu else 16384)
+    return limit or (3072 if is_cpu else 16384)
 
 
 def _packed_sizes(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
