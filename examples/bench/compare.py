@@ -22,6 +22,7 @@ from examples.bench import overhead, roofline
 from examples.bench.cases import CASES, GROUP, QUICK, Case
 
 PHASES = ("rollout", "learner", "step")
+ALONE = ("growth", "overhead")
 ROOT = Path(__file__).parents[2]
 
 
@@ -139,27 +140,39 @@ def growth(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def measure(name: str, folder: Path, pairs: int, report: dict[str, Any]) -> None:
+    """One case, or what rlzoo alone is measured for, into the report."""
+    if name == "growth":
+        report["growth"] = growth(folder)
+    elif name == "overhead":
+        report["start_seconds"] = overhead.seconds_to_the_first_step()
+        report["beside"] = overhead.beside_the_model()
+    else:
+        rows = compare(CASES[name], folder, pairs, report["machine"])
+        report["rows"] = [row for row in report["rows"] if row["case"] != name] + rows
+
+
 def main() -> None:
+    """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}, three pairs")
-    parser.add_argument("--case", action="append", choices=CASES, help="only these")
+    parser.add_argument(
+        "--case", action="append", choices=(*CASES, *ALONE), help="only these; added to the file if there is one"
+    )
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--json", type=Path, default=Path("bench.json"))
     options = parser.parse_args()
-    names = options.case or (QUICK if options.quick else tuple(CASES))
     machine = roofline.machine()
     print(f"matrix products: {machine['matmul_float32'] / 1e9:.0f} GFLOP/s in float32", flush=True)
+    report: dict[str, Any] = {"rows": []}
+    if options.case and options.json.exists():
+        report = json.loads(options.json.read_text(encoding="utf-8"))
     packages = {name: version(name) for name in ("torch", "transformers", "trl", "rlzoo")}
-    report: dict[str, Any] = {"python": platform.python_version(), "packages": packages, "machine": machine, "rows": []}
+    report |= {"python": platform.python_version(), "packages": packages, "machine": machine}
     folder = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
-    for name in names:
-        pairs = options.pairs or (3 if options.quick else CASES[name].pairs)
-        report["rows"] += compare(CASES[name], folder, pairs, machine)
-        options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    if not options.quick and not options.case:
-        report["growth"] = growth(folder)
-        report["start_seconds"] = overhead.seconds_to_the_first_step()
-        report["beside"] = overhead.beside_the_model()
+    for name in options.case or (QUICK if options.quick else (*CASES, *ALONE)):
+        pairs = options.pairs or (3 if options.quick or name in ALONE else CASES[name].pairs)
+        measure(name, folder, pairs, report)
         options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 
