@@ -18,7 +18,7 @@ from transformers import (
 from rlzoo.engine.decode import OpenResponses, RowLayer, decode, quickest_way
 from rlzoo.engine.draws import BLOCK, draw, row_uniforms
 from rlzoo.engine.rollout import HFSampler
-from tests.engine.conftest import VOCABULARY, make_model
+from tests.engine.conftest import VOCABULARY, make_model, plain_log_probs
 from tests.engine.test_rollout import END, PROMPTS, tokenizer
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY, "initializer_range": 0.2}
@@ -128,10 +128,8 @@ def test_a_model_with_another_cache_or_mask_is_sampled_with_generate(make, caplo
     draws = HFSampler(model, tokenizer("<pad>"), end_ids=frozenset({END}), max_new_tokens=12)
     for rollout in draws.sample(PROMPTS, 2, seed=3):
         sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
-        with torch.no_grad():
-            expected = model(input_ids=sequence[None]).logits[0].log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0]
-        number = len(rollout.response_ids)
-        torch.testing.assert_close(torch.tensor(rollout.rollout_log_probs), expected[-number:], atol=1e-4, rtol=0)
+        expected = plain_log_probs(model, sequence, len(rollout.response_ids)).detach()
+        torch.testing.assert_close(torch.tensor(rollout.rollout_log_probs), expected, atol=1e-4, rtol=0)
 
 
 def test_draws_are_those_of_the_cumulated_probabilities_of_a_large_vocabulary():

@@ -11,7 +11,7 @@ from rlzoo.engine.draws import row_uniforms
 from rlzoo.engine.fused import can_fuse
 from rlzoo.engine.rollout import HFSampler
 from rlzoo.sections import LearnerConfig
-from tests.engine.conftest import make_model
+from tests.engine.conftest import make_model, plain_log_probs
 from tests.engine.test_decode import MODELS, SIZES, bloom, gpt2, mistral, qwen2
 from tests.engine.test_rollout import END, PROMPTS, tokenizer
 
@@ -29,10 +29,7 @@ def plain(model, decoded):
     for row, (prompt, tokens) in enumerate(zip(ROWS, decoded.tokens, strict=True)):
         number = int((decoded.log_probs[row] != 0).sum())
         sequence = torch.cat([torch.tensor(prompt), tokens[:number]])
-        with torch.no_grad():
-            logits = model(input_ids=sequence[None], use_cache=False).logits[0].float()
-        picked = logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0]
-        expected[row, :number] = picked[-number:]
+        expected[row, :number] = plain_log_probs(model, sequence, number).detach()
     return expected
 
 
@@ -112,10 +109,8 @@ def test_an_adapter_is_not_left_out():
     assert not can_fuse(model)
     for rollout in draws.sample(PROMPTS, 2, seed=3):
         sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
-        with torch.no_grad():
-            expected = model(input_ids=sequence[None]).logits[0].log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0]
-        number = len(rollout.response_ids)
-        torch.testing.assert_close(torch.tensor(rollout.rollout_log_probs), expected[-number:], atol=1e-4, rtol=0)
+        expected = plain_log_probs(model, sequence, len(rollout.response_ids)).detach()
+        torch.testing.assert_close(torch.tensor(rollout.rollout_log_probs), expected, atol=1e-4, rtol=0)
 
 
 def test_new_weights_are_seen():
