@@ -134,12 +134,12 @@ def test_a_model_with_another_cache_or_mask_is_sampled_with_generate(make, caplo
 
 def test_draws_are_those_of_the_cumulated_probabilities_of_a_large_vocabulary():
     torch.manual_seed(0)
-    logits = 3 * torch.randn(500, 5 * BLOCK + 17)
-    numbers = torch.rand(500, dtype=torch.float64)
+    logits = 3 * torch.randn(5000, 5 * BLOCK + 17)
+    numbers = torch.rand(5000, dtype=torch.float64)
     tokens, log_probs = draw(logits, numbers, temperature=0.7)
     expected = (logits.double() / 0.7).log_softmax(-1)
     cumulated = expected.exp().cumsum(-1)
-    assert (tokens == torch.searchsorted(cumulated, numbers[:, None], right=True)[:, 0]).sum() >= 499  # rounding at an edge
+    assert (tokens == torch.searchsorted(cumulated, numbers[:, None], right=True)[:, 0]).sum() >= 4999  # rounding at an edge
     torch.testing.assert_close(log_probs.double(), expected.gather(-1, tokens[:, None])[:, 0], atol=1e-5, rtol=0)
 
 
