@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 import yaml
 
 import rlzoo
+from examples.bench.cases import CASES
+from examples.bench.page import page as performance_page
 from rlzoo import RunConfig, load_zoo
 from rlzoo.config import config_names, read_config
 from rlzoo.testing import check
@@ -149,3 +152,10 @@ def test_examples_in_docstrings_hold(name):
 def test_quickstart_runs():
     answer = subprocess.run([sys.executable, ROOT / "examples" / "quickstart.py"], capture_output=True, text=True, check=True)
     assert all(name in answer.stdout for name in load_zoo())
+
+
+def test_the_page_of_speeds_is_written_from_its_data():
+    report = json.loads((ROOT / "docs" / "reference" / "performance.json").read_text(encoding="utf-8"))
+    assert performance_page(report) == (ROOT / "docs" / "reference" / "performance.md").read_text(encoding="utf-8")
+    assert {row["case"] for row in report["rows"]} <= set(CASES)
+    assert "<<" not in performance_page(report)

@@ -96,7 +96,7 @@ CASES = {
         Case("embedded-natural", "0.1 M parameters, 64 responses of their own lengths", embedded, addition, 8, 128, 4),
         Case("long-tail", "5 M parameters, 72 responses of 32 tokens, 8 of 256", countdown, counts(32, 10, 256), 10, 256, 4),
         Case("equal", "5 M parameters, 64 x 128 tokens", countdown, counts(1000), 8, 128, 1),
-        Case("equal-off-policy", "the same, four updates", countdown, counts(1000), 8, 128, 4),
+        Case("equal-off-policy", "the same", countdown, counts(1000), 8, 128, 4),
         Case("smollm2", "SmolLM2-135M, 32 x 128 tokens, float32", smollm2, story, 4, 128, 1),
         Case("smollm2-bfloat16", "the same, bfloat16 autocast", smollm2, story, 4, 128, 1, autocast="bfloat16"),
     )
