@@ -66,7 +66,10 @@ def test_decode_draws_what_generate_draws(name, way, attention):
 def test_a_prompt_is_computed_once_and_a_response_that_ended_never_again():
     model = make_model().eval()
     sizes = []
-    hook = lambda _, __, inputs: sizes.append(tuple(inputs["input_ids"].shape))  # noqa: E731
+
+    def hook(module, positional, inputs):
+        sizes.append(tuple(inputs["input_ids"].shape))
+
     model.model.register_forward_pre_hook(hook, with_kwargs=True)
     prompts = [ids for ids in ((5, 6), (7, 8, 9, 10, 11), (12,)) for _ in range(10)]
     uniforms = row_uniforms(0, 0, 30, 60)

@@ -20,7 +20,10 @@ def model():
 def passes_of(learner):
     """Rows of each forward pass from now on, by whether it is followed by a backward pass."""
     seen = {True: [], False: []}
-    hook = lambda _, given: seen[torch.is_grad_enabled()].append(given[0].input_ids.shape[0])  # noqa: E731
+
+    def hook(module, given):
+        seen[torch.is_grad_enabled()].append(given[0].input_ids.shape[0])
+
     learner.model.register_forward_pre_hook(hook)
     return seen
 
