@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlzoo.engine.processor import OneDnnLinear, product
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -118,8 +120,8 @@ class FusedStep:
                 hidden = hidden + self._attend(block, self._normed(hidden, block.norm), cos, sin, cache, mask)
                 states = _times(self._normed(hidden, block.mlp_norm), block.mlp_inputs)
                 gate, up = states.chunk(2, dim=-1)
-                hidden = hidden + functional.linear(self.act(gate) * up, *block.mlp_output)
-            return functional.linear(self._normed(hidden, self.norm), *self.head)
+                hidden = hidden + product(self.act(gate) * up, *block.mlp_output)
+            return product(self._normed(hidden, self.norm), *self.head)
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, hidden.shape[-1:], weight, self.eps).to(self.dtype)
@@ -137,11 +139,11 @@ class FusedStep:
         attended = functional.scaled_dot_product_attention(
             query, all_keys.to(all_values.dtype), all_values, mask, scale=self.scale
         )
-        return functional.linear(attended.reshape(len(states), heads * self.size).to(self.dtype), *block.output)
+        return product(attended.reshape(len(states), heads * self.size).to(self.dtype), *block.output)
 
 
 def _times(states: Tensor, matrices: tuple[tuple[Tensor, Tensor | None], ...]) -> Tensor:
-    products = [functional.linear(states, *matrix) for matrix in matrices]
+    products = [product(states, *matrix) for matrix in matrices]
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
 
@@ -151,4 +153,4 @@ def can_fuse(model: PreTrainedModel) -> bool:
         return False
     rope = getattr(model.config, "rope_parameters", None) or {}
     linears = [module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))]
-    return rope.get("rope_type", "default") in ROPES and all(type(module) is nn.Linear for module in linears)
+    return rope.get("rope_type", "default") in ROPES and all(type(module) in (nn.Linear, OneDnnLinear) for module in linears)

@@ -99,6 +99,8 @@ def _from_pretrained(source: str, dtype: str, attn_implementation: str | None) -
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    from rlzoo.engine.processor import prepare_processor
+
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     text_config = config.get_text_config()
     for name, value in text_config.to_dict().items():  # before the layers copy them
@@ -115,6 +117,7 @@ def _from_pretrained(source: str, dtype: str, attn_implementation: str | None) -
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+    prepare_processor(model)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tokenizer.padding_side = "left"
     return model, tokenizer, set(report["missing_keys"])

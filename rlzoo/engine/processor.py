@@ -1,0 +1,115 @@
+"""Training on a processor at its own speed: freed memory is kept, and oneDNN multiplies where MKL would leave half of the rate.
+
+MKL, which torch calls for products in float32, takes AVX2 on AMD's processors, also on those that have AVX-512. oneDNN,
+which torch has beside it and calls for bfloat16, takes what there is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SMALLEST = 2**15
+"""Numbers in a weight, at least: oneDNN makes code for every new shape, about a millisecond each, which less does not repay."""
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
+
+
+def prepare_processor(model: PreTrainedModel) -> None:
+    """Keep freed memory, and multiply by oneDNN where that is quicker; does nothing for a model on another device."""
+    if model.device.type != "cpu":
+        return
+    keep_freed_memory()
+    if is_slow_with_mkl():
+        use_onednn(model)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, instead of having every large tensor's pages cleared by the kernel anew."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)
+        libc.mallopt(M_TOP_PAD, 2**26)
+
+
+@functools.cache
+def is_slow_with_mkl() -> bool:
+    """Whether torch multiplies by MKL on an AMD processor with AVX-512, and has oneDNN."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        return False
+    processor = Path("/proc/cpuinfo")
+    return has_onednn() and processor.exists() and "AuthenticAMD" in processor.read_text(encoding="utf-8")
+
+
+def has_onednn() -> bool:
+    """Whether this torch can multiply by oneDNN."""
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Let the model's linear layers multiply by oneDNN; their weights and names stay."""
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.numel() >= SMALLEST:
+            module.__class__ = OneDnnLinear
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer whose float32 products on a processor are oneDNN's.
+
+    Example:
+        ``use_onednn(model)`` makes layers of a model such ones.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See `torch.nn.Linear`."""
+        if not _is_for_onednn(input, self.weight) or torch.is_autocast_enabled("cpu"):
+            return super().forward(input)
+        result: Tensor = _Linear.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        return onednn_linear(states, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        states, weight = ctx.saved_tensors
+        for_states, for_weight, for_bias = ctx.needs_input_grad
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return (
+            onednn_linear(gradient, weight.t()) if for_states else None,
+            onednn_linear(rows.t(), states.reshape(-1, states.shape[-1]).t()) if for_weight else None,
+            rows.sum(dim=0) if for_bias else None,
+        )
+
+
+def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``states @ weight.T + bias`` of ``(..., K)``, ``(N, K)`` and ``(N,)``, without a gradient, the quicker way."""
+    if is_slow_with_mkl() and weight.numel() >= SMALLEST and _is_for_onednn(states, weight):
+        return onednn_linear(states, weight, bias)
+    return nn.functional.linear(states, weight, bias)
+
+
+def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same by oneDNN, in float32 on a processor."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return result
+
+
+def _is_for_onednn(states: Tensor, weight: Tensor) -> bool:
+    return states.device.type == "cpu" and states.dtype == weight.dtype == torch.float32 and states.numel() > 0

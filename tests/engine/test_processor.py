@@ -1,0 +1,143 @@
+"""Products by oneDNN against float64, and memory that stays."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlzoo.engine.processor import OneDnnLinear, has_onednn, keep_freed_memory, prepare_processor, product, use_onednn
+
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
+
+
+def onednn_layer(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    use_onednn(layer)
+    return layer
+
+
+def relative_error(value: Tensor, exact: Tensor) -> float:
+    return float((value.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize(
+    ("shape", "inputs", "outputs"), [((7, 33), 300, 500), ((64,), 256, 768), ((1, 5, 3), 1024, 64), ((1,), 64, 600)]
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_onednn_gives_the_value_and_the_gradients_of_float64(
+    shape: tuple[int, ...], inputs: int, outputs: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = onednn_layer(inputs, outputs, bias=bias)
+    assert type(layer) is OneDnnLinear
+    states, heard = torch.randn(*shape, inputs, requires_grad=True), torch.randn(*shape, outputs)
+    value = layer(states)
+    (value * heard).sum().backward()
+    exact_states = states.detach().double().requires_grad_()
+    exact = nn.Linear(inputs, outputs, bias=bias, dtype=torch.float64)
+    exact.load_state_dict({name: tensor.double() for name, tensor in layer.state_dict().items()})
+    exact_value = exact(exact_states)
+    (exact_value * heard).sum().backward()
+    pairs = [(value.detach(), exact_value.detach()), (states.grad, exact_states.grad)]
+    pairs += [(mine.grad, theirs.grad) for mine, theirs in zip(layer.parameters(), exact.parameters(), strict=True)]
+    assert len(pairs) == 3 + bias
+    for mine, theirs in pairs:
+        assert mine is not None
+        assert theirs is not None
+        assert mine.dtype == torch.float32
+        assert relative_error(mine, theirs) < 1e-6
+
+
+def test_only_what_needs_a_gradient_gets_one() -> None:
+    layer = onednn_layer(256, 256)
+    layer.weight.requires_grad_(False)
+    states = torch.randn(4, 256, requires_grad=True)
+    layer(states).sum().backward()
+    assert layer.weight.grad is None
+    assert states.grad is not None
+
+
+def test_rows_laid_out_by_columns_give_the_same() -> None:
+    layer = onednn_layer(256, 300)
+    states = torch.randn(256, 9).t()
+    assert torch.allclose(layer(states), layer(states.contiguous()), rtol=0, atol=1e-6)
+
+
+def test_bfloat16_autocast_and_no_rows_are_left_to_torch() -> None:
+    layer = onednn_layer(256, 300)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(4, 256)).dtype == torch.bfloat16
+    assert layer(torch.randn(0, 256)).shape == (0, 300)
+    assert layer.bfloat16()(torch.randn(4, 256).bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_product_is_what_torch_calls_linear() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        states, weight, bias = torch.randn(5, 256).to(dtype), torch.randn(200, 256).to(dtype), torch.randn(200).to(dtype)
+        assert torch.allclose(product(states, weight, bias), nn.functional.linear(states, weight, bias), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_keeps_names_weights_and_gradients_and_loads_as_before(tmp_path: object) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model, plain = LlamaForCausalLM(config), LlamaForCausalLM(config)
+    use_onednn(model)
+    assert model.load_state_dict(plain.state_dict()).missing_keys == []
+    kinds = {name.rsplit(".")[-1]: type(module) for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert kinds["gate_proj"] is OneDnnLinear
+    assert kinds["lm_head"] is OneDnnLinear
+    assert kinds["k_proj"] is nn.Linear  # 64 x 128 numbers: too small
+    ids = torch.randint(0, 300, (3, 40))
+    exact = LlamaForCausalLM(config).double()
+    exact.load_state_dict({name: tensor.double() for name, tensor in plain.state_dict().items()})
+    for one in (model, exact):
+        one(input_ids=ids, labels=ids).loss.backward()
+    for (name, mine), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert relative_error(mine.grad, theirs.grad) < 1e-5, name
+    model.save_pretrained(str(tmp_path))
+    again = LlamaForCausalLM.from_pretrained(str(tmp_path))
+    assert type(again.lm_head) is nn.Linear
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(again.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_model_elsewhere_is_left_alone() -> None:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=300, hidden_size=256, num_hidden_layers=1))
+    prepare_processor(model)
+    assert type(model.lm_head) is nn.Linear
+
+
+FAULTS = """
+import resource, sys, torch
+from rlzoo.engine.processor import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+for turn in range(20):
+    if turn == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(2**24).fill_(1)  # 64 MB: 16,384 pages
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts glibc's page faults")
+def test_freed_memory_is_used_again_without_the_kernel() -> None:
+    keep_freed_memory()  # harmless where it was called before
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("keep", "as it is")
+    }
+    assert faults["as it is"] > 10 * 4096  # ten tensors; pages may be larger than 4 kB
+    assert faults["keep"] < 500
