@@ -16,7 +16,7 @@ STEPS = 12
 
 
 def beside_the_model() -> dict[str, float]:
-    """Shares of a step, the median over steps: the rule with its measurements, the metrics, the journal, MLflow.
+    """Shares of a step, the median over steps: the rule, the measurements, the journal, MLflow.
 
     MLflow is told in the background; its share is what handing over takes.
     """
@@ -30,7 +30,7 @@ def beside_the_model() -> dict[str, float]:
 
     places = {
         "rule": [(StepGradient, "_judge"), (learner_module, "updated")],
-        "metrics": [(Run, "_measured"), (Monitor, "after_step")],
+        "metrics": [(StepGradient, "_judge_whole"), (Run, "_measured"), (Monitor, "after_step")],
         "journal": [(RunDirectory, "record_rollouts"), (RunDirectory, "log")],
         "mlflow": [(Tracker, "log")],
     }

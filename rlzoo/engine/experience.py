@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.advantages import Advantage, compute_advantages
 from rlzoo.engine.shaping import overlong_penalty, without_truncated
@@ -70,6 +71,11 @@ class Experience:
         """Response lengths in tokens, ``(B,)``."""
         return self.response_mask.sum(dim=-1)
 
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens of each row, prompt and response."""
+        return [sequence.numel() for sequence in self.sequences]
+
     def __len__(self) -> int:
         return len(self.sequences)
 
@@ -109,18 +115,15 @@ class Experience:
     def model_batch(self, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelBatch:
         """Pad some rows to the longest of them; on the right, a causal model needs no mask to ignore what follows a row."""
         sequences = [self.sequences[row] for row in rows.tolist()]
-        size = max(len(sequence) for sequence in sequences)
-        input_ids = torch.full((len(sequences), size), pad_id)
-        attention_mask = torch.zeros_like(input_ids)
-        predicts = torch.zeros_like(input_ids, dtype=torch.bool)
-        for index, (sequence, response) in enumerate(zip(sequences, self.lengths[rows].tolist(), strict=True)):
-            start = size - len(sequence) if padding_side == "left" else 0
-            end = start + len(sequence)
-            input_ids[index, start:end] = sequence
-            attention_mask[index, start:end] = 1
-            predicts[index, end - response - 1 : end - 1] = True
+        sizes = torch.tensor([sequence.numel() for sequence in sequences])[:, None]
+        input_ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side=padding_side)
+        places = torch.arange(input_ids.shape[1])
+        ends = torch.full_like(sizes, input_ids.shape[1]) if padding_side == "left" else sizes
+        responses = self.response_mask[rows].sum(dim=-1, keepdim=True)
+        predicts = (places >= ends - responses - 1) & (places < ends - 1)
         if padding_side == "right":
             return ModelBatch(input_ids, None, None, predicts)
+        attention_mask = (places >= ends - sizes).long()
         position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         return ModelBatch(input_ids, attention_mask, position_ids, predicts)
 
@@ -159,8 +162,8 @@ class Experience:
 
         Padded, a batch holds ``rows x longest row`` tokens; packed, the sum of its rows.
         """
-        by_length = torch.tensor(sorted(rows.tolist(), key=lambda row: len(self.sequences[row]), reverse=True))
-        lengths = [len(self.sequences[row]) for row in by_length.tolist()]
+        by_length = torch.tensor(sorted(rows.tolist(), key=lambda row: self.sequences[row].numel(), reverse=True))
+        lengths = [self.sequences[row].numel() for row in by_length.tolist()]
         start = 0
         for size in _packed_sizes(lengths, max_tokens) if packed else _padded_sizes(lengths, max_tokens):
             yield by_length[start : start + size]

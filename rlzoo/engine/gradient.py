@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlzoo.analysis.response_table import ResponseTable
 from rlzoo.engine.experience import Experience
-from rlzoo.engine.judge import judgement
+from rlzoo.engine.judge import differentiated, judgement
 from rlzoo.engine.optimization import Optimization
 from rlzoo.engine.passes import Passes, gather
 from rlzoo.policy import ClipPolicy
@@ -36,8 +36,8 @@ class StepGradient:
 
     The policy is differentiated with respect to the log-probabilities alone, g = dJ/dlog_probs, and
     ``sum(g * log_probs)`` is back-propagated through the model: exact for every rule, since log_probs is all a rule sees.
-    Rows with g = 0 need no backward pass. As a rule those are the rows without an advantage, so these go first, forwards
-    only; should the rule give one of them a gradient, they all go the whole way after that.
+    Rows with g = 0 need no backward pass. As a rule those are the rows without an advantage, so these go forwards only;
+    should the policy give one of them a gradient, it goes the whole way after that.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class StepGradient:
         # the step's denominators, fixed before its first backward pass, over all micro-batches and processes
         self.counts = StepCounts(num_responses=int((lengths > 0).sum()), num_tokens=int(lengths.sum()))
         self.log_probs = torch.zeros(experience.response_mask.shape)
-        self.measured: list[tuple[ResponseTable, float]] = []
+        self.entropy = torch.zeros(experience.response_mask.shape)
+        self.own: list[Tensor] = []  # rows of this process
 
     def add_up(self, *, learns: bool = True) -> StepMeasures:
         """Judge the rows and, if the step ``learns``, add its gradient to the model's."""
@@ -75,25 +76,33 @@ class StepGradient:
         silent = torch.ones(len(self.rows), dtype=torch.bool)
         if learns:
             silent = (self.experience.advantages[self.rows] == 0).all(dim=1) & (self.config.kl_coef == 0)
-        if self._measure(self.rows[silent]) and learns:
-            silent[:] = False
-            self.measured.clear()
+        self._listen(self.rows[silent])
         if learns:
             self._back_propagate(self.rows[~silent])
-        measured = gather(self.passes.accelerator, self.measured)
+        measured, gradient = [], torch.zeros(self.log_probs.shape)
+        if self.own:
+            own = torch.cat(self.own)
+            g, table, objective = self._judge_whole(own)
+            measured, gradient[own] = [(table, objective)], g.cpu()
+        if learns:
+            self._back_propagate_late(self.rows[silent], gradient)
+        measured = gather(self.passes.accelerator, measured)
         table = ResponseTable.concat([table for table, _ in measured])
         return StepMeasures(self.passes.sum(self.log_probs)[self.rows], table, sum(share for _, share in measured))
 
-    def _measure(self, rows: Tensor) -> bool:
-        """Judge rows in a forward pass; returns whether any of them has a gradient."""
-        has_gradient = False
+    def _listen(self, rows: Tensor) -> None:
+        """Forward passes only."""
         for piece in self.passes.micro_batches(self.experience, rows):
             with torch.no_grad():
                 current, entropy = self.passes.forward(self.optimization.model, self.experience, piece.rows)
             if not piece.is_idle:
-                has_gradient |= bool(self._judge(piece.rows, current, entropy).any())
-                self._note(piece.rows, current)
-        return self.passes.any(has_gradient)
+                self._note(piece.rows, current, entropy)
+
+    def _back_propagate_late(self, rows: Tensor, gradient: Tensor) -> None:
+        """Rows that were expected to have no gradient and have one after all."""
+        if self.passes.any(bool(gradient[rows].any())):
+            gradient = self.passes.sum(gradient)
+            self._back_propagate(rows[gradient[rows].any(dim=1)], gradient)
 
     def _back_propagate(self, rows: Tensor, gradient: Tensor | None = None) -> None:
         """Forward and backward passes; the rows' g is given, or judged on the way."""
@@ -104,54 +113,54 @@ class StepGradient:
                 if piece.is_idle:
                     g = torch.zeros_like(current)
                 elif gradient is None:
-                    g = self._judge(piece.rows, current, entropy)
-                    self._note(piece.rows, current)
+                    g = self._judge(piece.rows, current)
+                    self._note(piece.rows, current, entropy)
                 else:
                     g = gradient[piece.rows, : current.shape[1]].to(current.device)
                 self.optimization.backward(-(g * current).sum())
 
     def _whole_step(self, learns: bool) -> StepMeasures:
         """For a rule that looks at the whole step: all log-probs first, without gradient, then the policy once."""
-        log_probs, entropy = self.passes.log_probs(self.optimization.model, self.experience, self.rows)
-        device = self.passes.accelerator.device
-        g = self._judge(self.rows, log_probs[self.rows].to(device), entropy[self.rows].to(device)).cpu()
+        self.log_probs, self.entropy = self.passes.log_probs(self.optimization.model, self.experience, self.rows)
+        g, table, objective = self._judge_whole(self.rows)
         if learns:
             heard = (g != 0).any(dim=1)
-            gradient = torch.zeros(log_probs.shape)
-            gradient[self.rows] = g
-            self._back_propagate(self.rows[heard] if heard.any() else self.rows[:1], gradient)
-        ((table, objective),) = self.measured
-        return StepMeasures(log_probs[self.rows], table, objective)
+            gradient = torch.zeros(self.log_probs.shape)
+            gradient[self.rows] = g.cpu()
+            self._back_propagate(self.rows[heard.cpu()] if heard.any() else self.rows[:1], gradient)
+        return StepMeasures(self.log_probs[self.rows], table, objective)
 
-    def _note(self, rows: Tensor, log_probs: Tensor) -> None:
+    def _note(self, rows: Tensor, log_probs: Tensor, entropy: Tensor) -> None:
+        self.own.append(rows)
         self.log_probs[rows, : log_probs.shape[1]] = log_probs.detach().float().cpu()
+        self.entropy[rows, : log_probs.shape[1]] = entropy.float().cpu()
 
-    def _judge(self, rows: Tensor, log_probs: Tensor, entropy: Tensor) -> Tensor:
-        """The policy on some rows: the loss's g = dJ/dlog_probs ``(R, T)``; their measurements are kept."""
-        experience = self.experience
-        inputs = experience.clip_inputs(rows, log_probs.detach(), self.seed)
+    def _inputs(self, rows: Tensor, log_probs: Tensor) -> tuple[ClipInputs, Tensor | None]:
+        """What the policy reads, and the factors of its objective."""
+        inputs = self.experience.clip_inputs(rows, log_probs.detach(), self.seed)
         if self.is_first:
             inputs = replace(inputs, old_log_probs=inputs.log_probs.clone())
-        weights = experience.mismatch_weights
-        if weights is not None:
-            weights = weights[rows, : log_probs.shape[1]].to(log_probs.device)
-        with torch.enable_grad():
-            judged = judgement(self.policy, inputs, self.counts, self.max_length, weights)
+        weights = self.experience.mismatch_weights
+        return inputs, None if weights is None else weights[rows, : log_probs.shape[1]].to(log_probs.device)
+
+    def _judge(self, rows: Tensor, log_probs: Tensor) -> Tensor:
+        """The policy on some rows: the loss's g = dJ/dlog_probs ``(R, T)``."""
+        inputs, weights = self._inputs(rows, log_probs)
+        *_, gradient = differentiated(self.policy, inputs, self.counts, self.max_length, weights)
+        return gradient - self.config.kl_coef * self._kl(rows, inputs)[1] if self.config.kl_coef > 0 else gradient
+
+    def _judge_whole(self, rows: Tensor) -> tuple[Tensor, ResponseTable, float]:
+        """The same for rows whose log-probs were noted, with their measurements and their share of J."""
+        device = self.passes.accelerator.device
+        inputs, weights = self._inputs(rows, self.log_probs[rows].to(device))
+        judged = judgement(self.policy, inputs, self.counts, self.max_length, weights)
         gradient, kl = judged.gradient, None
         if self.config.kl_coef > 0:
             kl, kl_gradient = self._kl(rows, inputs)
             gradient = gradient - self.config.kl_coef * kl_gradient
-        table = ResponseTable.measure(
-            inputs,
-            judged.result,
-            judged.gradient,
-            judged.on_policy_gradient,
-            group=experience.group_ids[rows].to(log_probs.device),
-            entropy=entropy,
-            kl=kl,
-        )
-        self.measured.append((table, judged.objective))
-        return gradient
+        group, entropy = self.experience.group_ids[rows].to(device), self.entropy[rows].to(device)
+        read, answered = (inputs, judged.result), (judged.gradient, judged.on_policy_gradient)
+        return gradient, ResponseTable.measure(*read, *answered, group=group, entropy=entropy, kl=kl), judged.objective
 
     def _kl(self, rows: Tensor, inputs: ClipInputs) -> tuple[Tensor, Tensor]:
         """The KL to the reference per token, ``(R, T)``, and the gradient of its reduction for log_probs."""

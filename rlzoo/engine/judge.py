@@ -49,18 +49,26 @@ def judgement(
     Raises:
         PolicyError: as `judge` and `gradient_of`.
     """
-
-    def differentiated(log_probs: Tensor) -> tuple[ClipResult, Tensor, Tensor]:
-        leaf = replace(inputs, log_probs=log_probs.detach().requires_grad_())
-        result = judge(policy, leaf)
-        objective = reduce_objective(
-            _weighted(policy, result.objective, weights), inputs.response_mask, policy.reduction, counts, max_length
-        )
-        return result, objective, gradient_of(policy, objective, leaf, result)
-
-    result, objective, gradient = differentiated(inputs.log_probs)
-    *_, on_policy_gradient = differentiated(inputs.old_log_probs.to(inputs.log_probs.dtype))
+    result, objective, gradient = differentiated(policy, inputs, counts, max_length, weights)
+    at_ratio_1 = replace(inputs, log_probs=inputs.old_log_probs.to(inputs.log_probs.dtype))
+    *_, on_policy_gradient = differentiated(policy, at_ratio_1, counts, max_length, weights)
     return Judgement(result, objective.item(), gradient, on_policy_gradient)
+
+
+def differentiated(
+    policy: ClipPolicy,
+    inputs: ClipInputs,
+    counts: StepCounts,
+    max_length: int | None = None,
+    weights: Tensor | None = None,
+) -> tuple[ClipResult, Tensor, Tensor]:
+    """What a policy answers, its share of J, and g = dJ/dlog_probs ``(B, T)``; see `judgement`."""
+    with torch.enable_grad():
+        leaf = replace(inputs, log_probs=inputs.log_probs.detach().requires_grad_())
+        result = judge(policy, leaf)
+        weighted = _weighted(policy, result.objective, weights)
+        objective = reduce_objective(weighted, inputs.response_mask, policy.reduction, counts, max_length)
+        return result, objective, gradient_of(policy, objective, leaf, result)
 
 
 def _weighted(policy: ClipPolicy, objective: Tensor, weights: Tensor | None) -> Tensor:

@@ -52,7 +52,7 @@ class Passes:
         """
         if not len(rows):
             return []
-        lengths = [len(sequence) for sequence in experience.sequences]
+        lengths = experience.sizes
         shares = deal(rows, lengths, self.accelerator.num_processes)
         cut = [list(experience.micro_batches(share, self.max_tokens, self.packing)) for share in shares]
         own = [MicroBatch(piece, is_idle=False) for piece in cut[self.accelerator.process_index]]

@@ -103,7 +103,7 @@ class RunDirectory:
         mask, old, advantages = experience.response_mask, experience.old_log_probs, experience.advantages
         tensors = {
             "sequences": torch.cat(experience.sequences),
-            "sequence_lengths": torch.tensor([len(sequence) for sequence in experience.sequences]),
+            "sequence_lengths": torch.tensor(experience.sizes),
             "lengths": experience.lengths,
             "group_ids": experience.group_ids,
             "rewards": experience.rewards,
