@@ -105,7 +105,9 @@ class LearnerConfig(Section):
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(
-        None, ge=1, description="rows x longest row of one forward pass, at most; null: 3072 on a processor, 16384 on a GPU"
+        None,
+        ge=1,
+        description="rows x longest row of a forward pass, at most; null: 16384 on a GPU, 512 to 3072 on a processor",
     )
     autocast: Literal["none", "bfloat16"] = Field("none", description="type of the matrix products")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0 for none")

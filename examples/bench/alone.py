@@ -1,13 +1,15 @@
 """rlzoo against itself on a case: the ways to sample, and sizes of a micro-batch, in turns.
 
 python -m examples.bench.alone long-tail
-python -m examples.bench.alone equal --profile   # where a step's processor time goes, by operation
+python -m examples.bench.alone equal --profile          # where a step's processor time goes, by operation
+python -m examples.bench.alone equal --without onednn   # a step without what `rlzoo.engine.processor` does
+python -m examples.bench.alone equal --compile          # a step with the learner's model compiled
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,11 +18,13 @@ from pathlib import Path
 
 from examples.bench.cases import CASES, GROUP
 from examples.bench.rlzoo_worker import make_run
+from rlzoo.engine import processor
 from rlzoo.engine.decode import Way
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.loop import Run
 
 WAYS: tuple[Way, ...] = ("generate", "rows", "fused")
+PARTS = {"memory": "keep_freed_memory", "onednn": "is_slow_with_mkl"}
 SIZES = (512, 1024, 2048, 4096, 16384)
 TURNS = 5
 
@@ -43,6 +47,20 @@ def main(name: str) -> None:
         for size, one in runs.items():
             learning[size].append(one.step(step)["time/learner"])
     print(f"{name}, learning:", ", ".join(f"{size} {statistics.median(taken[1:]):.3f} s" for size, taken in learning.items()))
+
+
+def steps(name: str, without: list[str], *, compiles: bool) -> None:
+    """Print a step's medians, with parts of what makes it quick left out, or with the learner's model compiled."""
+    for part in without:
+        setattr(processor, PARTS[part], lambda *_: None)
+    run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
+    if compiles:
+        run.learner.language_model.base_model.compile(dynamic=True)
+    taken = [run.step(step) for step in range(1, TURNS + 2)]
+    times = {phase: [step[f"time/{phase}"] for step in taken] for phase in ("rollout", "learner")}
+    medians = ", ".join(f"{phase} {statistics.median(each[1:]):.3f} s" for phase, each in times.items())
+    kind = " ".join([*(f"without {part}" for part in without), "compiled" * compiles]).strip() or "as it is"
+    print(f"{name}, {kind}: {medians}; first step {times['rollout'][0] + times['learner'][0]:.1f} s")
 
 
 def profile(name: str) -> None:
@@ -72,4 +90,16 @@ def _sample(run: Run, prompts: list[str], way: Way, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    (profile if "--profile" in sys.argv else main)(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--step", action="store_true", help="a step as it is")
+    parser.add_argument("--without", action="append", choices=PARTS, default=[])
+    options = parser.parse_args()
+    if options.profile:
+        profile(options.case)
+    elif options.step or options.without or options.compile:
+        steps(options.case, options.without, compiles=options.compile)
+    else:
+        main(options.case)

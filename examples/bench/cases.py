@@ -92,8 +92,8 @@ def story(index: int) -> str:
 CASES = {
     case.name: case
     for case in (
-        Case("embedded", "0.1 M parameters, 64 x 128 tokens", embedded_endless, addition, 8, 128, 4),
-        Case("embedded-natural", "0.1 M parameters, 64 responses of their own lengths", embedded, addition, 8, 128, 4),
+        Case("embedded", "0.1 M parameters, 64 x 128 tokens", embedded_endless, addition, 8, 128, 4, pairs=15),
+        Case("embedded-natural", "0.1 M parameters, 64 of their own lengths", embedded, addition, 8, 128, 4, pairs=15),
         Case("long-tail", "5 M parameters, 72 responses of 32 tokens, 8 of 256", countdown, counts(32, 10, 256), 10, 256, 4),
         Case("equal", "5 M parameters, 64 x 128 tokens", countdown, counts(1000), 8, 128, 1),
         Case("equal-off-policy", "the same", countdown, counts(1000), 8, 128, 4),

@@ -63,19 +63,29 @@ def decode(
         fuses: whether tokens behind the prompt are computed by `FusedStep`, where `can_fuse` says so.
     """
     limit = uniforms.shape[1]
-    uniforms, ends = uniforms.to(model.device), torch.tensor(sorted(end_ids), device=model.device)
-    tokens = torch.full(uniforms.shape, pad_id, device=model.device)
-    log_probs = torch.zeros(uniforms.shape, device=model.device)
+    numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
     responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses)
     logits = responses.first_logits()
+    steps: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, their tokens and log-probabilities
     for column in range(limit):
-        drawn, reported = draw(logits, uniforms[responses.rows, column], temperature)
-        tokens[responses.rows, column], log_probs[responses.rows, column] = drawn, reported
-        drawn = responses.close(torch.isin(drawn, ends), drawn)
+        steps.append((responses.rows, *draw(logits, numbers[column].index_select(0, responses.rows), temperature)))
+        drawn = steps[-1][1]
+        drawn = responses.close((drawn[:, None] == ends).any(dim=1), drawn)
         if not len(drawn) or column + 1 == limit:
             break
         logits = responses.next_logits(drawn)
-    return Decoded(tokens[:, : column + 1], log_probs[:, : column + 1])
+    return _laid_out(steps, len(prompts), pad_id)
+
+
+def _laid_out(steps: Sequence[tuple[Tensor, Tensor, Tensor]], num_rows: int, pad_id: int) -> Decoded:
+    """The rows, tokens and log-probabilities of each step, as columns."""
+    rows, drawn, reported = (torch.cat(parts) for parts in zip(*steps, strict=True))
+    counts = torch.tensor([len(rows) for rows, *_ in steps])
+    columns = torch.arange(len(steps)).repeat_interleave(counts).to(rows.device)
+    tokens = torch.full((num_rows, len(steps)), pad_id, device=rows.device)
+    log_probs = torch.zeros(num_rows, len(steps), device=rows.device)
+    tokens[rows, columns], log_probs[rows, columns] = drawn, reported
+    return Decoded(tokens, log_probs)
 
 
 class OpenResponses:

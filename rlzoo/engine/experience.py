@@ -170,9 +170,15 @@ class Experience:
             start += size
 
 
-def micro_batch_tokens(limit: int | None, *, is_cpu: bool) -> int:
-    """Tokens of a micro-batch at most; without a limit, as many as keep a GPU busy, or as stay in a processor's cache."""
-    return limit or (3072 if is_cpu else 16384)
+def micro_batch_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
+    """Tokens of a micro-batch at most; without a limit, as many as keep a GPU busy, or as stay in a processor's cache.
+
+    Args:
+        limit: what the settings say.
+        is_cpu: whether the model is on a processor.
+        depth: hidden numbers of a token in all layers, layers x width: a large model's fewer tokens are work enough.
+    """
+    return limit or (max(512, min(3072, 2**24 // depth)) if is_cpu else 16384)
 
 
 def _packed_sizes(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:

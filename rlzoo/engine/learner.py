@@ -80,10 +80,12 @@ class Learner:
         self.max_length = max_length
         self.num_optimizer_steps = 0
         self.accelerator = accelerator or make_accelerator(LaunchConfig(), config)
+        is_cpu, sizes = self.accelerator.device.type == "cpu", language_model.config.get_text_config()
+        depth = sizes.num_hidden_layers * sizes.hidden_size
         self.passes = Passes(
             self.accelerator,
             pad_id=pad_id,
-            max_tokens=micro_batch_tokens(config.max_tokens_per_micro_batch, is_cpu=self.accelerator.device.type == "cpu"),
+            max_tokens=micro_batch_tokens(config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth),
             packing=config.packing,
             padding_side=padding_side,
         )

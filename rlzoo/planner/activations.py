@@ -32,13 +32,16 @@ class MicroBatch:
         return self.rows * self.length
 
 
-def micro_batches(config: RunConfig, prompt: int, processes: int, *, is_cpu: bool = False) -> tuple[MicroBatch, ...]:
+def micro_batches(
+    config: RunConfig, architecture: Architecture | None, prompt: int, processes: int, *, is_cpu: bool = False
+) -> tuple[MicroBatch, ...]:
     """Those micro-batches of an optimizer step that may need most memory, with every prompt and response at its longest.
 
     They are a full one, and what is left over.
     """
     response = config.rollout.max_new_tokens
-    limit = micro_batch_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu)
+    depth = architecture.num_layers * architecture.hidden_size if architecture is not None else 1
+    limit = micro_batch_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
     rows = rows_per_step(config, processes)
     length = prompt + response
     fits = max(1, min(rows, limit // length))

@@ -133,7 +133,7 @@ def make_plan(
         UserError: ``launch.deepspeed`` names a file that is none of DeepSpeed's settings.
     """
     sharding = Sharding.of(config.launch, processes)
-    batches = micro_batches(config, prompts.longest, processes, is_cpu=devices.is_cpu)
+    batches = micro_batches(config, architecture, prompts.longest, processes, is_cpu=devices.is_cpu)
     batch = batches[0]
     if architecture is None:
         return Plan(config, None, devices, sharding, prompts, batch, None, None, None, None, None)

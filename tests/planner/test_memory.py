@@ -78,16 +78,38 @@ def test_log_probs_take_one_chunk_of_logits():
     assert log_prob_bytes(LARGE, config(), long) == (2**24 // 151936) * 151936 * 16  # a chunk, however long the response
 
 
+def test_a_large_model_s_micro_batches_are_smaller_on_a_processor():
+    null = config("learner.max_tokens_per_micro_batch=null", "rollout.num_prompts=1024")
+    tokens = {
+        (name, is_cpu): micro_batches(null, shape, 3, 1, is_cpu=is_cpu)[0].tokens
+        for name, shape in (
+            ("tiny", TINY),
+            ("SmolLM2", Architecture(49152, 576, 1536, 30, 9, 3, 64, 8192, tied=True)),
+            ("1.7B", LARGE),
+        )
+        for is_cpu in (True, False)
+    }
+    # rows of 8; 2^24 / (30 x 576) = 970; 28 x 2048 = 57344 leaves 292, fewer than the least
+    assert tokens == {
+        ("tiny", True): 3072,
+        ("tiny", False): 16384,
+        ("SmolLM2", True): 968,
+        ("SmolLM2", False): 16384,
+        ("1.7B", True): 512,
+        ("1.7B", False): 16384,
+    }
+
+
 def test_micro_batches_are_cut_as_the_learner_cuts_them():
     # 16 responses in 2 optimizer steps: 8 rows of 3 + 5 tokens, 16 tokens at once: 2 rows, 4 times
-    assert micro_batches(config(), 3, 1) == (MicroBatch(2, 8, 5, is_first=False),)
+    assert micro_batches(config(), TINY, 3, 1) == (MicroBatch(2, 8, 5, is_first=False),)
     # 2 processes have 4 rows each; 24 tokens at once: 3 rows, then 1
-    assert micro_batches(config("learner.max_tokens_per_micro_batch=24"), 3, 2) == (
+    assert micro_batches(config("learner.max_tokens_per_micro_batch=24"), TINY, 3, 2) == (
         MicroBatch(3, 8, 5, is_first=True),
         MicroBatch(1, 8, 5, is_first=False),
     )
     # a row of 8 goes alone where 10 tokens are allowed
-    assert micro_batches(config("learner.max_tokens_per_micro_batch=10"), 3, 1) == (MicroBatch(1, 8, 5, is_first=False),)
+    assert micro_batches(config("learner.max_tokens_per_micro_batch=10"), TINY, 3, 1) == (MicroBatch(1, 8, 5, is_first=False),)
 
 
 def test_the_work_of_a_step_is_worked_by_hand():
