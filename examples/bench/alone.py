@@ -49,21 +49,18 @@ def main(name: str) -> None:
     print(f"{name}, learning:", ", ".join(f"{size} {statistics.median(taken[1:]):.3f} s" for size, taken in learning.items()))
 
 
-def steps(name: str, without: list[str], *, compiles: bool) -> None:
-    """Print a step's medians, with parts of what makes it quick left out, or with the learner's model compiled."""
-    for part in without:
-        setattr(processor, PARTS[part], lambda *_: None)
+def steps(name: str, kind: str, *, compiles: bool) -> None:
+    """Print a step's medians, perhaps with the learner's model compiled."""
     run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
     if compiles:
         run.learner.language_model.base_model.compile(dynamic=True)
     taken = [run.step(step) for step in range(1, TURNS + 2)]
     times = {phase: [step[f"time/{phase}"] for step in taken] for phase in ("rollout", "learner")}
     medians = ", ".join(f"{phase} {statistics.median(each[1:]):.3f} s" for phase, each in times.items())
-    kind = " ".join([*(f"without {part}" for part in without), "compiled" * compiles]).strip() or "as it is"
     print(f"{name}, {kind}: {medians}; first step {times['rollout'][0] + times['learner'][0]:.1f} s")
 
 
-def profile(name: str) -> None:
+def profile(name: str, kind: str) -> None:
     """Print the operations that take most of sampling and of learning, as shares of their sum."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
@@ -80,7 +77,7 @@ def profile(name: str) -> None:
         operations = sorted(recorded.key_averages(), key=lambda one: -one.self_cpu_time_total)
         total = sum(one.self_cpu_time_total for one in operations)
         most = ", ".join(f"{one.key.removeprefix('aten::')} {one.self_cpu_time_total / total:.0%}" for one in operations[:8])
-        print(f"{name}, {what}: {total / 1e6:.2f} s of operations: {most}")
+        print(f"{name}, {kind}, {what}: {total / 1e6:.2f} s of operations: {most}")
 
 
 def _sample(run: Run, prompts: list[str], way: Way, seed: int = 0) -> None:
@@ -97,9 +94,12 @@ if __name__ == "__main__":
     parser.add_argument("--step", action="store_true", help="a step as it is")
     parser.add_argument("--without", action="append", choices=PARTS, default=[])
     options = parser.parse_args()
+    for part in options.without:
+        setattr(processor, PARTS[part], lambda *_: None)
+    kind = ", ".join([*(f"without {part}" for part in options.without), *["compiled"] * options.compile]) or "as it is"
     if options.profile:
-        profile(options.case)
+        profile(options.case, kind)
     elif options.step or options.without or options.compile:
-        steps(options.case, options.without, compiles=options.compile)
+        steps(options.case, kind, compiles=options.compile)
     else:
         main(options.case)

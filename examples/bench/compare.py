@@ -23,6 +23,7 @@ from examples.bench.cases import CASES, GROUP, QUICK, Case
 
 PHASES = ("rollout", "learner", "step")
 ALONE = ("growth", "overhead")
+BESIDE = ("equal-off-policy",)
 ROOT = Path(__file__).parents[2]
 
 
@@ -146,7 +147,8 @@ def measure(name: str, folder: Path, pairs: int, report: dict[str, Any]) -> None
         report["growth"] = growth(folder)
     elif name == "overhead":
         report["start_seconds"] = overhead.seconds_to_the_first_step()
-        report["beside"] = overhead.beside_the_model()
+        report["beside"] = {"the default run": overhead.beside_the_model()}
+        report["beside"] |= {case: overhead.beside_the_model(case) for case in BESIDE}
     else:
         rows = compare(CASES[name], folder, pairs, report["machine"])
         report["rows"] = [row for row in report["rows"] if row["case"] != name] + rows
@@ -162,13 +164,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--json", type=Path, default=Path("bench.json"))
     options = parser.parse_args()
-    machine = roofline.machine()
-    print(f"matrix products: {machine['matmul_float32'] / 1e9:.0f} GFLOP/s in float32", flush=True)
-    report: dict[str, Any] = {"rows": []}
-    if options.case and options.json.exists():
-        report = json.loads(options.json.read_text(encoding="utf-8"))
     packages = {name: version(name) for name in ("torch", "transformers", "trl", "rlzoo")}
-    report |= {"python": platform.python_version(), "packages": packages, "machine": machine}
+    report: dict[str, Any] = {"rows": [], "python": platform.python_version(), "packages": packages}
+    if options.case and options.json.exists():
+        report |= json.loads(options.json.read_text(encoding="utf-8"))
+    if "machine" not in report:
+        report["machine"] = roofline.machine()
+    print(f"matrix products: {report['machine']['matmul_float32'] / 1e9:.0f} GFLOP/s in float32", flush=True)
     folder = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
     for name in options.case or (QUICK if options.quick else (*CASES, *ALONE)):
         pairs = options.pairs or (3 if options.quick or name in ALONE else CASES[name].pairs)

@@ -36,19 +36,23 @@ def comparison(report: dict[str, Any]) -> str:
 
 
 def roofline(report: dict[str, Any]) -> str:
-    """A line a case and phase: the time the matrix products need at the measured rate, and the share of it."""
+    """A line a case and phase: the time the matrix products need at the measured rates, and the share of it."""
+    machine = report["machine"]
+    gain = machine["onednn_float32"] / machine["matmul_float32"]
     rows = [
         [
             row["case"],
             row["phase"],
             f"{row['bound_seconds']:.3f}",
             f"{row['rlzoo_seconds'] / row['bound_seconds']:.1f}",
+            "" if CASES[row["case"]].autocast == "bfloat16" else f"{row['rlzoo_seconds'] / row['bound_seconds'] * gain:.1f}",
             f"{row['rlzoo_share_of_bound']:.0%}",
             f"{row['trl_share_of_bound']:.0%}",
         ]
         for row in report["rows"]
     ]
-    return table(["case", "phase", "bound, seconds", "rlzoo takes x bound", "rlzoo's share of the rate", "TRL's"], rows)
+    takes = ["rlzoo takes x bound", "x bound at oneDNN's rate"]
+    return table(["case", "phase", "bound, seconds", *takes, "rlzoo's share of the rate", "TRL's"], rows)
 
 
 def growth(report: dict[str, Any]) -> str:
@@ -65,9 +69,16 @@ def growth(report: dict[str, Any]) -> str:
     return table(["completions", "tokens each", "sampling, µs a token", "learning", "whole step", "peak, GB"], rows)
 
 
+def beside(report: dict[str, Any]) -> str:
+    """A line a run."""
+    parts = ("rule", "metrics", "journal", "mlflow", "sum")
+    rows = [[name, *(f"{shares[part]:.1%}" for part in parts)] for name, shares in report["beside"].items()]
+    return table(["of a step of", "rule", "metrics", "journal", "MLflow", "together"], rows)
+
+
 def page(report: dict[str, Any]) -> str:
     """The whole page."""
-    machine, packages, beside = report["machine"], report["packages"], report["beside"]
+    machine, packages = report["machine"], report["packages"]
     text = (Path(__file__).parent / "page.md").read_text(encoding="utf-8")
     values = {
         "comparison": comparison(report),
@@ -75,12 +86,12 @@ def page(report: dict[str, Any]) -> str:
         "growth": growth(report),
         "packages": ", ".join(f"{name} {number}" for name, number in packages.items()),
         "float32": f"{machine['matmul_float32'] / 1e9:.0f}",
+        "onednn": f"{machine['onednn_float32'] / 1e9:.0f}",
         "bfloat16": f"{machine['matmul_bfloat16'] / 1e9:.0f}",
         "memory": f"{machine['memory'] / 1e9:.0f}",
         "threads": f"{machine['threads']:.0f}",
         "start": ", ".join(f"{seconds:.1f}" for seconds in report["start_seconds"]),
-        "beside": ", ".join(f"{name} {share:.1%}" for name, share in beside.items() if name != "sum"),
-        "beside_sum": f"{beside['sum']:.1%}",
+        "beside": beside(report),
     }
     for name, value in values.items():
         text = text.replace(f"<<{name}>>", value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -53,6 +54,7 @@ class Clock:
     def around(self, function: Any, after: Any = None) -> Any:
         """The function, its time counted."""
 
+        @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = time.perf_counter()
             try:

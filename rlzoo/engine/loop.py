@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,7 +75,7 @@ def train(config: RunConfig, observer: Observer | None = None, *, resume: bool =
     task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
     with task:
         run = Run(config, task, resume=resume)
-        with run.open() as tracker:
+        with closing(run.directory), run.open() as tracker:
             return run.execute(tracker, observer)
 
 

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlzoo.engine.adapters import has_adapter
+from rlzoo.engine.lock import Lock
+from rlzoo.engine.manifest import seal, sync
 from rlzoo.engine.pretrained import quiet
 from rlzoo.errors import UserError
 from rlzoo.types import RolloutGroup
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RunDirectory:
-    """Where a run leaves everything; created empty, never over another run.
+    """Where a run leaves everything; created empty, never over another run, and written by one process at a time.
 
     Example:
         ``RunDirectory.create(Path("runs/mine"), config.to_yaml()).log(1, {"reward/mean": 0.5})``
@@ -36,6 +38,12 @@ class RunDirectory:
     def __init__(self, path: Path, is_writer: bool = True) -> None:
         self.path = path
         self.is_writer = is_writer  # of several processes, one writes; the others' calls do nothing
+        self._lock = Lock(path) if is_writer else None
+
+    def close(self) -> None:
+        """Let another process write here."""
+        if self._lock is not None:
+            self._lock.release()
 
     @classmethod
     def create(cls, path: Path, config_yaml: str, plugins: Sequence[str] = (), *, is_writer: bool = True) -> RunDirectory:
@@ -99,7 +107,6 @@ class RunDirectory:
         ]
         stem = self.path / "rollouts" / f"{step:06d}"
         text = [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
-        stem.with_suffix(".jsonl").write_text("".join(text), encoding="utf-8")
         mask, old, advantages = experience.response_mask, experience.old_log_probs, experience.advantages
         tensors = {
             "sequences": torch.cat(experience.sequences),
@@ -115,7 +122,11 @@ class RunDirectory:
         for index, update in enumerate(updates):
             tensors[f"rows/{index}"] = update.rows.contiguous()
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
-        save_file(tensors, stem.with_suffix(".safetensors"))
+        temporary = stem.with_name(".part")
+        temporary.write_text("".join(text), encoding="utf-8")
+        temporary.replace(stem.with_suffix(".jsonl"))
+        save_file(tensors, temporary)
+        temporary.replace(stem.with_suffix(".safetensors"))  # with it the step counts as recorded
 
     def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights that one update starts from, so that replay can differentiate through them."""
@@ -163,12 +174,17 @@ class RunDirectory:
         return temporary
 
     def finish_checkpoint(self, temporary: Path, keep: int) -> None:
-        """Let it stand under its name, and drop all but the last ``keep``."""
+        """Seal it, let it stand under its name, and drop all but the last ``keep``."""
         if not self.is_writer:
             return
+        seal(temporary)
         folder = temporary.with_name(temporary.name.removeprefix(".").removesuffix(".part"))
-        shutil.rmtree(folder, ignore_errors=True)
+        former = folder.with_name(f".{folder.name}.former")
+        if folder.exists():
+            folder.replace(former)
         temporary.replace(folder)
+        sync(folder.parent)
+        shutil.rmtree(former, ignore_errors=True)
         saved = sorted((path for path in folder.parent.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)
         for old in saved[:-keep]:
             shutil.rmtree(old)
@@ -182,6 +198,6 @@ class RunDirectory:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             temporary.replace(file)
             for recorded in (self.path / "rollouts").iterdir():
-                if int(recorded.stem) > step:
+                if recorded.name.startswith(".") or int(recorded.stem) > step:
                     recorded.unlink()
         return [{key: value for key, value in row.items() if key != "step"} for row in rows]

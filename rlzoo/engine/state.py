@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from rlzoo.engine.manifest import damage
 from rlzoo.errors import UserError
 from rlzoo.types import Rollout
 
 FILE = "state.json"
+
+logger = logging.getLogger("rlzoo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,18 @@ class RunState:
 
 
 def newest_state(run: Path) -> Path:
-    """The folder of the newest checkpoint a run can go on from.
+    """The folder of the newest whole checkpoint a run can go on from; damaged ones are named in a warning.
 
     Raises:
         UserError: there is none.
     """
     found = sorted(file.parent for file in run.glob(f"checkpoints/step-*/state/{FILE}"))
-    if not found:
-        every = "; checkpoint.every sets how often one is written" if run.is_dir() else ""
-        raise UserError(f"--resume: no checkpoint to go on from in {str(run)!r}{every}")
-    return found[-1]
+    for state in reversed(found):
+        what = damage(state.parent)
+        if what is None:
+            return state
+        logger.warning("checkpoint %s is damaged: %s; trying the one before", state.parent, what)
+    if found:
+        raise UserError(f"--resume: every checkpoint in {str(run / 'checkpoints')!r} is damaged")
+    every = "; checkpoint.every sets how often one is written" if run.is_dir() else ""
+    raise UserError(f"--resume: no checkpoint to go on from in {str(run)!r}{every}")

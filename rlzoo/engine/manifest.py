@@ -1,0 +1,55 @@
+"""A folder's files by checksum: how a checkpoint that is torn, or was changed, is told from a whole one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+FILE = "manifest.json"
+
+
+def seal(folder: Path) -> None:
+    """Write ``manifest.json``, the SHA-256 of every file beneath; all of it is on the disk before this returns."""
+    files = {str(path.relative_to(folder)): _checksum(path) for path in _files(folder)}
+    (folder / FILE).write_text(json.dumps(files, indent=2) + "\n", encoding="utf-8")
+    for path in (*_files(folder), folder / FILE, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+        sync(path)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a sealed folder, such as ``"model.safetensors was changed"``; None if it is whole.
+
+    Files that were added later are not looked at.
+    """
+    try:
+        files: dict[str, str] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        for name, checksum in files.items():
+            if not (folder / name).is_file():
+                return f"{name} is missing"
+            if _checksum(folder / name) != checksum:
+                return f"{name} was changed"
+    except FileNotFoundError:
+        return f"{FILE} is missing"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{FILE} cannot be followed: {error}"
+    return None
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
