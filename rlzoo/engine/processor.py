@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SMALLEST = 2**15
-"""Numbers in a weight, at least: oneDNN makes code for every new shape, about a millisecond each, which less does not repay."""
+"""Numbers in a weight, at least: oneDNN makes code for every new shape, which less does not repay."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
