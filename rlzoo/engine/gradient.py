@@ -147,28 +147,27 @@ class StepGradient:
         """The policy on some rows: the loss's g = dJ/dlog_probs ``(R, T)``."""
         inputs, weights = self._inputs(rows, log_probs)
         *_, gradient = differentiated(self.policy, inputs, self.counts, self.max_length, weights)
-        return gradient - self.config.kl_coef * self._kl(rows, inputs)[1] if self.config.kl_coef > 0 else gradient
+        return self._less_kl(gradient, rows, inputs)[0]
 
     def _judge_whole(self, rows: Tensor) -> tuple[Tensor, ResponseTable, float]:
         """The same for rows whose log-probs were noted, with their measurements and their share of J."""
         device = self.passes.accelerator.device
         inputs, weights = self._inputs(rows, self.log_probs[rows].to(device))
         judged = judgement(self.policy, inputs, self.counts, self.max_length, weights)
-        gradient, kl = judged.gradient, None
-        if self.config.kl_coef > 0:
-            kl, kl_gradient = self._kl(rows, inputs)
-            gradient = gradient - self.config.kl_coef * kl_gradient
+        gradient, kl = self._less_kl(judged.gradient, rows, inputs)
         group, entropy = self.experience.group_ids[rows].to(device), self.entropy[rows].to(device)
         read, answered = (inputs, judged.result), (judged.gradient, judged.on_policy_gradient)
         return gradient, ResponseTable.measure(*read, *answered, group=group, entropy=entropy, kl=kl), judged.objective
 
-    def _kl(self, rows: Tensor, inputs: ClipInputs) -> tuple[Tensor, Tensor]:
-        """The KL to the reference per token, ``(R, T)``, and the gradient of its reduction for log_probs."""
+    def _less_kl(self, gradient: Tensor, rows: Tensor, inputs: ClipInputs) -> tuple[Tensor, Tensor | None]:
+        """``gradient`` less that of ``kl_coef`` times the reduced KL to the reference, and that KL per token ``(R, T)``."""
+        if self.config.kl_coef == 0:
+            return gradient, None
         assert self.experience.ref_log_probs is not None, "the reference's log-probs are recorded before the first update"
         leaf = inputs.log_probs.detach().requires_grad_()
         ref_log_probs = self.experience.ref_log_probs[rows, : leaf.shape[1]].to(leaf.device)
         with torch.enable_grad():
             kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
             total = reduce_objective(kl, inputs.response_mask, self.policy.reduction, self.counts, self.max_length)
-            (gradient,) = torch.autograd.grad(total, leaf)
-        return kl.detach(), gradient
+            (kl_gradient,) = torch.autograd.grad(total, leaf)
+        return gradient - self.config.kl_coef * kl_gradient, kl.detach()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -124,3 +125,42 @@ def test_a_kl_pulls_rows_without_an_advantage_too(model):
     seen = passes_of(learner)
     learner.accumulate(dataclasses.replace(experience, ref_log_probs=reference), torch.arange(18))
     assert (sum(seen[True]), sum(seen[False])) == (18, 0)
+
+
+# dK/dlog_probs of each estimator, in k = log_probs - ref_log_probs
+KL_SLOPES = {"k1": torch.ones_like, "k2": lambda k: k, "k3": lambda k: 1 - (-k).exp()}
+
+
+@pytest.mark.parametrize("estimator", KL_SLOPES)
+@pytest.mark.parametrize("name", ["grpo", "m2po"])  # judged on the way, and at once
+def test_the_gradient_of_the_kl_is_the_float64_one(model, name, estimator):
+    policy = load_zoo()[name]()
+    experience = off_policy_experience(model, policy)
+    old = experience.old_log_probs.double()
+    reference = torch.where(experience.response_mask, old + 0.3 * torch.sin(old), 0.0)
+    experience = dataclasses.replace(experience, ref_log_probs=reference.float())
+    without, _ = step_gradient(model, policy, experience)
+
+    mask, lengths = experience.response_mask, experience.lengths[:, None].double()
+    per_token = 1 / (18 * lengths) if policy.reduction == "sequence_mean" else 1 / lengths.sum()
+    slope = KL_SLOPES[estimator](current_log_probs(model, experience) - reference)
+    kl = plain_gradient(model, experience, torch.where(mask, slope * per_token, 0.0).numpy())
+    got, _ = step_gradient(model, policy, experience, kl_coef=0.5, kl_estimator=estimator, max_tokens_per_micro_batch=60)
+    assert relative_error(got.double() - without.double(), -0.5 * kl) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["grpo", "m2po"])
+def test_the_entropy_of_a_step_is_that_of_the_model(model, name):
+    policy = load_zoo()[name]()
+    experience = off_policy_experience(model, policy)
+    experience.advantages[4] = 0.0  # forwards only
+    table = make_learner(model, policy).accumulate(experience, torch.arange(18)).table
+    expected = []
+    with torch.no_grad():
+        for row, sequence in enumerate(experience.sequences):
+            log_probs = model(input_ids=sequence[None]).logits[0].double().log_softmax(-1)
+            length = int(experience.lengths[row])
+            entropy = -(log_probs.exp() * log_probs).sum(-1)[-1 - length : -1]
+            expected.append((length, float(entropy.sum())))
+    got = zip(table.length.tolist(), table.entropy_sum.tolist(), strict=True)  # in an order of its own
+    assert np.array(sorted(got)) == pytest.approx(np.array(sorted(expected)), rel=1e-4)

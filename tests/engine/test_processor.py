@@ -119,6 +119,14 @@ def test_a_model_elsewhere_is_left_alone() -> None:
     assert type(model.lm_head) is nn.Linear
 
 
+def test_a_model_that_goes_to_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, hidden_size=256, intermediate_size=256, num_hidden_layers=1))
+    prepare_processor(model)
+    assert type(model.lm_head) is nn.Linear
+
+
 FAULTS = """
 import resource, sys, torch
 from rlzoo.engine.processor import keep_freed_memory
