@@ -1,13 +1,11 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 
 from rlzoo.cli import Terminated, _terminate
 from rlzoo.signals import held_signals
-from rlzoo.tracking import Tracker
 
 
 @pytest.fixture(autouse=True)
@@ -72,50 +70,3 @@ def test_no_signal_changes_nothing_and_other_threads_may_use_it():
     thread.start()
     thread.join()
     assert done == [True]
-
-
-class _Store:
-    """Stands in for the module ``mlflow``: the run is stopped in the middle of every call."""
-
-    def __init__(self):
-        self.written = []
-
-    def log_metrics(self, metrics, step, run_id):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.2)
-        self.written.append((step, metrics))
-
-    def end_run(self, status):
-        self.written.append(status)
-
-
-def test_a_run_is_not_stopped_in_the_middle_of_a_call_to_mlflow():
-    tracker = Tracker(None, "run", tags={}, params={})
-    tracker._mlflow = _Store()
-
-    def run():
-        with tracker:
-            tracker.log(3, {"reward/mean": 0.5})
-            time.sleep(10)
-
-    with pytest.raises(Terminated):
-        run()
-    assert tracker._mlflow.written == [(3, {"reward/mean": 0.5}), "KILLED"]
-
-
-def test_a_run_stopped_while_it_opens_is_not_left_running(monkeypatch):
-    import mlflow
-
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "stopped-while-opening")
-
-    def stopped(params):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(mlflow, "log_params", stopped)
-    try:
-        with pytest.raises(Terminated):
-            Tracker("rlzoo", "run", tags={}, params={"seed": 0})
-        (run,) = mlflow.search_runs(experiment_names=["stopped-while-opening"], output_format="list")
-        assert run.info.status == "KILLED"
-    finally:
-        mlflow.end_run()

@@ -21,7 +21,7 @@ STEPS = 12
 def beside_the_model(case: str | None = None) -> dict[str, float]:
     """Shares of a step, the median over steps: the rule, the measurements, the journal, MLflow.
 
-    MLflow is told in the background; its share is what handing over takes.
+    MLflow is told by a process of its own; its share is what asking after that takes.
 
     Args:
         case: one of `CASES`; None for the default run.
@@ -32,13 +32,13 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
     from rlzoo.engine.loop import Run
     from rlzoo.engine.monitor import Monitor
     from rlzoo.engine.run_directory import RunDirectory
-    from rlzoo.tracking import Tracker
+    from rlzoo.tracking.tracker import Tracker
 
     places = {
         "rule": [(StepGradient, "_judge"), (learner_module, "updated")],
         "metrics": [(StepGradient, "_judge_whole"), (Run, "_measured"), (Monitor, "after_step")],
         "journal": [(RunDirectory, "record_rollouts"), (RunDirectory, "log")],
-        "mlflow": [(Tracker, "log")],
+        "mlflow": [(Tracker, "look")],
     }
     clocks = {name: Clock() for name in places}
     for name, methods in places.items():
@@ -53,7 +53,8 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
     with task:
         models = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
         run = Run(config, task) if case is None else make_run(CASES[case], models, "tracking.mlflow=true")
-        with run.open() as tracker:
+        with Tracker(is_on=True) as tracker:
+            tracker.begin(run.directory.path, run.record())
             for step in range(1, STEPS + 1):
                 started = time.perf_counter()
                 run._report(step, run.step(step), tracker, None)

@@ -14,6 +14,7 @@ from examples.bench.cases import CASES, GROUP, Case
 from rlzoo import RunConfig
 from rlzoo.engine.loop import Run
 from rlzoo.tasks.task import Task
+from rlzoo.tracking.tracker import Tracker
 from rlzoo.types import Problem
 
 
@@ -76,7 +77,7 @@ def main(name: str, folder: str, *overrides: str) -> None:
             memory["learner_peak"] = turns.peak_bytes()
 
     run.learner.update = measured_update  # type: ignore[method-assign]
-    with run.open() as tracker:
+    with Tracker(is_on=False) as tracker:
         turns.report(ready=True)
         for step in range(1, run.config.steps + 1):
             turns.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,11 +131,6 @@ class LengthProfile:
         names = (f"ratio/standardised_p{quantile * 100:02.0f}" for quantile in QUANTILES)
         metrics |= dict(zip(names, self.standardised, strict=True))
         return {name: value for name, value in metrics.items() if not math.isnan(value)}
-
-
-def without_bin_intervals(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics less the ends of the intervals of every length bin, which are looked at in figures, not as curves."""
-    return {name: value for name, value in metrics.items() if not ("_length_bin_" in name and "_ci_" in name)}
 
 
 def _interval_names(name: str) -> tuple[str, str]:

@@ -70,6 +70,16 @@ def train(
 
 
 @app.command()
+def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, such as runs/*.")]) -> None:
+    """Tell MLflow what it missed while it could not be reached; nothing is sent twice."""
+    from rlzoo.cli import FAILED
+    from rlzoo.cli.sync import sync as send
+
+    if not send(runs):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
 def sweep(
     clip: Annotated[str, typer.Option(help="Clip policies, with commas between them.")],
     seeds: Annotated[str, typer.Option(help="A number of seeds (5: 0 to 4), or seeds with commas between them.")] = "5",

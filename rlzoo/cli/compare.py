@@ -14,7 +14,8 @@ from rich.table import Table
 from rlzoo.cli.tables import counted, interval, number, signed
 from rlzoo.errors import UserError
 from rlzoo.lab.races import SCORES, Race, race
-from rlzoo.tracking import common_parent, log_artifact
+from rlzoo.tracking.record import run_id_of
+from rlzoo.tracking.runs import common_parent, log_artifact
 
 MANY = 4  # contenders; of more, only the pairs with the best are shown
 
@@ -43,8 +44,8 @@ def compare(
         _write(page, race_report(result))
         messages = Console(stderr=as_json, highlight=False, markup=False)
         messages.print(f"report {os.path.relpath(page)}", soft_wrap=True)
-        ids = [run.summary.get("mlflow_run_id") for contender in result.contenders for run in contender.runs]
-        parent = common_parent([str(run_id) for run_id in ids if run_id])
+        ids = [run_id_of(run.path) for contender in result.contenders for run in contender.runs]
+        parent = common_parent([run_id for run_id in ids if run_id])
         if parent:
             log_artifact(parent, page)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlzoo.config import config_names
-from rlzoo.tracking import tracking_uri
+from rlzoo.tracking.record import tracking_uri
 from rlzoo.zoo import load_zoo
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.tracking import flatten
+from rlzoo.tracking.record import flatten
 
 
 def run_to_resume(output: Path | None) -> tuple[Path]:

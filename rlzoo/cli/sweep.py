@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rlzoo.errors import UserError
 from rlzoo.lab.sweep import Child, Sweep, parse_seeds
 from rlzoo.lab.workers import Worker, run_children
-from rlzoo.tracking import close_parent, open_parent
+from rlzoo.tracking.runs import close_parent, open_parent
 
 
 def run_sweep(

@@ -7,7 +7,7 @@ import socket
 import sys
 
 from rlzoo.errors import UserError
-from rlzoo.tracking import tracking_uri
+from rlzoo.tracking.record import tracking_uri
 
 HOST = "127.0.0.1"
 

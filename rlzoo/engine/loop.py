@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from rlzoo.analysis.profile import LengthProfile, without_bin_intervals
+from rlzoo.analysis.profile import LengthProfile
 from rlzoo.config import RunConfig
 from rlzoo.engine.collect import Batch
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.learner import Learner, Update
 from rlzoo.engine.metrics import (
     aggregate_metrics,
-    completion_rows,
     mean_version,
     policy_settings,
     rollout_metrics,
@@ -39,7 +38,8 @@ from rlzoo.engine.state import RunState, newest_state
 from rlzoo.engine.tags import run_tags
 from rlzoo.errors import PolicyError
 from rlzoo.tasks import Task
-from rlzoo.tracking import Tracker
+from rlzoo.tracking.record import Record
+from rlzoo.tracking.tracker import Tracker
 
 logger = logging.getLogger("rlzoo")
 
@@ -57,8 +57,8 @@ class RunResult:
 
     path: Path  # the run directory
     metrics: list[dict[str, float]]  # one dict per step, first that of step 0
-    mlflow_run_id: str | None
-    profile: LengthProfile | None = None  # of the clip by length, over the last steps
+    profile: LengthProfile | None  # of the clip by length, over the last steps
+    mlflow_run_id: str | None = None  # if the store could be reached
 
 
 def train(config: RunConfig, observer: Observer | None = None, *, resume: bool = False) -> RunResult:
@@ -73,10 +73,13 @@ def train(config: RunConfig, observer: Observer | None = None, *, resume: bool =
         UserError: the run cannot start as configured; nothing has been written then.
     """
     task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
-    with task:
+    is_main = os.environ.get("RANK", "0") == "0"
+    with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
         run = Run(config, task, resume=resume)
-        with closing(run.directory), run.open() as tracker:
-            return run.execute(tracker, observer)
+        last.callback(run.directory.close)
+        tracker.begin(run.directory.path, run.record())
+        result = run.execute(tracker, observer)
+    return replace(result, mlflow_run_id=tracker.run_id)
 
 
 class Run:
@@ -120,8 +123,6 @@ class Run:
         self.metrics: list[dict[str, float]] = []
         self.done = 0  # steps
         self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
-        self.completions: list[dict[str, Any]] = []
-        self._mlflow_run_id: str | None = None
         if checkpoint is None:
             self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins, is_writer=self.is_main)
         else:
@@ -133,35 +134,34 @@ class Run:
         state = RunState.read(folder)
         self.learner.load(folder, state.num_optimizer_steps, state.scheduler)
         self.source.restore(state.next_problem, state.ahead)
-        self.done, self._mlflow_run_id = state.step, state.mlflow_run_id
+        self.done = state.step
         self.accelerator.wait_for_everyone()
         self.metrics = self.directory.cut_after(state.step)
         if self.source.sampler.needs_weights:
             self.source.sampler.update_weights(self.learner.weights())
         self._given = state.num_optimizer_steps
 
-    def open(self) -> Tracker:
-        """Start tracking."""
+    def record(self) -> Record:
+        """What MLflow is told of it."""
         config = self.config
-        return Tracker(
-            config.tracking.experiment if config.tracking.mlflow and self.is_main else None,
+        return Record.new(
+            config.tracking.experiment,
             self.directory.path.name,
             tags=run_tags(config, self.task.name),
             params=config.model_dump(mode="json"),
-            run_id=self._mlflow_run_id,
+            files=("config.yaml", "metrics.jsonl"),
+            completions=config.tracking.completions,
         )
 
     def execute(self, tracker: Tracker, observer: Observer | None) -> RunResult:
         """Run every step; a run that is stopped or fails leaves its last checkpoint and its completions."""
-        tracker.log_file(self.directory.path / "config.yaml")
-        self.directory.summarise(self._summary(tracker, finished=False))
+        self.directory.summarise(self._summary(finished=False))
         if self.config.learner.num_minibatches * self.config.learner.num_epochs == 1:
             logger.warning(
                 "clip is inert: one update per rollout, so every ratio is 1; "
                 "raise learner.num_minibatches or learner.num_epochs for a clip to act"
             )
         step, started = self.done, time.perf_counter()
-        self._mlflow_run_id = tracker.run_id
         try:
             if not self.done:
                 self._report(0, self.source.evaluate(self._give_weights()), tracker, observer)
@@ -171,7 +171,7 @@ class Run:
                 if self._is_due(step, self.config.checkpoint.every) or step == self.config.steps:
                     self.save(step)
                 if self._is_due(step, self.config.tracking.figure_every) and step != self.config.steps:
-                    self.monitor.log_figure(tracker, step)
+                    self._draw(step, tracker)
         except PolicyError as error:
             error.add_note(f"step {step}, everything so far in {self.directory.path}")
             raise
@@ -180,25 +180,20 @@ class Run:
             if step > self.done and not is_shared(self.accelerator):
                 self.save(step)
             self.source.close()
-            tracker.log_completions(self.completions)
-            if self.metrics:
-                tracker.log_file(self.directory.path / "metrics.jsonl")
         profile = self.monitor.profile()
         seconds = {"seconds": round(time.perf_counter() - started, 3)}
         aggregates = aggregate_metrics(self.metrics, profile, WINDOW)
-        self.directory.summarise({**self._summary(tracker, finished=True), **seconds, "metrics": aggregates})
-        tracker.log(step, aggregates)
-        self.monitor.log_figure(tracker, step)
-        tracker.set_tag("warnings", ", ".join(self.monitor.alarms.raised))
-        return RunResult(self.directory.path, self.metrics, tracker.run_id, profile)
+        self.directory.summarise({**self._summary(finished=True), **seconds, "metrics": aggregates})
+        self._draw(step, tracker)
+        tracker.conclude(step, aggregates, {"warnings": ", ".join(self.monitor.alarms.raised)})
+        return RunResult(self.directory.path, self.metrics, profile)
 
-    def _summary(self, tracker: Tracker, *, finished: bool) -> dict[str, object]:
+    def _summary(self, *, finished: bool) -> dict[str, object]:
         return {
             "finished": finished,
             "steps": self.config.steps,
             "peak_memory_bytes": peak_memory(),
             "warnings": self.monitor.alarms.raised,
-            "mlflow_run_id": tracker.run_id,
         }
 
     def step(self, step: int) -> dict[str, float]:
@@ -220,7 +215,6 @@ class Run:
                 raise
         learned = time.perf_counter()
         self.directory.record_rollouts(step, groups, experience, updates)
-        self.completions += completion_rows(groups, step, self.config.tracking.completions)
         metrics = self._measured(batch, experience, updates)
         if self.config.rollout.max_staleness:
             metrics["rollout/staleness"] = sampled_at - mean_version(groups)
@@ -281,7 +275,6 @@ class Run:
                 next_problem=self.source.next_problem,
                 scheduler=self.learner.scheduler.state_dict(),
                 ahead=self.source.sampled_ahead(),
-                mlflow_run_id=self._mlflow_run_id,
             )
             if self.is_main:
                 state.write(folder / "state")
@@ -289,11 +282,17 @@ class Run:
         self.directory.finish_checkpoint(folder, self.config.checkpoint.keep)
 
     def _report(self, step: int, metrics: dict[str, float], tracker: Tracker, observer: Observer | None) -> None:
+        metrics["time/clock"] = time.time()
         self.metrics.append(metrics)
         self.directory.log(step, metrics)
-        tracker.log(step, without_bin_intervals(metrics))
+        tracker.look()
         if observer is not None and self.is_main:
             observer(step, metrics)
+
+    def _draw(self, step: int, tracker: Tracker) -> None:
+        figure = self.monitor.figure(step) if tracker.is_on else None
+        if figure is not None:
+            self.directory.save_figure(figure, f"clip_by_length/step-{step:06d}.png")
 
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and step % every == 0

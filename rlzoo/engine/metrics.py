@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -69,21 +69,6 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "response/length_p95": float(lengths.quantile(0.95)),
         "response/truncated": sum(not rollout.finished for rollout in rollouts) / len(rollouts),
     }
-
-
-def completion_rows(groups: Sequence[RolloutGroup], step: int, number: int) -> list[dict[str, Any]]:
-    """The first responses to the first ``number`` prompts, as rows of a table to read."""
-    return [
-        {
-            "step": step,
-            "question": group.problem.question,
-            "answer": group.problem.answer,
-            "response": group.rollouts[0].text,
-            "reward": group.rollouts[0].reward,
-            "length": len(group.rollouts[0].response_ids),
-        }
-        for group in groups[:number]
-    ]
 
 
 def mean_version(groups: Sequence[RolloutGroup]) -> float:

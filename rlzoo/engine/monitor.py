@@ -13,7 +13,7 @@ from rlzoo.engine.alarms import Alarms
 from rlzoo.policy import ClipPolicy
 
 if TYPE_CHECKING:
-    from rlzoo.tracking import Tracker
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger("rlzoo")
 
@@ -46,16 +46,14 @@ class Monitor:
         """The profile of all remembered rows; None if nothing could be learned from any."""
         return LengthProfile.of(pooled(self._tables)) if self._tables else None
 
-    def log_figure(self, tracker: Tracker, step: int) -> None:
-        """Send MLflow the clip fraction against length, as it stands after this step."""
-        if not tracker.is_on:
-            return
+    def figure(self, step: int) -> Figure | None:
+        """The clip fraction against length, as it stands after this step; None if nothing could be learned."""
         profile = self.profile()
-        if profile is not None:
-            from rlzoo import figures
+        if profile is None:
+            return None
+        from rlzoo import figures
 
-            sides = {self._name: profile.both, "where A < 0": profile.below, "where A > 0": profile.above}
-            x = profile.median_length
-            series = {label: figures.Series(x, side.fraction, side.low, side.high) for label, side in sides.items()}
-            figure = figures.profile(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")
-            tracker.log_figure(figure, f"clip_by_length/step-{step:06d}.png")
+        sides = {self._name: profile.both, "where A < 0": profile.below, "where A > 0": profile.above}
+        x = profile.median_length
+        series = {label: figures.Series(x, side.fraction, side.low, side.high) for label, side in sides.items()}
+        return figures.profile(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")

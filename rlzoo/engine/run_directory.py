@@ -14,13 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlzoo.engine.adapters import has_adapter
-from rlzoo.engine.lock import Lock
 from rlzoo.engine.manifest import seal, sync
 from rlzoo.engine.pretrained import quiet
 from rlzoo.errors import UserError
+from rlzoo.lock import Lock
 from rlzoo.types import RolloutGroup
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rlzoo.engine.experience import Experience
@@ -98,6 +99,7 @@ class RunDirectory:
                 "question": group.problem.question,
                 "answer": group.problem.answer,
                 "response": rollout.text,
+                "length": len(rollout.response_ids),
                 "reward": rollout.reward,
                 "finished": rollout.finished,
                 "policy_version": rollout.policy_version,
@@ -137,12 +139,22 @@ class RunDirectory:
         save_file(dict(weights), folder / f"{step:06d}-{update}.safetensors")
 
     def summarise(self, facts: Mapping[str, object]) -> None:
-        """Write ``summary.json``: whether the run is over, what it took, and which run of MLflow it is."""
+        """Write ``summary.json``: whether the run is over, and what it took."""
         if not self.is_writer:
             return
         temporary = self.path / ".summary.json.part"
         temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         temporary.replace(self.path / "summary.json")
+
+    def save_figure(self, figure: Figure, name: str) -> None:
+        """Keep a picture under ``figures/``, which MLflow is sent."""
+        if not self.is_writer:
+            return
+        file = self.path / "figures" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(".part")
+        figure.savefig(temporary, format="png")
+        temporary.replace(file)
 
     def begin_checkpoint(
         self,

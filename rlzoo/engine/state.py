@@ -31,7 +31,6 @@ class RunState:
     next_problem: int  # training problems sampled so far
     scheduler: dict[str, Any]
     ahead: list[Rollout] | None  # responses to the next step's problems, where they are sampled already
-    mlflow_run_id: str | None
 
     def write(self, folder: Path) -> None:
         """Write it into a checkpoint's folder."""

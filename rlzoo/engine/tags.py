@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from rlzoo.config import RunConfig
-from rlzoo.tracking import git_commit
+from rlzoo.tracking.record import git_commit
 from rlzoo.zoo import load_zoo
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -18,7 +20,10 @@ from rlzoo.errors import UserError, explain
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
 from rlzoo.sections import RolloutConfig, Section
-from rlzoo.tracking import Tracker, git_commit
+from rlzoo.tracking.record import Record, git_commit, run_id_of, tracking_uri, without_password
+from rlzoo.tracking.sync import Sync, describe
+
+logger = logging.getLogger("rlzoo")
 
 UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}
 """Settings of a rollout that only training has a use for."""
@@ -165,8 +170,15 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
         "rlzoo_version": version("rlzoo"),
     }
     params = {**config.settings(), "limit": config.limit}
-    with Tracker(experiment, evaluation.path.name, tags=tags, params=params) as tracker:
-        for result in evaluation.results:
-            tracker.log(0, result.metrics())
-        tracker.log_file(evaluation.path / "settings.yaml")
-    return tracker.run_id
+    metrics = {name: value for result in evaluation.results for name, value in result.metrics().items()}
+    record = Record.new(experiment, evaluation.path.name, tags=tags, params=params, files=("settings.yaml",))
+    replace(record, status="FINISHED", ended=time.time(), metrics=metrics).write(evaluation.path)
+    uri = tracking_uri()
+    try:
+        Sync(evaluation.path, uri).send(is_over=True)
+    except Exception as error:  # whatever a store answers: the results are there, and can be sent later
+        logger.warning(
+            "MLflow at %s was not told (%s); tell it with: rlzoo sync %s",
+            without_password(uri), describe(error, uri), evaluation.path,
+        )  # fmt: skip
+    return run_id_of(evaluation.path)

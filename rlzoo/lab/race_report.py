@@ -9,6 +9,7 @@ import numpy as np
 from rlzoo.figures import Series, forest, lines, profile
 from rlzoo.lab.races import SCORES, Contender, Race
 from rlzoo.report import Cell, Section, Table, render
+from rlzoo.tracking.record import run_id_of
 
 MEGABYTE = 2**20
 
@@ -123,7 +124,7 @@ def _costs(race: Race) -> Section:
         )
     columns = ["policy", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"]
     ids: list[list[Cell]] = [
-        [contender.label, run.seed, str(run.path), str(run.summary.get("mlflow_run_id") or "")]
+        [contender.label, run.seed, str(run.path), run_id_of(run.path) or ""]
         for contender in race.contenders
         for run in contender.runs
     ]

@@ -19,7 +19,7 @@ from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
 from rlzoo.lab.study import plain
-from rlzoo.tracking import flatten
+from rlzoo.tracking.record import flatten
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # what runs may differ in and still be repetitions
 SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # what runs must agree in, or their scores mean different things

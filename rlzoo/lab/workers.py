@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 
 from rlzoo.lab.sweep import Child
-from rlzoo.tracking import PARENT_RUN, discard_run
+from rlzoo.tracking.record import PARENT_RUN, run_id_of
+from rlzoo.tracking.runs import discard_run
 
 POLL = 0.5  # seconds between looks at the children
 SETTLED = 20.0  # seconds after which a child holds about the memory it is going to
@@ -146,7 +147,7 @@ def _set_aside(child: Child) -> None:
     kept: Path = child.path.parent / "interrupted"
     kept.mkdir(exist_ok=True)
     number = sum(path.name.startswith(f"{child.name}.") for path in kept.iterdir())
-    run_id = child.summary.get("mlflow_run_id")
+    run_id = run_id_of(child.path)
     shutil.move(child.path, kept / f"{child.name}.{number}")
     if run_id:
-        discard_run(str(run_id))
+        discard_run(run_id)

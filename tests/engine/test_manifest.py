@@ -7,8 +7,8 @@ import pytest
 
 import rlzoo
 from rlzoo import UserError
-from rlzoo.engine.lock import Lock
 from rlzoo.engine.manifest import damage, seal
+from rlzoo.lock import Lock
 from tests.engine.test_loop import without_times
 from tests.engine.test_resume import config
 
@@ -77,7 +77,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path):
 def test_a_run_directory_in_use_is_refused(tmp_path):
     whole = rlzoo.train(config("fspo", tmp_path / "run"))
     lock = Lock(whole.path)
-    with pytest.raises(UserError, match=r"run directory .* is in use by process \d+; stop it, or wait for its end"):
+    with pytest.raises(UserError, match=r"directory .* is in use by process \d+; stop it, or wait for its end"):
         rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
     lock.release()
     assert rlzoo.train(config("fspo", tmp_path / "run"), resume=True).metrics

@@ -1,10 +1,12 @@
-"""One process at a time in a run directory; the lock is the operating system's, so a crash leaves none behind."""
+"""One process at a time in a directory; the lock is the operating system's, so a crash leaves none behind."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
+from typing import Self
 
 from rlzoo.errors import UserError
 
@@ -35,14 +37,28 @@ class Lock:
             self._file.seek(0)
             holder = self._file.read().strip() or "unknown"
             self._file.close()
-            raise UserError(
-                f"run directory {str(folder)!r} is in use by process {holder}; stop it, or wait for its end"
-            ) from error
+            raise UserError(f"directory {str(folder)!r} is in use by process {holder}; stop it, or wait for its end") from error
         except OSError as error:  # a file system without locks
             logger.warning("%s cannot be locked (%s): see that no second process writes there", folder, error.strerror)
         self._file.truncate(0)
         self._file.write(f"{os.getpid()}\n")
         self._file.flush()
+
+    @classmethod
+    def wait_for(cls, folder: Path, seconds: float) -> Self:
+        """Take the lock, and give whoever has it so many seconds to release it.
+
+        Raises:
+            UserError: another process still has it.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return cls(folder)
+            except UserError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.1)
 
     def release(self) -> None:
         """Let others in."""

@@ -1,0 +1,177 @@
+"""What MLflow is to know of a directory beside its metrics, and what each store knows already."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit, urlunsplit
+
+DEFAULT_STORE = "sqlite:///mlflow.db"
+PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
+"""Environment variable with the MLflow run that this one is part of; a sweep sets it for its runs."""
+
+FOLDER = "tracking"
+LONGEST_PARAM = 6000  # characters, MLflow's own limit
+
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What MLflow is told of a directory beside the rows of its ``metrics.jsonl``.
+
+    Example:
+        ``Record.new("rlzoo", "my-run", tags={"seed": "0"}, params={"clip": {"name": "fspo"}}).write(Path("runs/my-run"))``
+    """
+
+    id: str  # a tag of the run in every store, by which it is found again
+    experiment: str
+    name: str
+    tags: dict[str, str]
+    params: dict[str, str]  # dotted keys, the same that --set takes
+    files: tuple[str, ...]  # logged as artifacts, beside every picture under figures/
+    completions: int  # prompts of each step whose first response is logged
+    started: float  # seconds since 1970
+    status: Status = "RUNNING"
+    ended: float | None = None
+    step: int = 0  # which the following stand at
+    metrics: dict[str, float] = field(default_factory=dict)  # one number each for the whole
+
+    @classmethod
+    def new(
+        cls,
+        experiment: str,
+        name: str,
+        *,
+        tags: Mapping[str, str],
+        params: Mapping[str, Any],
+        files: tuple[str, ...] = (),
+        completions: int = 0,
+    ) -> Self:
+        """Of something that begins now."""
+        parent = os.environ.get(PARENT_RUN)
+        ours = {
+            "mlflow.user": _user(),
+            "mlflow.source.name": "rlzoo",
+            "mlflow.source.type": "LOCAL",
+            **({"mlflow.source.git.commit": tags["git_commit"]} if tags.get("git_commit") else {}),
+            **({"mlflow.parentRunId": parent} if parent else {}),
+        }
+        return cls(
+            id=uuid.uuid4().hex,
+            experiment=os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment,
+            name=name,
+            tags={**ours, **tags},
+            params={key: str(value)[:LONGEST_PARAM] for key, value in flatten(params).items()},
+            files=files,
+            completions=completions,
+            started=time.time(),
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """The record of a directory; None if it has none."""
+        found = _read(directory / FOLDER / "record.json")
+        return None if found is None else cls(**{**found, "files": tuple(found["files"])})
+
+    def write(self, directory: Path) -> None:
+        """Let it stand in a directory, over an older one."""
+        _write(directory / FOLDER / "record.json", asdict(self))
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one store knows of what a directory's record names.
+
+    Example:
+        ``Sent.read(Path("runs/my-run"), tracking_uri()).run_id``
+    """
+
+    id: str  # the record's
+    run_id: str | None = None
+    step: int = -1  # the last one whose metrics were sent
+    files: dict[str, list[int]] = field(default_factory=dict)  # size and time of change, as they were sent
+    trouble: str | None = None  # why the store could not be told the last time
+
+    @classmethod
+    def read(cls, directory: Path, uri: str) -> Self:
+        """What the store knows; nothing if it was never told of this record."""
+        record = Record.read(directory)
+        found = sent_to(directory).get(without_password(uri), {"id": ""})
+        return cls(**found) if record is not None and found["id"] == record.id else cls("" if record is None else record.id)
+
+    def write(self, directory: Path, uri: str) -> None:
+        """Remember it."""
+        _write(directory / FOLDER / "sent.json", sent_to(directory) | {without_password(uri): asdict(self)})
+
+
+def sent_to(directory: Path) -> dict[str, dict[str, Any]]:
+    """By store, what each was sent; the last one told stands last."""
+    return _read(directory / FOLDER / "sent.json") or {}
+
+
+def run_id_of(directory: Path) -> str | None:
+    """The directory's run in the current store."""
+    return Sent.read(directory, tracking_uri()).run_id
+
+
+def tracking_uri() -> str:
+    """``MLFLOW_TRACKING_URI`` if set, else a SQLite file in the current directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
+
+
+def without_password(uri: str) -> str:
+    """The store's address as it may be shown and written down, a file by its whole path."""
+    if uri == DEFAULT_STORE:
+        return f"sqlite:///{Path('mlflow.db').resolve()}"
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
+
+
+def git_commit() -> str:
+    """The current directory's commit, or an empty string outside a repository."""
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys, the same that ``--set`` takes."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # an id without a name, as in a container
+        return str(os.getuid())
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    temporary = file.with_name(f".{file.name}.part")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(file)

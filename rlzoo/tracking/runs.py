@@ -1,0 +1,60 @@
+"""MLflow runs that have no directory of their own: a sweep's, and those that are replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlzoo.tracking.record import DEFAULT_STORE, tracking_uri
+from rlzoo.tracking.sync import experiment_id
+
+
+def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
+    """Start an MLflow run that others will be nested under; returns its id."""
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri())
+    entry = experiment_id(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
+    return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
+
+
+def close_parent(run_id: str, status: str) -> None:
+    """End it as FINISHED, FAILED or KILLED."""
+    import mlflow
+
+    mlflow.MlflowClient(tracking_uri()).set_terminated(run_id, status)
+
+
+def log_artifact(run_id: str, path: Path) -> None:
+    """Add a file to a run that is not the current one."""
+    import mlflow
+
+    mlflow.MlflowClient(tracking_uri()).log_artifact(run_id, str(path))
+
+
+def discard_run(run_id: str) -> None:
+    """Hide a run that another one replaces; MLflow can restore it. A run that is not there is no mistake."""
+    import mlflow
+
+    with contextlib.suppress(mlflow.MlflowException):
+        mlflow.MlflowClient(tracking_uri()).delete_run(run_id)
+
+
+def common_parent(run_ids: Sequence[str]) -> str | None:
+    """The run that all of these are nested under; None if there is none, or the store does not know them."""
+    uri = tracking_uri()
+    if not run_ids or (uri == DEFAULT_STORE and not Path(uri.removeprefix("sqlite:///")).exists()):
+        return None  # asking would make a store
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # a server that is down is asked for minutes otherwise
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri())
+    try:
+        parents = {client.get_run(run_id).data.tags.get("mlflow.parentRunId") for run_id in run_ids}
+    except mlflow.MlflowException:
+        return None
+    return parents.pop() if len(parents) == 1 else None

@@ -1,0 +1,198 @@
+"""A store is told what a directory holds: all of it, once, and whatever happened in between."""
+
+import json
+from dataclasses import replace
+
+import mlflow
+import pytest
+
+from rlzoo.tracking.record import Record, Sent, run_id_of, tracking_uri, without_password
+from rlzoo.tracking.sync import Sync
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """What a run of three steps leaves."""
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "figures" / "clip").mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "figures" / "clip" / "step-2.png").write_bytes(b"a picture")
+    for step in range(3):
+        add_row(tmp_path, step)
+    rows = [{"group": group, "question": "2+2", "response": f"{group} and {n}"} for group in range(3) for n in range(2)]
+    (tmp_path / "rollouts" / "000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record = Record.new(
+        "tests",
+        "mine",
+        tags={"clip": "fspo"},
+        params={"clip": {"width": 1}},
+        files=("config.yaml", "metrics.jsonl"),
+        completions=2,
+    )
+    record.write(tmp_path)
+    return tmp_path
+
+
+def add_row(directory, step, **metrics):
+    row = {"step": step, "time/clock": 1000.5 + step, "reward/mean": step / 10, "clip_length_bin_0_ci_low": 0.1, **metrics}
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def end(directory, **changes):
+    changes = {"status": "FINISHED", "ended": 2000.0, "step": 2, "metrics": {"aggregate/reward": 0.5}, **changes}
+    replace(Record.read(directory), **changes).write(directory)
+
+
+def send(directory, *, is_over=True):
+    sync = Sync(directory, tracking_uri())
+    sync.send(is_over=is_over)
+    return sync
+
+
+def store():
+    return mlflow.MlflowClient(tracking_uri())
+
+
+def history(directory, name="reward/mean"):
+    points = store().get_metric_history(run_id_of(directory), name)
+    return [(point.step, point.value, point.timestamp) for point in points]
+
+
+THREE_STEPS = [(0, 0.0, 1000500), (1, 0.1, 1001500), (2, 0.2, 1002500)]
+
+
+def test_everything_arrives(directory):
+    end(directory, tags={**Record.read(directory).tags, "warnings": "inert"})
+    send(directory)
+    run = store().get_run(run_id_of(directory))
+    assert (run.info.status, run.info.run_name, run.info.end_time) == ("FINISHED", "mine", 2000000)
+    assert run.data.params == {"clip.width": "1"}
+    assert (run.data.tags["clip"], run.data.tags["warnings"]) == ("fspo", "inert")
+    assert run.data.metrics == {"reward/mean": 0.2, "aggregate/reward": 0.5}
+    assert history(directory) == THREE_STEPS
+    names = [item.path for item in store().list_artifacts(run.info.run_id)]
+    assert names == ["clip", "completions.json", "config.yaml", "metrics.jsonl"]
+    table = store().load_table(run.info.experiment_id, "completions.json", [run.info.run_id])
+    assert table[["step", "question", "response"]].to_numpy().tolist() == [[1, "2+2", "0 and 0"], [1, "2+2", "1 and 0"]]
+
+
+def test_a_second_time_nothing_is_sent(directory):
+    end(directory)
+    first, second = send(directory), send(directory)
+    assert (first.num_rows, first.num_files) == (3, 3)
+    assert (second.num_rows, second.num_files) == (0, 0)
+    assert history(directory) == THREE_STEPS
+    assert history(directory, "aggregate/reward") == [(2, 0.5, 2000000)]
+
+
+@pytest.mark.parametrize("known", ["nothing", "the run", "the run and a step"])
+def test_what_was_sent_and_not_written_down_is_not_sent_again(directory, known):
+    send(directory, is_over=False)
+    run_id = run_id_of(directory)
+    if known == "nothing":
+        (directory / "tracking" / "sent.json").unlink()
+    else:
+        step = 0 if known.endswith("step") else -1
+        Sent(Record.read(directory).id, run_id, step=step).write(directory, tracking_uri())
+    add_row(directory, 3)
+    send(directory)
+    assert run_id_of(directory) == run_id
+    assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
+    assert len(store().search_runs([store().get_experiment_by_name("tests").experiment_id])) == 1
+
+
+def test_a_line_that_is_being_written_waits(directory):
+    sync = send(directory, is_over=False)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "reward')
+        file.flush()
+        sync.send(is_over=False)
+        file.write('/mean": 0.3, "time/clock": 1003.5}\n')
+        file.flush()
+    sync.send(is_over=False)
+    assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
+
+
+def test_a_run_that_goes_on_is_the_same_run(directory):
+    end(directory)
+    send(directory)
+    end(directory, status="RUNNING", ended=None, step=0, metrics={})
+    add_row(directory, 3)
+    going_on = send(directory, is_over=False)
+    assert store().get_run(going_on.sent.run_id).info.status == "RUNNING"
+    end(directory, step=3)
+    going_on.send(is_over=True)
+    assert store().get_run(going_on.sent.run_id).info.status == "FINISHED"
+    assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
+    assert [point[0] for point in history(directory, "aggregate/reward")] == [2, 3]
+
+
+def test_steps_that_are_done_anew_are_not_shown_twice(directory):
+    send(directory, is_over=False)
+    rows = (directory / "metrics.jsonl").read_text().splitlines()[:2]  # as of a run that goes on from step 1
+    (directory / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    for step in (2, 3):
+        add_row(directory, step)
+    send(directory)
+    assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
+
+
+def test_a_run_whose_process_is_gone_was_killed(directory):
+    send(directory)
+    assert store().get_run(run_id_of(directory)).info.status == "KILLED"
+
+
+def test_more_metrics_than_one_call_takes(directory):
+    for step in range(3, 50):
+        add_row(directory, step, **{f"many/{number}": float(number) for number in range(60)})
+    send(directory)
+    assert [point[0] for point in history(directory)] == list(range(50))
+    assert [point[0] for point in history(directory, "many/59")] == list(range(3, 50))
+
+
+def test_a_store_that_fails_half_way_is_told_the_rest(directory, monkeypatch):
+    whole, calls = mlflow.MlflowClient.log_batch, []
+
+    def fails(self, run_id, metrics=(), **others):
+        calls.append(metrics)
+        if len(calls) in (2, 4):
+            raise mlflow.MlflowException("no space left")
+        whole(self, run_id, metrics=metrics, **others)
+
+    for step in range(3, 50):
+        add_row(directory, step, **{f"many/{number}": float(number) for number in range(60)})
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", fails)
+    sync, failures = Sync(directory, tracking_uri()), 0
+    for _ in range(3):
+        try:
+            sync.send(is_over=True)
+        except mlflow.MlflowException:
+            failures += 1
+    assert failures == 2
+    assert [point[0] for point in history(directory)] == list(range(50))
+
+
+def test_a_store_that_is_not_there_yet(directory, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:////proc/{tmp_path.name}/mlflow.db")  # where nobody can write
+    with pytest.raises(Exception, match=r"unable to open database|No such file|nonexistent"):
+        send(directory)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/there.db")
+    send(directory)
+    assert history(directory) == THREE_STEPS
+
+
+def test_each_store_is_told_everything(directory, tmp_path, monkeypatch):
+    send(directory)
+    first = run_id_of(directory)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
+    assert send(directory).num_rows == 3
+    assert run_id_of(directory) != first
+    assert history(directory) == THREE_STEPS
+
+
+def test_a_password_is_not_written_down(directory):
+    assert without_password("https://me:secret@host:5000/path") == "https://host:5000/path"
+    Sent("id", "run").write(directory, "https://me:secret@host:5000")
+    assert "secret" not in (directory / "tracking" / "sent.json").read_text()
+    assert Sent.read(directory, "https://me:other@host:5000").run_id is None, "of another record"
