@@ -19,7 +19,7 @@ import torch
 from rlzoo import RunConfig, load_zoo
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.judge import judgement
-from rlzoo.engine.loop import Run
+from rlzoo.engine.run import Run
 from rlzoo.reductions import StepCounts
 
 PAIRS = 30

@@ -1,4 +1,4 @@
-"""The one exception that means: the user can mend this; and how a settings error becomes one clear line."""
+"""The exceptions that are one clear line, by who can mend what; and how a settings error becomes such a line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ class UserError(ValueError):
     """A mistake in what the user gave: says what was given, what is allowed, and what to do.
 
     The command line prints it as one line and exits with code 2.
+    """
+
+
+class RunError(RuntimeError):
+    """A run cannot go on, and says why and how to go on later: a full disk, a reward that fails, gradients without end.
+
+    The command line prints it as one line and exits with code 1.
     """
 
 

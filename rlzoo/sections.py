@@ -102,6 +102,9 @@ class LearnerConfig(Section):
     weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates")
     max_grad_norm: float | None = Field(1.0, gt=0, description="gradient-norm clipping; null for none")
+    max_nonfinite: int = Field(
+        10, ge=1, description="updates in a row without a finite gradient, each left out, that end the run"
+    )
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(
@@ -140,8 +143,8 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """When the model is saved."""
 
-    every: int = Field(0, ge=0, description="steps between checkpoints; 0 for only the last")
-    keep: int = Field(2, ge=1, description="checkpoints kept")
+    every: int = Field(10, ge=0, description="steps between checkpoints, beside the last; 0 for only that")
+    keep: int = Field(2, ge=1, description="checkpoints kept, beside the one with the best evaluation")
     keep_for_replay: int = Field(0, ge=0, description="steps between those that keep the weights before each update; 0: none")
 
 

@@ -1,14 +1,23 @@
-"""Signals that stop a run, held back while something is written that must not be cut in two."""
+"""Signals that stop a run: held back while something is written that must not be cut in two, or until a step is over."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
+from typing import NoReturn
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+ONE_PRESS = 1.0
+"""Seconds within which signals count as one: a terminal and a launcher may both pass on the same Ctrl-C."""
+
+logger = logging.getLogger("rlzoo")
 
 
 @contextlib.contextmanager
@@ -43,3 +52,56 @@ def held_signals() -> Iterator[None]:
         release()
         if arrived:
             signal.raise_signal(arrived[0])
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """Whether somebody wants the run to stop, and by which signal.
+
+    Example:
+        ``with requested_stop() as stop: ...`` and at the end of each step ``if stop.signal is not None: ...``
+    """
+
+    signal: int | None = None
+    since: float = 0.0
+
+    def end(self, message: str) -> NoReturn:
+        """Stop as the signal would have: KeyboardInterrupt after Ctrl-C, else SystemExit.
+
+        In a process that was not asked itself, but follows another that was, as after SIGTERM.
+        """
+        logger.warning(message)
+        if self.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + (self.signal or signal.SIGTERM))
+
+
+@contextlib.contextmanager
+def requested_stop() -> Iterator[StopRequest]:
+    """Within the block, the first Ctrl-C or SIGTERM is only noted; a second one acts at once."""
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    handlers = {number: handler for number, handler in before.items() if handler is not None}
+
+    def release() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if stop.signal is None:
+            stop.signal, stop.since = number, time.monotonic()
+            logger.warning("stopping after this step; once more to stop at once")
+        elif time.monotonic() - stop.since > ONE_PRESS:
+            release()
+            signal.raise_signal(number)
+
+    for number, handler in handlers.items():
+        if handler != signal.SIG_IGN:  # as of a shell's background job
+            signal.signal(number, note)
+    try:
+        yield stop
+    finally:
+        release()

@@ -21,7 +21,7 @@ from examples.bench.rlzoo_worker import make_run
 from rlzoo.engine import processor
 from rlzoo.engine.decode import Way
 from rlzoo.engine.experience import Experience
-from rlzoo.engine.loop import Run
+from rlzoo.engine.run import Run
 
 WAYS: tuple[Way, ...] = ("generate", "rows", "fused")
 PARTS = {"memory": "keep_freed_memory", "onednn": "is_slow_with_mkl"}

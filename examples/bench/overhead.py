@@ -29,8 +29,8 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
     from rlzoo import RunConfig
     from rlzoo.engine import learner as learner_module
     from rlzoo.engine.gradient import StepGradient
-    from rlzoo.engine.loop import Run
     from rlzoo.engine.monitor import Monitor
+    from rlzoo.engine.run import Run
     from rlzoo.engine.run_directory import RunDirectory
     from rlzoo.tracking.tracker import Tracker
 
@@ -57,7 +57,8 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
             tracker.begin(run.directory.path, run.record())
             for step in range(1, STEPS + 1):
                 started = time.perf_counter()
-                run._report(step, run.step(step), tracker, None)
+                run.report(step, run.step(step))
+                tracker.look()
                 seconds = time.perf_counter() - started
                 for name, clock in clocks.items():
                     shares[name].append(clock.take() / seconds)

@@ -12,9 +12,8 @@ from typing import Any
 from examples.bench import turns
 from examples.bench.cases import CASES, GROUP, Case
 from rlzoo import RunConfig
-from rlzoo.engine.loop import Run
+from rlzoo.engine.run import Run
 from rlzoo.tasks.task import Task
-from rlzoo.tracking.tracker import Tracker
 from rlzoo.types import Problem
 
 
@@ -77,21 +76,20 @@ def main(name: str, folder: str, *overrides: str) -> None:
             memory["learner_peak"] = turns.peak_bytes()
 
     run.learner.update = measured_update  # type: ignore[method-assign]
-    with Tracker(is_on=False) as tracker:
-        turns.report(ready=True)
-        for step in range(1, run.config.steps + 1):
-            turns.wait()
-            started = time.perf_counter()
-            metrics = run.step(step)
-            run._report(step, metrics, tracker, None)
-            seconds = time.perf_counter() - started
-            turns.report(
-                step=seconds,
-                rollout=metrics["time/rollout"],
-                learner=metrics["time/learner"],
-                tokens=round(metrics["response/length_mean"] * run.config.rollout.num_prompts * GROUP),
-                **memory,
-            )
+    turns.report(ready=True)
+    for step in range(1, run.config.steps + 1):
+        turns.wait()
+        started = time.perf_counter()
+        metrics = run.step(step)
+        run.report(step, metrics)
+        seconds = time.perf_counter() - started
+        turns.report(
+            step=seconds,
+            rollout=metrics["time/rollout"],
+            learner=metrics["time/learner"],
+            tokens=round(metrics["response/length_mean"] * run.config.rollout.num_prompts * GROUP),
+            **memory,
+        )
 
 
 if __name__ == "__main__":

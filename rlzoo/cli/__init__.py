@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from rlzoo.errors import PolicyError, UserError
+from rlzoo.errors import PolicyError, RunError, UserError
 
 DONE, FAILED, USERS_MISTAKE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -26,7 +26,7 @@ def main() -> NoReturn:
     except UserError as error:
         print(f"rlzoo: {error}", file=sys.stderr)
         sys.exit(USERS_MISTAKE)
-    except PolicyError as error:
+    except (PolicyError, RunError) as error:
         print(f"rlzoo: {': '.join([*getattr(error, '__notes__', ()), str(error)])}", file=sys.stderr)
         sys.exit(FAILED)
     sys.exit(DONE)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.tracking.record import flatten
+
+logger = logging.getLogger("rlzoo")
 
 
 def run_to_resume(output: Path | None) -> tuple[Path]:
@@ -24,6 +27,9 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     free = () if before.learner.schedule == "constant" else ("steps",)
     allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
     changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and not key.startswith(allowed)]
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key) and key not in changed:
+            logger.info("--resume: %s was %r and is %r from now on", key, old.get(key), new.get(key))
     if changed:
         key = changed[0]
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rlzoo.policy import ClipPolicy
 
@@ -73,6 +74,15 @@ class Alarms:
         self._alarms = [alarm for alarm in ALARMS if widths or alarm.name != "inert"]
         self._bad_steps = dict.fromkeys((alarm.name for alarm in self._alarms), 0)
         self.raised: list[str] = []  # names, in the order in which they were raised
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to go on from here, as plain JSON."""
+        return {"bad_steps": self._bad_steps, "raised": self.raised}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where others stood."""
+        self._bad_steps |= state["bad_steps"]
+        self.raised = list(state["raised"])
 
     def after_step(self, metrics: Mapping[str, float]) -> list[str]:
         """Take one step's metrics; the warnings to show now. A step without the metric changes nothing."""

@@ -22,6 +22,7 @@ from rlzoo.engine.optimization import Applied, make_optimization, named_weights
 from rlzoo.engine.passes import Passes
 from rlzoo.engine.processes import make_accelerator
 from rlzoo.engine.shaping import with_kl_in_the_reward
+from rlzoo.errors import RunError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
 from rlzoo.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig
@@ -46,6 +47,7 @@ class Update:
     grad_norm: float  # before clipping
     grad_clipped: bool
     skipped: bool  # nothing to learn (every advantage 0), or a gradient that is not finite
+    nonfinite: bool  # the latter
     lr: float
 
 
@@ -79,6 +81,7 @@ class Learner:
         self.mismatch = mismatch or MismatchConfig()
         self.max_length = max_length
         self.num_optimizer_steps = 0
+        self.num_nonfinite = 0  # updates in a row whose gradient was not finite
         self.accelerator = accelerator or make_accelerator(LaunchConfig(), config)
         is_cpu, sizes = self.accelerator.device.type == "cpu", language_model.config.get_text_config()
         depth = sizes.num_hidden_layers * sizes.hidden_size
@@ -199,6 +202,13 @@ class Learner:
         if applied.stepped:
             self.scheduler.step()
             self.num_optimizer_steps += 1
+        if learns:
+            self.num_nonfinite = 0 if applied.stepped else self.num_nonfinite + 1
+            if self.num_nonfinite >= self.config.max_nonfinite:
+                raise RunError(
+                    f"the gradient was not finite {self.num_nonfinite} updates in a row (learner.max_nonfinite); "
+                    "lower learner.lr, or look for infinities in the rewards and in the model's type"
+                )
         return Update(
             rows,
             measures.log_probs,
@@ -207,6 +217,7 @@ class Learner:
             grad_norm=applied.grad_norm,
             grad_clipped=limit is not None and applied.grad_norm > limit,
             skipped=not applied.stepped,
+            nonfinite=learns and not applied.stepped,
             lr=lr,
         )
 

@@ -89,6 +89,7 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool, with_band: bool)
         "learner/grad_norm": sum(update.grad_norm for update in updates) / count,
         "learner/grad_clipped": sum(update.grad_clipped for update in updates) / count,
         "learner/lr": updates[-1].lr,
+        "learner/nonfinite": sum(update.nonfinite for update in updates) / count,
         "learner/skipped": sum(update.skipped for update in updates) / count,
     }
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from rlzoo.analysis.profile import LengthProfile
 from rlzoo.analysis.response_table import ResponseTable, pooled
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
+FILE, SIZES = "monitor.safetensors", "num_responses"
+
 WINDOW = 50
 """Steps whose responses a profile pools: enough for intervals, few enough to remember."""
 
@@ -25,22 +32,35 @@ class Monitor:
     """Remembers the rows of the last `WINDOW` steps.
 
     Example:
-        ``monitor.after_step(tables, metrics)`` once a step; then ``monitor.profile()``.
+        ``monitor.after_step(step, tables, metrics)`` once a step; then ``monitor.profile()``.
     """
 
     def __init__(self, policy: ClipPolicy) -> None:
         self._name = policy.name
         self._tables: deque[ResponseTable] = deque(maxlen=WINDOW)
-        self._num_steps = 0
         self.alarms = Alarms(policy)
 
-    def after_step(self, tables: Sequence[ResponseTable], metrics: Mapping[str, float]) -> None:
+    def after_step(self, step: int, tables: Sequence[ResponseTable], metrics: Mapping[str, float]) -> None:
         """Take one step's rows and metrics; warns if something has been wrong for long enough."""
         if tables:
             self._tables.append(ResponseTable.concat(tables))
-        self._num_steps += 1
         for message in self.alarms.after_step(metrics):
-            logger.warning("step %d: %s", self._num_steps, message)
+            logger.warning("step %d: %s", step, message)
+
+    def save(self, folder: Path) -> None:
+        """Write the remembered rows into a checkpoint's folder."""
+        names = [field.name for field in fields(ResponseTable)]
+        columns = {name: torch.cat([getattr(table, name) for table in self._tables]) for name in names if self._tables}
+        sizes = torch.tensor([len(table.length) for table in self._tables], dtype=torch.long)
+        save_file({**columns, SIZES: sizes}, folder / FILE)
+
+    def restore(self, folder: Path, alarms: Mapping[str, Any]) -> None:
+        """Remember what another monitor did."""
+        columns = load_file(folder / FILE)
+        sizes = columns.pop(SIZES).tolist()
+        pieces = {name: column.split(sizes) for name, column in columns.items()}
+        self._tables.extend(ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes)))
+        self.alarms.restore(alarms)
 
     def profile(self) -> LengthProfile | None:
         """The profile of all remembered rows; None if nothing could be learned from any."""

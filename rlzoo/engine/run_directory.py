@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +29,18 @@ if TYPE_CHECKING:
     from rlzoo.engine.experience import Experience
     from rlzoo.engine.learner import Update
     from rlzoo.policy import ClipPolicy
+
+
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
+
+
+def why_not_written(error: Exception) -> str | None:
+    """What keeps a file from being written, such as a full disk; None for an error of another kind."""
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}" if error.errno in CANNOT_WRITE else None
+    found = re.search(r"(?:.*: )?(.*) \(os error (\d+)\)", str(error))  # of safetensors, which is written in Rust
+    return found[1] if found and int(found[2]) in CANNOT_WRITE else None
 
 
 class RunDirectory:
@@ -56,14 +70,17 @@ class RunDirectory:
         if not is_writer:
             return cls(path, is_writer)
         cls.check_free(path)
+        made = path.with_name(f".{path.name}.part")  # stands under its name once it is complete
         try:
-            (path / "rollouts").mkdir(parents=True)
-            (path / "checkpoints").mkdir()
-            (path / "config.yaml").write_text(config_yaml, encoding="utf-8")
+            shutil.rmtree(made, ignore_errors=True)
+            (made / "rollouts").mkdir(parents=True)
+            (made / "checkpoints").mkdir()
+            (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
             for plugin in map(Path, plugins):
                 copy = shutil.copytree if plugin.is_dir() else shutil.copy2
-                (path / "plugins").mkdir(exist_ok=True)
-                copy(plugin, path / "plugins" / plugin.name)
+                (made / "plugins").mkdir(exist_ok=True)
+                copy(plugin, made / "plugins" / plugin.name)
+            made.replace(path)
         except OSError as error:
             raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
         return cls(path)
@@ -185,8 +202,8 @@ class RunDirectory:
         (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         return temporary
 
-    def finish_checkpoint(self, temporary: Path, keep: int) -> None:
-        """Seal it, let it stand under its name, and drop all but the last ``keep``."""
+    def finish_checkpoint(self, temporary: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
+        """Seal it, let it stand under its name, and drop all but the last ``keep`` and, of steps with a score, the best."""
         if not self.is_writer:
             return
         seal(temporary)
@@ -198,14 +215,21 @@ class RunDirectory:
         sync(folder.parent)
         shutil.rmtree(former, ignore_errors=True)
         saved = sorted((path for path in folder.parent.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)
+        scored = {f"step-{step:06d}": score for step, score in (scores or {}).items()}
+        best = max((path.name for path in saved if path.name in scored), key=lambda name: (scored[name], name), default="")
         for old in saved[:-keep]:
-            shutil.rmtree(old)
+            if old.name != best:
+                shutil.rmtree(old)
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
         """Forget what a run wrote after this step; returns the metrics of the steps that are left."""
         file = self.path / "metrics.jsonl"
-        rows = [row for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()) if row["step"] <= step]
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        complete = text[: text.rfind("\n") + 1]  # the last line may have been cut off by what ended the run
+        rows = [row for row in map(json.loads, complete.splitlines()) if row["step"] <= step]
         if self.is_writer:
+            for unfinished in (self.path / "checkpoints").glob(".*"):
+                shutil.rmtree(unfinished)
             temporary = self.path / ".metrics.jsonl.part"
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             temporary.replace(file)

@@ -29,8 +29,11 @@ class RunState:
     step: int
     num_optimizer_steps: int
     next_problem: int  # training problems sampled so far
+    num_nonfinite: int  # updates in a row without a finite gradient, just before
     scheduler: dict[str, Any]
     ahead: list[Rollout] | None  # responses to the next step's problems, where they are sampled already
+    alarms: dict[str, Any]
+    data: str  # fingerprint of the training problems
 
     def write(self, folder: Path) -> None:
         """Write it into a checkpoint's folder."""
@@ -43,12 +46,17 @@ class RunState:
         return TypeAdapter(RunState).validate_json((folder / FILE).read_bytes())
 
 
-def newest_state(run: Path) -> Path:
+def newest_state(run: Path) -> Path | None:
     """The folder of the newest whole checkpoint a run can go on from; damaged ones are named in a warning.
 
+    Returns:
+        None if the run was stopped before its first checkpoint.
+
     Raises:
-        UserError: there is none.
+        UserError: there is no run, or all of its checkpoints are damaged.
     """
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"--resume: {str(run)!r} holds no run: it has no config.yaml")
     found = sorted(file.parent for file in run.glob(f"checkpoints/step-*/state/{FILE}"))
     for state in reversed(found):
         what = damage(state.parent)
@@ -56,6 +64,7 @@ def newest_state(run: Path) -> Path:
             return state
         logger.warning("checkpoint %s is damaged: %s; trying the one before", state.parent, what)
     if found:
-        raise UserError(f"--resume: every checkpoint in {str(run / 'checkpoints')!r} is damaged")
-    every = "; checkpoint.every sets how often one is written" if run.is_dir() else ""
-    raise UserError(f"--resume: no checkpoint to go on from in {str(run)!r}{every}")
+        raise UserError(
+            f"--resume: every checkpoint in {str(run / 'checkpoints')!r} is damaged; remove them to begin again with step 0"
+        )
+    return None

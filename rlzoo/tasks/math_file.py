@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -67,6 +68,10 @@ class MathFileTask(WorkerGradedTask):
     def held_out_problems(self, count: int) -> list[Problem]:
         """The first ``count`` held-out problems in an order of their own, fewer if there are no more."""
         return self._problems[1][:count]
+
+    def fingerprint(self) -> str:
+        """Of every problem in the file."""
+        return hashlib.sha256(repr([(problem.question, problem.answer) for problem in self._problems[0]]).encode()).hexdigest()
 
     def _order(self, epoch: int) -> tuple[int, ...]:
         return _shuffled(len(self._problems[0]), f"{self.seed}:{epoch}")

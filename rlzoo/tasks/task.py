@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import zlib
@@ -21,6 +22,7 @@ _TASKS = {
     "math_file": ("rlzoo.tasks.math_file", "MathFileTask"),
     "reasoning_gym": ("rlzoo.tasks.reasoning_gym", "ReasoningGymTask"),
 }
+_FINGERPRINTED = 256  # problems
 _HELD_OUT_SHARE = 8  # one question in eight is kept for evaluation
 
 
@@ -91,6 +93,11 @@ class Task(BaseModel, ABC):
         if reward is None:
             return self._grade(problems, responses)
         return [checked_reward(reward(*pair), self.reward) for pair in zip(problems, responses, strict=True)]
+
+    def fingerprint(self) -> str:
+        """Tells training problems that are not the same ones apart, for a run that goes on."""
+        problems = self.train_problems(0, _FINGERPRINTED)
+        return hashlib.sha256(repr([(problem.question, problem.answer) for problem in problems]).encode()).hexdigest()
 
     def close(self) -> None:
         """End what the task started, such as worker processes; it may be used again afterwards."""

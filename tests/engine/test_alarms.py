@@ -68,8 +68,8 @@ def test_the_monitor_forgets_old_steps(recorded, monkeypatch):
     table = replay(recorded, FSPO()).table
     watch = Monitor(FSPO())
     assert watch.profile() is None
-    for _ in range(5):
-        watch.after_step([table], SOUND)
+    for step in range(1, 6):
+        watch.after_step(step, [table], SOUND)
     judged = int((table.signal > 0).sum())
     assert sum(watch.profile().both.count) == 2 * judged
     assert torch.isfinite(torch.tensor(watch.profile().both.fraction)).all()

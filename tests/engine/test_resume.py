@@ -26,6 +26,11 @@ def config(name, folder, **settings):
     )
 
 
+def drop_operands(overrides):
+    """The settings of the shipped task are not those of another."""
+    return [*overrides, "rollout.max_new_tokens=10"]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_going_on_from_a_checkpoint_gives_the_uninterrupted_run(name, tmp_path):
     whole = rlzoo.train(config(name, tmp_path / "whole"))
@@ -52,9 +57,75 @@ def test_going_on_from_a_checkpoint_gives_the_uninterrupted_run(name, tmp_path):
         assert all(torch.equal(got[key], expected[key]) for key in expected)
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
-    with pytest.raises(UserError, match=r"--resume: no checkpoint to go on from in .*; checkpoint.every sets"):
+def test_without_a_run_there_is_nothing_to_go_on_with(tmp_path):
+    with pytest.raises(UserError, match=r"--resume: .* holds no run: it has no config.yaml"):
         rlzoo.train(config("fspo", tmp_path), resume=True)
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_again(tmp_path, caplog):
+    whole = rlzoo.train(config("fspo", tmp_path / "whole"))
+
+    def stop(step, metrics):
+        if step == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(config("fspo", tmp_path / "run"), stop)
+    result = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
+    assert "no checkpoint yet" in caplog.text
+    assert without_times(result.metrics) == without_times(whole.metrics)
+    assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_a_line_that_was_cut_off_is_forgotten(tmp_path):
+    whole = rlzoo.train(config("fspo", tmp_path / "run"))
+    rows = (whole.path / "metrics.jsonl").read_text().splitlines()
+    (whole.path / "metrics.jsonl").write_text("\n".join(rows[:4]) + "\n" + rows[4][:100])
+    shutil.rmtree(whole.path / "checkpoints" / "step-000004")
+    again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
+    assert without_times(again.metrics) == without_times(whole.metrics)
+
+
+def test_what_is_summed_up_over_steps_goes_on_too(tmp_path):
+    narrow = ["clip.width_low=1e-6", "clip.width_high=1e-6", "clip.width_ceiling=1e-6"]  # the third step warns of it
+
+    def settings(name):
+        overrides = ["tracking.mlflow=false", "checkpoint.every=2", *narrow]
+        return quick(tmp_path / name, steps=4, overrides=overrides)
+
+    whole = rlzoo.train(settings("whole"))
+    rlzoo.train(settings("run"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")
+    again = rlzoo.train(settings("run"), resume=True)
+    assert repr(again.profile) == repr(whole.profile)  # which may hold NaN
+    summaries = [json.loads((result.path / "summary.json").read_text()) for result in (whole, again)]
+    assert summaries[0]["warnings"] == summaries[1]["warnings"] == ["saturated"]
+    assert summaries[0]["metrics"] == summaries[1]["metrics"]
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    pytest.importorskip("math_verify")
+    data = tmp_path / "sums.jsonl"
+    rows = [{"question": f"{a}+{b}=", "answer": f"#### {a + b}"} for a in range(1, 9) for b in range(1, 9)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = [
+        "task.name=math_file", f"task.path={data}", "task.template='{question}'", "tracking.mlflow=false", "eval.num_problems=4"
+    ]  # fmt: skip
+    rlzoo.train(quick(tmp_path / "run", clip="rloo", steps=1, overrides=drop_operands(overrides)))
+    rows[40]["answer"] = "#### 1"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"--resume: the training problems of task 'math_file' are not those"):
+        rlzoo.train(quick(tmp_path / "run", clip="rloo", steps=2, overrides=drop_operands(overrides)), resume=True)
+
+
+def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path):
+    overrides = ["tracking.mlflow=false", "checkpoint.every=1", "checkpoint.keep=1", "eval.every=1", "learner.lr=3e-3"]
+    result = rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides))
+    accuracy = [row["eval/accuracy"] for row in result.metrics]
+    best = max(range(1, 5), key=lambda step: (accuracy[step], step))
+    assert best != 4, "the test needs a run that gets worse"
+    kept = sorted(path.name for path in (result.path / "checkpoints").iterdir())
+    assert kept == [f"step-00000{best}", "step-000004"]
 
 
 def test_mlflow_goes_on_with_the_same_run(tmp_path, monkeypatch):

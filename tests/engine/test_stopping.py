@@ -1,0 +1,174 @@
+"""How a run is stopped: after the step that is under way, by what cannot be written, by gradients without end."""
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import rlzoo
+from rlzoo import signals
+from rlzoo.errors import RunError
+from tests.engine.test_loop import QUICK, lines, quick, without_times
+
+OVERRIDES = ["tracking.mlflow=false", "checkpoint.every=0", "eval.num_problems=0"]
+
+
+@pytest.fixture(autouse=True)
+def _interrupts():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What every run here would have been."""
+    return rlzoo.train(quick(tmp_path_factory.mktemp("whole") / "run", steps=4, overrides=OVERRIDES))
+
+
+def config(folder):
+    return quick(folder / "run", steps=4, overrides=OVERRIDES)
+
+
+def at_step(number, act):
+    """An observer that acts once."""
+    return lambda step, metrics: act() if step == number else None
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["Ctrl-C", "SIGTERM"]
+)
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_signal_ends_the_run_after_the_step_and_nothing_is_lost(number, error, step, whole, tmp_path, caplog):
+    def stop():
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)  # a terminal and a launcher may both pass it on
+
+    with pytest.raises(error) as raised:
+        rlzoo.train(config(tmp_path), at_step(step, stop))
+    if error is SystemExit:
+        assert raised.value.code == 143
+    assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(step + 1))
+    assert f"stopped after step {step} of 4; go on with: rlzoo train --resume --output {tmp_path}/run" in caplog.text
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"] is False
+    result = rlzoo.train(config(tmp_path), resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "ONE_PRESS", -1.0)
+    reached = []
+
+    def stop():
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the first")
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the second")
+
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(config(tmp_path), at_step(2, stop))
+    assert reached == ["the first"]
+
+
+def test_a_signal_in_the_last_step_does_not_keep_the_run_from_finishing(tmp_path):
+    result = rlzoo.train(config(tmp_path), at_step(4, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert json.loads((result.path / "summary.json").read_text())["finished"] is True
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_scheduler_reads_that_the_command_was_stopped(number, code, tmp_path):
+    settings = [word for override in [*QUICK, *OVERRIDES] for word in ("--set", override)]
+    command = [sys.executable, "-m", "rlzoo", "train", "--clip", "fspo", "--steps", "500", "--output", str(tmp_path / "run")]
+    allowed = (
+        "import signal, os, sys; signal.signal(signal.SIGINT, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", allowed, *command, *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("step 2/"):
+                process.send_signal(number)
+                break
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert f"go on with: rlzoo train --resume --output {tmp_path / 'run'}" in errors
+    assert "Traceback" not in errors
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert (
+        lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
+        == json.loads((saved / "state" / "state.json").read_text())["step"]
+    )
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(whole, tmp_path):
+    metrics = tmp_path / "run" / "metrics.jsonl"
+
+    def fill():
+        metrics.rename(tmp_path / "aside")
+        metrics.symlink_to("/dev/full")  # where every write finds no space
+
+    with pytest.raises(
+        RunError, match=r"step 3: No space left on device.*; once that is mended, go on with: rlzoo train --resume"
+    ):
+        rlzoo.train(config(tmp_path), at_step(2, fill))
+    metrics.unlink()
+    (tmp_path / "aside").rename(metrics)
+    result = rlzoo.train(config(tmp_path), resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+
+
+def test_a_checkpoint_that_does_not_fit_stops_the_run_and_spoils_none(whole, tmp_path, caplog):
+    every_two = quick(tmp_path / "run", steps=4, overrides=[*OVERRIDES, "checkpoint.every=2"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))  # bytes; the weights take more
+
+    try:
+        with pytest.raises(RunError, match=r"step 4: File too large"):
+            rlzoo.train(every_two, at_step(3, fill))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("s*")] == ["step-000002"]
+    result = rlzoo.train(every_two, resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+
+
+def test_gradients_that_stay_infinite_end_the_run(tmp_path):
+    overrides = [*OVERRIDES, "learner.max_nonfinite=6"]
+
+    from rlzoo.engine import learner as module
+
+    apply = module.Learner.accumulate
+
+    def infinite(self, *arguments, **options):
+        measures = apply(self, *arguments, **options)
+        next(self.model.parameters()).grad[0] = torch.inf
+        return measures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Learner, "accumulate", infinite)
+        with pytest.raises(RunError, match=r"the gradient was not finite 6 updates in a row \(learner.max_nonfinite\)"):
+            rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides))
+    rows = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [row.get("learner/nonfinite") for row in rows] == [None, 1.0]  # four updates of the first step
+
+
+def test_it_says_what_it_does(caplog):
+    caplog.set_level(logging.INFO, "rlzoo")
+
+    def stopped():
+        with signals.requested_stop() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            stop.end("over")
+
+    with pytest.raises(SystemExit):
+        stopped()
+    assert [record.getMessage() for record in caplog.records] == ["stopping after this step; once more to stop at once", "over"]

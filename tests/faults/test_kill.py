@@ -1,0 +1,174 @@
+"""A run that is killed with ``kill -9`` again and again ends as the run that never was: bit for bit, in the store too.
+
+``RLZOO_KILLS`` sets how often; `nox -s faults` asks for more than the ordinary suite.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import mlflow
+import pytest
+from safetensors.torch import load_file
+
+from tests.engine.test_loop import QUICK, lines, without_times
+
+KILLS = int(os.environ.get("RLZOO_KILLS", "2"))
+STEPS, EVERY = 24, 3
+SETTINGS = [*QUICK, f"checkpoint.every={EVERY}", "eval.every=6", "tracking.figure_every=6", "learner.schedule=cosine"]
+CASES = {
+    "fspo-adaptive": (),  # a rule with a state of its own
+    "ahead": ("rollout.max_staleness=1", "learner.kl_coef=0.01"),  # a batch that is sampled already, a reference model
+    "dynamic": ("rollout.dynamic_sampling=2", "rollout.num_prompts=6"),
+}
+
+
+def start(folder, store, *arguments, processes=1):
+    """The command in a process group of its own."""
+    command = [sys.executable, "-m", "rlzoo", "train", "--output", str(folder), *arguments]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{store}", "OMP_NUM_THREADS": "1"}
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+
+def first(case, processes=1):
+    clip = case if case in ("fspo-adaptive",) else "fspo"
+    settings = [word for setting in [*SETTINGS, *CASES[case]] for word in ("--set", setting)]
+    several = ["--processes", str(processes)] if processes > 1 else []
+    return ["--clip", clip, "--steps", str(STEPS), *settings, *several]
+
+
+def moment(folder):
+    """Where a run is, as far as can be seen from outside."""
+    checkpoints = folder / "checkpoints"
+    if not (folder / "config.yaml").exists():
+        return "before the run directory"
+    if not (folder / "metrics.jsonl").exists():
+        return "before step 0"
+    if any(path.name.startswith(".") for path in checkpoints.iterdir()):
+        return "within a checkpoint"
+    return "between checkpoints" if any(checkpoints.iterdir()) else "before the first checkpoint"
+
+
+def wait_for_the_moment(process, folder, kind, rng):
+    """Sleep until the run is to be killed; False if it ended before."""
+    deadline = time.monotonic() + 120
+    rows = len(lines_of(folder))
+    while process.poll() is None and time.monotonic() < deadline:
+        if kind == "any time" and (time.sleep(rng.uniform(0, 9)) or True):
+            return process.poll() is None
+        if kind == "within a checkpoint" and moment(folder) == kind:
+            time.sleep(rng.uniform(0, 0.03))
+            return True
+        if kind == "in a step" and len(lines_of(folder)) != rows:
+            time.sleep(rng.uniform(0, 0.3))
+            return process.poll() is None
+        time.sleep(0.001)
+    return False
+
+
+def lines_of(folder):
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().splitlines() if file.exists() else []
+
+
+def run_killed(folder, store, case, *, kills, seed, processes=1):
+    """Kill it so often, then let it end; returns at which moments it was."""
+    rng, moments = random.Random(seed), Counter()
+    kinds = ["any time", "within a checkpoint", "in a step"]
+    for number in range(10 * kills):
+        resumes = (folder / "config.yaml").exists()
+        process = start(folder, store, *(["--resume"] if resumes else first(case, processes)))
+        is_last = sum(moments.values()) >= kills
+        if not is_last and wait_for_the_moment(process, folder, kinds[number % 3], rng):
+            where = moment(folder)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            moments[where] += 1
+            continue
+        assert process.wait(timeout=300) == 0, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
+        if is_last:
+            return moments
+        # it was too quick for us: let it have more to do
+        forget_the_last_checkpoint(folder)
+    raise AssertionError("the run always ended before it could be killed")
+
+
+def forget_the_last_checkpoint(folder):
+    saved = sorted((folder / "checkpoints").iterdir())
+    for path in saved[-1:] if len(saved) > 1 else []:
+        path.rename(folder.parent / f"{folder.name}-{path.name}-{time.monotonic_ns()}")
+
+
+def assert_same(killed, whole):
+    rows, expected = (lines(folder / "metrics.jsonl") for folder in (killed, whole))
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    assert without_times(rows) == without_times(expected)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (killed, whole)]
+    assert [summary["finished"] for summary in summaries] == [True, True]
+    for name in ("metrics", "warnings"):
+        assert summaries[0][name] == summaries[1][name]
+    newest = f"checkpoints/step-{STEPS:06d}"
+    files = [path.relative_to(whole) for path in (whole / newest).rglob("*.safetensors")]
+    assert len(files) >= 2
+    for file in [*files, *(path.relative_to(whole) for path in (whole / "rollouts").glob("*.safetensors"))]:
+        got, wanted = load_file(killed / file), load_file(whole / file)
+        assert got.keys() == wanted.keys()
+        assert all(got[key].equal(wanted[key]) for key in wanted), file
+    for path in [*(whole / "rollouts").glob("*.jsonl"), whole / newest / "clip.json"]:
+        assert (killed / path.relative_to(whole)).read_text() == path.read_text()
+    assert not list((killed / "checkpoints").glob(".*"))
+
+
+def assert_store_is_complete(store, killed):
+    client = mlflow.MlflowClient(f"sqlite:///{store}")
+    experiment = client.get_experiment_by_name("rlzoo")
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.mlflow.runName = '{killed.name}'")
+    assert run.info.status == "FINISHED"
+    rows = lines(killed / "metrics.jsonl")
+    for name in ("reward/mean", "learner/grad_norm", "eval/accuracy"):
+        history = sorted((point.step, point.value) for point in client.get_metric_history(run.info.run_id, name))
+        assert history == [(row["step"], row[name]) for row in rows if name in row], name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Uninterrupted runs, made when first asked for."""
+    made = {}
+
+    def make(case, processes=1):
+        if (case, processes) not in made:
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            process = start(folder, folder.parent / "mlflow.db", *first(case, processes))
+            assert process.wait(timeout=300) == 0, (folder.parent / "run.log").read_text()[-3000:]
+            made[case, processes] = folder
+        return made[case, processes]
+
+    return make
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("case", list(CASES) if KILLS > 5 else ["fspo-adaptive"])
+def test_a_run_killed_again_and_again_is_the_run_that_never_was(case, whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, store = tmp_path / f"{case}-killed", tmp_path / "mlflow.db"
+    moments = run_killed(folder, store, case, kills=KILLS, seed=case)
+    print(f"{case}: killed {dict(moments)}")
+    assert_same(folder, whole(case))
+    assert_store_is_complete(store, folder)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(KILLS <= 5, reason="in nox -s faults only: each start takes 15 seconds")
+def test_two_processes_killed_are_the_two_that_never_were(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, store = tmp_path / "two-killed", tmp_path / "mlflow.db"
+    moments = run_killed(folder, store, "ahead", kills=max(2, KILLS // 6), seed=2, processes=2)
+    print(f"two processes: killed {dict(moments)}")
+    assert_same(folder, whole("ahead", 2))
+    assert_store_is_complete(store, folder)
