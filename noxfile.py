@@ -84,6 +84,14 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def faults(session: nox.Session) -> None:
+    """Runs killed at 24 moments each, and how they go on; not part of continuous integration. Takes half an hour."""
+    settings = {**OFFLINE, "RLZOO_KILLS": "24"}
+    pytest = str(project(session) / "pytest")
+    session.run(pytest, "-s", "tests/faults", "--timeout=3600", *session.posargs, external=True, env=settings)
+
+
+@nox.session
 def deepspeed(session: nox.Session) -> None:
     """ZeRO-2, ZeRO-3 and offload on two processes against one; not part of continuous integration. Needs a C++ compiler."""
     bin_folder = project(session)

@@ -69,6 +69,9 @@ class RewardConfig(Section):
     overlong_penalty: float = Field(1.0, ge=0, le=1e6, description="that penalty at max_new_tokens, taken off the reward")
     overlong_filtering: bool = Field(False, description="responses cut off at max_new_tokens get advantage 0")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of each token's KL to the starting model, in the reward")
+    max_failed: float = Field(
+        0.5, ge=0, le=1, description="share of responses whose grading may fail, each of them counted 0, before the run ends"
+    )
 
 
 class MismatchConfig(Section):

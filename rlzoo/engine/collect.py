@@ -19,6 +19,7 @@ class Batch:
     groups: list[RolloutGroup]
     num_rounds: int  # of sampling
     num_dropped: int  # groups of equal rewards that were left out
+    failed: float = 0.0  # share of all responses sampled whose grading failed
 
     def metrics(self) -> dict[str, float]:
         """By their MLflow names."""

@@ -90,7 +90,7 @@ def run_steps(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer 
                 run.draw(step, wanted=tracker.is_on)
             if is_stopping and step < config.steps:
                 stop.end(f"stopped after step {step} of {config.steps}; go on with: {run.how_to_resume}")
-    except PolicyError as error:
+    except (PolicyError, RunError) as error:
         error.add_note(f"step {step}, everything so far in {run.directory.path}")
         raise
     except (OSError, SafetensorError) as error:

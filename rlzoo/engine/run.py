@@ -79,6 +79,7 @@ class Run:
         self.monitor = Monitor(config.clip)
         self.metrics: list[dict[str, float]] = []
         self.done = 0  # steps
+        self._has_learned = False  # in the step under way
         self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
         if not resume:
             self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins, is_writer=self.is_main)
@@ -136,13 +137,19 @@ class Run:
     def step(self, step: int) -> dict[str, float]:
         """One rollout batch and everything learned from it."""
         started = time.perf_counter()
-        batch = self._sample(step)
+        position, self._has_learned = self.source.position(), False
+        try:
+            batch = self._sample(step)
+        except BaseException:
+            self.source.go_back(position)
+            raise
         groups = batch.groups
         sampled, sampled_at = time.perf_counter(), self.learner.num_optimizer_steps
         settings, limit = self.config.reward, self.config.rollout.max_new_tokens
         experience = Experience.from_groups(groups, self.learner.policy.advantage, settings, limit)
         updates: list[Update] = []
         if bool((experience.advantages != 0).any()) or self.learner.has_reference:
+            self._has_learned = True
             try:
                 keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
                 before = partial(self._keep_weights, step) if keep else None
@@ -174,6 +181,7 @@ class Run:
         # where the sampler's log-probs may be others than the trainer's
         if updates and (self.source.sampler.needs_weights or config.mismatch.correction != "none"):
             metrics |= mismatch_metrics(experience)
+        metrics["reward/failed"] = batch.failed
         return metrics | (batch.metrics() if config.rollout.dynamic_sampling else {})
 
     def _sample(self, step: int) -> Batch:
@@ -228,11 +236,14 @@ class Run:
         self.directory.finish_checkpoint(folder, self.config.checkpoint.keep, scores)
 
     def leave(self, step: int) -> None:
-        """End what the run started; if a step was not completed, keep the weights as they are."""
+        """End what the run started; if a step was not completed, save what it came to.
+
+        A step that has not learned anything leaves the run where the step before did, from where it can go on.
+        """
         # with ZeRO a checkpoint takes all processes, and who knows where the others are
         if step > max(self.done, 0) and not is_shared(self.accelerator):
             try:
-                self.save(step)
+                self.save(step if self._has_learned else self.done)
             except (OSError, SafetensorError) as error:
                 logger.warning("the weights of step %d could not be saved: %s", step, error)
         self.source.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rlzoo.config import RunConfig
@@ -11,6 +12,7 @@ from rlzoo.engine.collect import Batch, collect
 from rlzoo.engine.passes import gather
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.seeds import ROLLOUT, step_seed
+from rlzoo.errors import RunError
 from rlzoo.tasks import Task
 from rlzoo.types import Problem, Rollout, RolloutGroup
 
@@ -46,6 +48,7 @@ class RolloutSource:
         self.accelerator = accelerator
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.next_problem = 0  # training problems sampled so far, whether or not they were learned from
+        self._failed = 0.0  # share of the responses graded last whose grading failed
         self._ahead: Ahead | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
 
@@ -56,8 +59,15 @@ class RolloutSource:
             step: from 1.
             version: optimizer steps taken by the sampler's weights.
         """
-        settings = self.config.rollout
-        return collect(lambda turn: self._round(step, turn, version), settings.num_prompts, settings.dynamic_sampling)
+        settings, failed = self.config.rollout, list[float]()
+
+        def sample_round(turn: int) -> list[RolloutGroup]:
+            groups = self._round(step, turn, version)
+            failed.append(self._failed)
+            return groups
+
+        batch = collect(sample_round, settings.num_prompts, settings.dynamic_sampling)
+        return replace(batch, failed=fmean(failed))
 
     def look_ahead(self, step: int, version: int) -> None:
         """Start sampling a later step's batch in the background."""
@@ -82,6 +92,16 @@ class RolloutSource:
             start, end = self._share(number)
             own = ahead[start * size : end * size]
             self._ahead = Ahead(problems, self._thread.submit(lambda: own))
+
+    def position(self) -> tuple[int, Ahead | None]:
+        """Where it stands, for `go_back`."""
+        return self.next_problem, self._ahead
+
+    def go_back(self, position: tuple[int, Ahead | None]) -> None:
+        """Stand where it stood then, as if nothing had been taken since; what failed to be sampled ahead is sampled anew."""
+        self.next_problem, self._ahead = position
+        if self._ahead is not None and self._ahead.rollouts.exception() is not None:
+            self.next_problem, self._ahead = self.next_problem - len(self._ahead.problems), None
 
     def evaluate(self, version: int) -> dict[str, float]:
         """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
@@ -134,12 +154,28 @@ class RolloutSource:
         start, end = self._share(len(problems))
         own = problems[start:end]
         asked = [problem for problem in own for _ in range(samples)]
+        before = self._num_failed()
         rewards = self.task.grade(asked, [rollout.text for rollout in rollouts])
+        failed = self._num_failed() - before
         graded = [replace(rollout, reward=float(reward)) for rollout, reward in zip(rollouts, rewards, strict=True)]
         groups = [
             RolloutGroup(problem, tuple(graded[index * samples : (index + 1) * samples])) for index, problem in enumerate(own)
         ]
+        self._check_failed(failed, len(problems) * samples)
         return gather(self.accelerator, groups)
+
+    def _num_failed(self) -> int:
+        return sum(grader.num_timeouts + grader.num_crashes for grader in self.task.graders)
+
+    def _check_failed(self, failed: int, number: int) -> None:
+        """Note the share of failures over all processes, and end the run if they are too many."""
+        reasons = [grader.last_failure for grader in self.task.graders] if failed else []
+        told = gather(self.accelerator, [(failed, reasons)])
+        total = sum(count for count, _ in told)
+        self._failed, limit = total / number, self.config.reward.max_failed
+        if self._failed > limit:
+            last = next(reason for _, several in told for reason in several if reason)
+            raise RunError(f"grading failed for {total} of {number} responses (reward.max_failed={limit:g}): the last {last}")
 
     def _share(self, number: int) -> tuple[int, int]:
         """Where this process's part of some problems begins and ends."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
+import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +18,23 @@ from torch import Tensor
 from rlzoo.engine.rollout import make_rollout
 from rlzoo.engine.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.engine.vllm_sampler import check_length, prompt_rows, request_seed, request_settings
-from rlzoo.errors import UserError
+from rlzoo.errors import RunError, UserError
 from rlzoo.sections import VLLMConfig
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+logger = logging.getLogger("rlzoo")
+
 CONNECT_SECONDS = 10
+PAUSES = (1, 2, 4, 8, 16, 32, 64)
+"""Seconds between tries with a server that does not answer, or only with errors of its own."""
 START_IT = "start it as docs/how-to/vllm.md says"
+
+
+class SilentServerError(UserError):
+    """The server cannot be reached, takes too long, or fails by itself: it may be back soon."""
 
 
 class ServerSampler:
@@ -69,6 +79,7 @@ class ServerSampler:
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both see")
         self.max_model_len, self.head_size = self._check_server()
         self.folder = self._make_folder()
+        self.weights: Path | None = None  # what the server has loaded
 
     def sample(
         self,
@@ -92,12 +103,18 @@ class ServerSampler:
             log_probs = choice["logprobs"]["token_logprobs"]
             return make_rollout(self.tokenizer, self.end_ids, rows[row], choice["token_ids"], log_probs, policy_version)
 
-        with ThreadPoolExecutor(self.batch_size) as pool:
-            answers = [pool.submit(draw, row) for row in range(len(rows))]
-            try:
-                return [answer.result() for answer in answers]
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)  # after a failure the rest is not asked for
+        drawn: dict[int, Rollout] = {}
+
+        def draw_missing() -> None:
+            with ThreadPoolExecutor(self.batch_size) as pool:
+                answers = {row: pool.submit(draw, row) for row in range(len(rows)) if row not in drawn}
+                try:
+                    drawn.update((row, answer.result()) for row, answer in answers.items())
+                finally:
+                    pool.shutdown(wait=False, cancel_futures=True)  # after a failure the rest is not asked for
+
+        self._patiently(draw_missing)
+        return [drawn[row] for row in range(len(rows))]
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Write the weights into the folder and have the server read them and forget what it computed with the old ones.
@@ -119,6 +136,7 @@ class ServerSampler:
     def close(self) -> None:
         """Leave the server as it is; remove the folder if it is this sampler's own."""
         self.http.clear()
+        self._forget_weights()
         if self.own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -133,15 +151,52 @@ class ServerSampler:
             tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
             save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
             part.rename(whole)
-            body = {"method": "reload_weights", "kwargs": {"weights_path": str(whole)}, "timeout": self.settings.timeout}
-            self._ask("POST", "/collective_rpc", json=body, hint=f"; it has to see the folder {self.folder} under this name")
-            if not self._ask("POST", "/reset_prefix_cache").get("success"):
-                raise self._error("has not reset its prefix cache: does somebody else sample from it?")
         except OSError as error:
             raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: cannot be written: {error.strerror}") from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
-            shutil.rmtree(whole, ignore_errors=True)
+        self._forget_weights()
+        self.weights = whole  # kept, for a server that is started again
+        if self.has_weights:
+            self._patiently(self._load)
+        else:
+            self._load()  # what is wrong at the start does not mend itself
+
+    def _load(self) -> None:
+        """Have the server take our weights."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(self.weights)}, "timeout": self.settings.timeout}
+        self._ask("POST", "/collective_rpc", json=body, hint=f"; it has to see the folder {self.folder} under this name")
+        if not self._ask("POST", "/reset_prefix_cache").get("success"):
+            raise self._error("has not reset its prefix cache: does somebody else sample from it?")
+
+    def _forget_weights(self) -> None:
+        if self.weights is not None:
+            shutil.rmtree(self.weights, ignore_errors=True)
+
+    def _patiently(self, work: Callable[[], None]) -> None:
+        """Do it, and if the server does not answer, again after pauses.
+
+        Whoever starts the server again gives it the weights it was first started with, so it gets ours before it goes on.
+
+        Raises:
+            RunError: it has not answered for longer than all the pauses, or several processes sample from it.
+        """
+        from accelerate import PartialState
+
+        for tries, pause in enumerate((0, *PAUSES)):
+            try:
+                if tries:
+                    time.sleep(pause)
+                    self._load()
+                work()
+                return
+            except SilentServerError as error:
+                reason = error
+                if PartialState().num_processes > 1:  # only one of them could give it the weights
+                    break
+                if tries < len(PAUSES):
+                    logger.warning("%s; trying again in %d s", error, PAUSES[tries])
+        raise RunError(str(reason)) from reason
 
     def _check_server(self) -> tuple[int, int]:
         """Refuse a server that would sample something else; returns its length limit and the width of its heads."""
@@ -185,13 +240,15 @@ class ServerSampler:
         try:
             answer = self.http.request(method, f"{self.settings.server}".rstrip("/") + path, **request)
         except ReadTimeoutError as error:
-            raise self._error(f"no answer to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)") from error
+            waited = f"no answer to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
+            raise SilentServerError(str(self._error(waited))) from error
         except HTTPError as error:
-            raise self._error(f"cannot be asked for {path}: {error}; {START_IT}") from error
+            raise SilentServerError(str(self._error(f"cannot be asked for {path}: {error}; {START_IT}"))) from error
         if 200 <= answer.status < 300:
             return dict(answer.json()) if answer.data else {}
         problem = " ".join(answer.data.decode(errors="replace").split())[:400]
-        raise self._error(f"answers {path} with {answer.status}: {problem}{hint}")
+        refused = self._error(f"answers {path} with {answer.status}: {problem}{hint}")
+        raise refused if answer.status < 500 else SilentServerError(str(refused))
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"rollout.vllm.server={self.settings.server!r}: {problem}")

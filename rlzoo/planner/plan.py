@@ -163,12 +163,13 @@ def disk(architecture: Architecture, config: RunConfig, batch: MicroBatch, shard
     """The bytes of a run directory: checkpoints, rollouts as they are recorded, and weights kept for replay."""
     weights, settings = weight_bytes(architecture, config), config.checkpoint
     saved = 1 + (config.steps - 1) // settings.every if settings.every else 1
+    most = settings.keep + 1 + bool(config.eval.num_problems and config.eval.every)  # one being written; the best
     updates = config.learner.num_minibatches * config.learner.num_epochs
     kept = config.steps // settings.keep_for_replay * updates if settings.keep_for_replay else 0
     log_probs = 2 + config.learner.num_epochs  # the sampler's, the old policy's, and those at each pass
     response = batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + batch.length * _ID_BYTES
     return Disk(
-        checkpoints=(weights + resume_bytes(architecture, config, sharding)) * min(saved, settings.keep + 1),
+        checkpoints=(weights + resume_bytes(architecture, config, sharding)) * min(saved, most),
         rollouts=config.steps * config.rollout.num_prompts * config.rollout.group_size * response,
         replay=weights * kept,
     )

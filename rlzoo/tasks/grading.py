@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from functools import cached_property
 from typing import Any
 
-from pydantic import Field
-
 from rlzoo.errors import UserError
-from rlzoo.tasks.task import Task
 
 
 class Grader:
@@ -22,6 +17,7 @@ class Grader:
     Attributes:
         num_timeouts: answers that took longer than ``timeout`` and counted 0.
         num_crashes: answers that raised or ended the worker and counted 0.
+        last_failure: what was the matter with the last of these.
     """
 
     def __init__(self, function: Callable[..., float], start: Callable[[], None], timeout: float) -> None:
@@ -35,6 +31,7 @@ class Grader:
         self.function, self.start, self.timeout = function, start, timeout
         self.num_timeouts = 0
         self.num_crashes = 0
+        self.last_failure = ""
         self._lock = threading.Lock()
         self._pool: Any = None
 
@@ -91,39 +88,13 @@ class Grader:
         except TimeoutError:
             with self._lock:
                 self.num_timeouts += 1
-        except (Exception, SystemExit):  # ProcessExpired, or whatever the library raised on this answer
+                self.last_failure = f"took longer than {self.timeout:g} s"
+        except (Exception, SystemExit) as error:  # ProcessExpired, or whatever was raised on this answer
             with self._lock:
                 self.num_crashes += 1
+                self.last_failure = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return 0.0
 
 
 class _PoolGoneError(Exception):
     """The pool noticed that its worker died while idle."""
-
-
-class WorkerGradedTask(Task):
-    """A task whose answers are graded in a worker process, because grading them may hang."""
-
-    timeout: float = Field(default=5.0, gt=0, le=3600, description="seconds to grade one answer; longer counts 0")
-
-    @cached_property
-    def _grader(self) -> Grader:
-        return self._make_grader()
-
-    @abstractmethod
-    def _make_grader(self) -> Grader:
-        """A grader with the task's own function."""
-
-    @property
-    def num_timeouts(self) -> int:
-        """Answers so far whose grading took too long."""
-        return self._grader.num_timeouts
-
-    @property
-    def num_crashes(self) -> int:
-        """Answers so far whose grading crashed."""
-        return self._grader.num_crashes
-
-    def close(self) -> None:
-        """End the worker process; grading again starts another."""
-        self._grader.close()

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rlzoo.errors import UserError
-from rlzoo.tasks.grading import Grader, WorkerGradedTask
+from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import is_file_name, read_problems
-from rlzoo.tasks.task import is_held_out, require_extra
+from rlzoo.tasks.task import WorkerGradedTask, is_held_out, require_extra
 from rlzoo.types import Problem
 
 

@@ -16,8 +16,8 @@ from pydantic import Field, field_validator
 from rlzoo.errors import UserError, did_you_mean
 from rlzoo.tasks import gym_worker
 from rlzoo.tasks.extraction import final_answer
-from rlzoo.tasks.grading import Grader, WorkerGradedTask
-from rlzoo.tasks.task import is_held_out, require_extra
+from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.task import WorkerGradedTask, is_held_out, require_extra
 from rlzoo.types import Problem
 
 _MAX_TRIES = 1000  # draws in a row on the wrong side of the split, or without a new question, before giving up

@@ -14,7 +14,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rlzoo.errors import UserError, did_you_mean, explain
-from rlzoo.tasks.user_reward import RewardFunction, checked_reward, import_reward
+from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.user_reward import import_reward, reward_worker
 from rlzoo.types import Problem
 
 _TASKS = {
@@ -40,6 +41,9 @@ class Task(BaseModel, ABC):
         min_length=1,
         description="your own reward as module:function, called with (problem, response); none: the task's own",
     )
+    timeout: float = Field(
+        default=5.0, gt=0, le=3600, description="seconds to grade one answer in a worker process; longer counts 0"
+    )
     seed: int | None = Field(default=None, ge=0, lt=2**32, description="order of the training problems; null: the run's seed")
 
     @property
@@ -56,11 +60,12 @@ class Task(BaseModel, ABC):
 
     def model_post_init(self, context: Any) -> None:
         """Import the user's reward, so that a mistake shows before a run starts."""
-        _ = self._user_reward
+        if self.reward is not None:
+            import_reward(self.reward)
 
     @cached_property
-    def _user_reward(self) -> RewardFunction | None:
-        return import_reward(self.reward) if self.reward else None
+    def _own_reward(self) -> Grader | None:
+        return None if self.reward is None else reward_worker(self.reward, self.timeout)
 
     @abstractmethod
     def train_problems(self, start: int, count: int) -> list[Problem]:
@@ -79,20 +84,21 @@ class Task(BaseModel, ABC):
         return self.template.replace("{question}", problem.question)
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """One reward per response: the user's own function if one is set, else the task's.
+        """One reward per response: the user's own function if one is set, else the task's; 0 where grading failed.
 
         Args:
             problems: the problem of each response.
             responses: response texts, as long as ``problems``.
-
-        Raises:
-            UserError: the user's reward did not return a finite number.
         """
         assert len(problems) == len(responses), "one problem per response"
-        reward = self._user_reward
-        if reward is None:
+        if self._own_reward is None:
             return self._grade(problems, responses)
-        return [checked_reward(reward(*pair), self.reward) for pair in zip(problems, responses, strict=True)]
+        return self._own_reward.grade(list(zip(problems, responses, strict=True)))
+
+    @property
+    def graders(self) -> list[Grader]:
+        """The worker processes it grades with, which count what failed."""
+        return [] if self._own_reward is None else [self._own_reward]
 
     def fingerprint(self) -> str:
         """Tells training problems that are not the same ones apart, for a run that goes on."""
@@ -100,13 +106,32 @@ class Task(BaseModel, ABC):
         return hashlib.sha256(repr([(problem.question, problem.answer) for problem in problems]).encode()).hexdigest()
 
     def close(self) -> None:
-        """End what the task started, such as worker processes; it may be used again afterwards."""
+        """End the worker processes; the task may be used again afterwards."""
+        for grader in self.graders:
+            grader.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class WorkerGradedTask(Task):
+    """A task whose answers are graded in a worker process, because grading them may hang."""
+
+    @cached_property
+    def _grader(self) -> Grader:
+        return self._make_grader()
+
+    @abstractmethod
+    def _make_grader(self) -> Grader:
+        """A grader with the task's own function."""
+
+    @property
+    def graders(self) -> list[Grader]:
+        """See `Task.graders`."""
+        return [*super().graders, self._grader]
 
 
 def build_task(settings: Mapping[str, Any]) -> Task:

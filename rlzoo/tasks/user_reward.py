@@ -1,4 +1,4 @@
-"""A reward function of the user's own, found by its ``module:function`` name."""
+"""A reward function of the user's own, found by its ``module:function`` name and called in a worker process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 from rlzoo.errors import UserError, did_you_mean
+from rlzoo.tasks.grading import Grader
 from rlzoo.types import Problem
 
 RewardFunction = Callable[[Problem, str], float]
@@ -47,11 +49,27 @@ def import_reward(reference: str) -> RewardFunction:
     return accepted
 
 
-def checked_reward(value: object, reference: str | None) -> float:
-    """What the user's reward returned, as a float.
+def reward_worker(reference: str, timeout: float) -> Grader:
+    """A worker process that calls the function; ``timeout`` in seconds for one call."""
+    return Grader(partial(_call, reference), partial(_start, reference), timeout)
+
+
+_imported = cache(import_reward)
+
+
+def _start(reference: str) -> None:
+    _imported(reference)  # ahead of the first call, so that no call's time pays for it
+
+
+def _call(reference: str, problem: Problem, response: str) -> float:
+    return checked_reward(_imported(reference)(problem, response))
+
+
+def checked_reward(value: object) -> float:
+    """What a reward function returned, as a float.
 
     Raises:
-        UserError: it is not a finite number.
+        ValueError: it is not a finite number.
     """
     number = math.nan
     if hasattr(value, "__float__"):  # numbers, and one-element arrays and tensors; not strings
@@ -60,5 +78,5 @@ def checked_reward(value: object, reference: str | None) -> float:
         except (TypeError, ValueError, RuntimeError):
             number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"task.reward={reference!r}: returned {value!r}, not a finite number")
+        raise ValueError(f"returned {value!r}, not a finite number")
     return number

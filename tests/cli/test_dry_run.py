@@ -208,7 +208,7 @@ def test_a_disk_that_will_be_full_is_refused(rlzoo, monkeypatch):
     free = shutil.disk_usage("/")._replace(free=20_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     line = failing_plan(rlzoo, "--output", "deep/out")
-    assert line.startswith("output directory 'deep/out': 31.7 MB are needed (checkpoints ")
+    assert line.startswith("output directory 'deep/out': 34.9 MB are needed (checkpoints ")
     assert line.endswith(
         "and 20.0 MB are free; name another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
     )

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import sys
 from importlib.metadata import version
 
 import mlflow
@@ -159,16 +158,21 @@ def test_a_batch_without_a_signal_skips_the_update_and_goes_on(tmp_path, monkeyp
 ALTERNATING = """
 import itertools
 
-calls, asked = itertools.count(), []
+calls = itertools.count()
+
+
+def note(problem):
+    with open(__name__ + ".txt", "a") as file:
+        file.write(problem.question + "\\n")
 
 
 def pay(problem, response):
-    asked.append(problem.question)
+    note(problem)
     return float(next(calls) % 2)
 
 
 def pay_for_even(problem, response):  # a sum that begins with an odd number is always right
-    return 1.0 if int(problem.question[0]) % 2 and not asked.append(problem.question) else pay(problem, response)
+    return 1.0 if int(problem.question[0]) % 2 and not note(problem) else pay(problem, response)
 """
 
 
@@ -180,7 +184,7 @@ def paid(folder, module, function, monkeypatch, **settings):
     overrides += [f"rollout.{key}={value}" for key, value in settings.items()]
     config = quick(folder / f"{module}-out", overrides=overrides)
     result = rlzoo.train(config)
-    asked = sys.modules[module].asked[::4]  # four responses each
+    asked = (folder / f"{module}.txt").read_text().splitlines()[::4]  # four responses each
     assert asked == [problem.question for problem in seeded(config).train_problems(0, len(asked))], "skipped or repeated"
     return result, asked
 

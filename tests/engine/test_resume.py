@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
-from rlzoo import UserError
+from rlzoo import RunConfig, UserError
 from tests.engine.test_loop import lines, quick, without_times
+from tests.quick import QUICK
 
 CASES = {
     "fspo": (),
@@ -90,8 +91,8 @@ def test_what_is_summed_up_over_steps_goes_on_too(tmp_path):
     narrow = ["clip.width_low=1e-6", "clip.width_high=1e-6", "clip.width_ceiling=1e-6"]  # the third step warns of it
 
     def settings(name):
-        overrides = ["tracking.mlflow=false", "checkpoint.every=2", *narrow]
-        return quick(tmp_path / name, steps=4, overrides=overrides)
+        overrides = [*QUICK, "checkpoint.every=2", *narrow]
+        return RunConfig.compose(clip="fspo", steps=4, overrides=overrides, output=tmp_path / name)
 
     whole = rlzoo.train(settings("whole"))
     rlzoo.train(settings("run"))

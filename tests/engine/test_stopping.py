@@ -161,6 +161,46 @@ def test_gradients_that_stay_infinite_end_the_run(tmp_path):
     assert [row.get("learner/nonfinite") for row in rows] == [None, 1.0]  # four updates of the first step
 
 
+REWARD = """
+import time
+
+def pay(problem, response):
+    number = sum(response.encode()) % 10
+    if number < {failing}:
+        if number % 2:
+            time.sleep(600)
+        raise KeyError("no such response")
+    return number / 10
+"""
+
+
+def rewarded(folder, monkeypatch, name, failing):
+    (folder / f"{name}.py").write_text(REWARD.format(failing=failing))
+    monkeypatch.chdir(folder)
+    overrides = [*OVERRIDES, f"task.reward={name}:pay", "task.timeout=0.2", "rollout.num_prompts=4"]
+    return quick(folder / "run", steps=2, overrides=overrides)
+
+
+def test_a_reward_that_hangs_and_crashes_now_and_then_is_survived(tmp_path, monkeypatch):
+    result = rlzoo.train(rewarded(tmp_path, monkeypatch, "unsteady_reward", failing=2))
+    rows = lines(result.path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows[1:]:
+        texts = lines(result.path / "rollouts" / f"{row['step']:06d}.jsonl")
+        numbers = [sum(text["response"].encode()) % 10 for text in texts]
+        assert [text["reward"] for text in texts] == [0.0 if number < 2 else number / 10 for number in numbers]
+        assert row["reward/failed"] == sum(number < 2 for number in numbers) / len(numbers)
+    assert sum(row["reward/failed"] for row in rows[1:]) > 0
+
+
+def test_a_reward_that_mostly_fails_ends_the_run_with_its_reason(tmp_path, monkeypatch):
+    with pytest.raises(
+        RunError,
+        match=r"grading failed for \d+ of 16 responses \(reward.max_failed=0.5\): the last (KeyError|took longer than 0.2 s)",
+    ):
+        rlzoo.train(rewarded(tmp_path, monkeypatch, "broken_reward", failing=10))
+
+
 def test_it_says_what_it_does(caplog):
     caplog.set_level(logging.INFO, "rlzoo")
 

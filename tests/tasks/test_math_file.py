@@ -145,12 +145,12 @@ def test_answers_are_compared_as_mathematics(grading, answer, response, reward):
 
 
 def test_a_tower_of_powers_does_not_hang(grading):
-    begin, timeouts = time.perf_counter(), grading.num_timeouts
+    begin, timeouts = time.perf_counter(), grading.graders[0].num_timeouts
     problems = [Problem("q", answer) for answer in ("2", "2", "0.5")]
     assert grading.grade(problems, ["\\boxed{9^9^9^9}", "\\boxed{9^{9^{9^9}}}", "\\boxed{1/2}"]) == [0.0, 0.0, 1.0]
     assert time.perf_counter() - begin < 30
-    assert grading.num_timeouts > timeouts
-    assert grading.num_crashes == 0
+    assert grading.graders[0].num_timeouts > timeouts
+    assert grading.graders[0].num_crashes == 0
 
 
 def test_grading_works_in_a_thread(grading):

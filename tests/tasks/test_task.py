@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import textwrap
+import time
 
 import pytest
 
@@ -51,7 +53,7 @@ def test_a_task_without_a_name_is_an_error():
 
 def test_an_unknown_setting_is_told_the_closest():
     message = error_of(name="arithmetic", operand_maxx=5)
-    assert message.startswith("unknown key 'task.operand_maxx' (allowed: template, reward, seed, operand_max,")
+    assert message.startswith("unknown key 'task.operand_maxx' (allowed: template, reward, timeout, seed, operand_max,")
     assert message.endswith("did you mean 'operand_max'?")
 
 
@@ -114,15 +116,39 @@ def test_each_mistake_in_a_reward_shows_when_the_task_is_built(reward_module, tm
 def test_a_reward_must_return_a_finite_number(reward_module, returned):
     name = f"own_reward_{sum(returned.encode())}"
     reward_module(name, f"def f(problem, response):\n    return {returned}\n")
-    task = build_task({"name": "arithmetic", "reward": f"{name}:f"})
-    with pytest.raises(UserError, match="not a finite number"):
-        task.grade([Problem("3+5", "8")], ["8"])
+    with build_task({"name": "arithmetic", "reward": f"{name}:f"}) as task:
+        assert task.grade([Problem("3+5", "8")], ["8"]) == [0.0]
+        (grader,) = task.graders
+        assert grader.num_crashes == 1
+        assert grader.last_failure.startswith("ValueError: returned ")
+        assert grader.last_failure.endswith(", not a finite number")
 
 
 def test_true_and_numpy_numbers_are_rewards(reward_module):
     reward_module("own_reward_d", "import numpy\ndef f(p, r):\n    return numpy.float32(0.5) if r else True\n")
-    task = build_task({"name": "arithmetic", "reward": "own_reward_d:f"})
-    assert task.grade([Problem("3+5", "8")] * 2, ["x", ""]) == [0.5, 1.0]
+    with build_task({"name": "arithmetic", "reward": "own_reward_d:f"}) as task:
+        assert task.grade([Problem("3+5", "8")] * 2, ["x", ""]) == [0.5, 1.0]
+
+
+def test_a_reward_that_hangs_or_crashes_counts_0_and_leaves_the_others(reward_module):
+    code = """
+    import os, time
+    def f(problem, response):
+        if response == "hang":
+            time.sleep(600)
+        if response == "exit":
+            os._exit(3)
+        return float(response)
+    """
+    reward_module("own_reward_e", textwrap.dedent(code))
+    with build_task({"name": "arithmetic", "reward": "own_reward_e:f", "timeout": 1.0}) as task:
+        started = time.monotonic()
+        responses = ["0.25", "hang", "0.5", "exit", "one", "0.75"]
+        assert task.grade([Problem("3+5", "8")] * 6, responses) == [0.25, 0.0, 0.5, 0.0, 0.0, 0.75]
+        assert time.monotonic() - started < 60
+        (grader,) = task.graders
+        assert (grader.num_timeouts, grader.num_crashes) == (1, 2)
+        assert grader.last_failure == "ValueError: could not convert string to float: 'one'"
 
 
 @pytest.mark.parametrize(

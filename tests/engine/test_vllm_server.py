@@ -1,0 +1,156 @@
+"""A vLLM server that goes away: it is waited for, given the weights again, and in the end the run stops where it can go on.
+
+A small server stands in for vLLM's; tests/vllm has the real one.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import rlzoo
+from rlzoo.engine import vllm_server
+from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.engine.vllm_server import ServerSampler
+from rlzoo.errors import RunError, UserError
+from rlzoo.sections import VLLMConfig
+from tests.engine.test_loop import lines, quick
+
+SETTINGS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm", "max_model_len": 64, "dtype": "torch.float32"}
+INFO = {
+    "model_config": SETTINGS,
+    "device_config": {"device": "cpu"},
+    "scheduler_config": {"enable_chunked_prefill": False},
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers with a token that tells whether it was given weights; ``failures`` says what becomes of the next requests."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.failures, self.asked, self.loads = [], 0, []
+        self.has_weights = False
+        self.lock = threading.Lock()
+
+    @property
+    def address(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        served = {"/v1/models": {"data": [{"id": "embedded"}]}}
+        self.reply(served.get(self.path, {"vllm_config": INFO}))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        with self.server.lock:
+            failure = self.server.failures.pop(0) if self.server.failures and self.path == "/v1/completions" else None
+            self.server.asked += self.path == "/v1/completions"
+            if failure == "restart":  # it comes back as it was first started
+                self.server.has_weights = False
+        if failure == "error":
+            self.reply({"error": "the engine is dead"}, 500)
+        elif failure == "refuse":
+            self.reply({"error": "too long"}, 400)
+        elif failure == "restart":
+            self.connection.close()
+        elif self.path == "/collective_rpc":
+            self.server.loads.append(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
+            self.server.has_weights = True
+            self.reply({})
+        elif self.path == "/v1/completions":
+            token = 5 if self.server.has_weights else 4
+            self.reply({"choices": [{"token_ids": [token, 1], "logprobs": {"token_logprobs": [-1.0, -0.5]}}]})
+        else:
+            self.reply({"success": True})
+
+    def reply(self, answer, status=200):
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(vllm_server, "PAUSES", (0.01, 0.02, 0.03))
+    running = Server()
+    thread = threading.Thread(target=running.serve_forever)
+    thread.start()
+    yield running
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+@pytest.fixture
+def sampler(server):
+    model, tokenizer = load_pretrained("embedded", "float32")
+    settings = VLLMConfig(server=server.address)
+    made = ServerSampler(
+        model, tokenizer, end_ids=frozenset({1}), max_new_tokens=8, served="embedded", settings=settings, batch_size=4
+    )
+    made.update_weights(model.state_dict().items())
+    yield made
+    made.close()
+    assert not made.folder.exists()
+
+
+@pytest.mark.parametrize("failures", [["restart"], ["error", "error"], ["restart", "restart", "error"]])
+def test_a_server_that_comes_back_gets_the_weights_again_and_is_asked_for_what_is_missing(failures, server, sampler, caplog):
+    server.failures = [None, None, *failures]
+    rollouts = sampler.sample(["3+5="] * 6, 2, seed=1)
+    assert [rollout.response_ids[0] for rollout in rollouts] == [5] * 12, "sampled by the weights it was started with"
+    assert len(server.loads) >= 2
+    assert all(server.loads[0][name].equal(server.loads[-1][name]) for name in server.loads[0])
+    assert "trying again in" in caplog.text
+
+
+def test_a_server_that_stays_away_ends_in_one_line(server, sampler):
+    server.failures = ["error"] * 1000
+    with pytest.raises(RunError, match=r"rollout.vllm.server='http://127.0.0.1:\d+': answers /v1/completions with 500: .*dead"):
+        sampler.sample(["3+5="], 1, seed=1)
+
+
+def test_what_the_server_refuses_is_not_asked_again(server, sampler):
+    server.failures = ["refuse"] * 1000
+    with pytest.raises(UserError, match=r"with 400: .*too long"):
+        sampler.sample(["3+5="], 1, seed=1)
+    assert server.asked == 1
+
+
+def test_a_run_whose_server_stays_away_stops_where_it_can_go_on(server, tmp_path):
+    def config(steps=3):
+        overrides = [
+            "rollout.engine=vllm", f"rollout.vllm.server={server.address}", "tracking.mlflow=false", "eval.num_problems=0",
+            "checkpoint.every=0", "learner.num_minibatches=1",
+        ]  # fmt: skip
+        return quick(tmp_path / "run", steps=steps, overrides=overrides)
+
+    def leave(step, metrics):
+        if step == 2:
+            server.failures = ["error"] * 100_000
+
+    with pytest.raises(RunError, match="the engine is dead"):
+        rlzoo.train(config(), leave)
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert saved.name == "step-000002"
+    assert (saved / "state" / "state.json").exists()
+    server.failures = []
+    result = rlzoo.train(config(), resume=True)
+    assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3]
+    questions = [{text["question"] for text in lines(result.path / "rollouts" / f"{step:06d}.jsonl")} for step in (1, 2, 3)]
+    untouched = rlzoo.train(config().model_copy(update={"output": tmp_path / "other"}))
+    expected = [{text["question"] for text in lines(untouched.path / "rollouts" / f"{step:06d}.jsonl")} for step in (1, 2, 3)]
+    assert questions == expected, "no question was skipped or asked twice"
