@@ -108,6 +108,12 @@ class LearnerConfig(Section):
     max_nonfinite: int = Field(
         10, ge=1, description="updates in a row without a finite gradient, each left out, that end the run"
     )
+    rollback_above: float | None = Field(
+        None,
+        ge=1,
+        description="after a step whose gradient norm is so many times the median of the last 50 steps, take the newest "
+        "checkpoint's weights again; null for never",
+    )
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(

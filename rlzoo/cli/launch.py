@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -14,6 +15,12 @@ from rlzoo.config import RunConfig
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
 """Environment variable that every launcher of torch's sets."""
+
+HINTS = {
+    "SIGKILL": "; the system does that when memory runs out",
+    "SIGSEGV": "; a library crashed",
+    "SIGBUS": "; a full /dev/shm?",
+}
 
 
 def must_launch(config: RunConfig) -> bool:
@@ -69,8 +76,14 @@ def _run_accelerate(processes: int, command: list[str], environment: dict[str, s
             warnings.simplefilter("ignore")
             launch_command(arguments)
     except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-        sys.exit(code)  # the process has said why
+        rank, failure = error.get_first_failure()
+        if failure.exitcode > 0:  # the process has said why
+            sys.exit(failure.exitcode)
+        name = signal.Signals(-failure.exitcode).name
+        print(
+            f"rlzoo: process {rank} of {processes} was killed ({name}), the others were ended{HINTS.get(name, '')}",
+            file=sys.stderr,
+        )
+        sys.exit(128 - failure.exitcode)
     except SignalException as error:
         sys.exit(128 + error.sigval)

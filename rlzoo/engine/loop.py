@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -71,7 +70,7 @@ def train(config: RunConfig, observer: Observer | None = None, *, resume: bool =
 
 def run_steps(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None) -> RunResult:
     """Run every step; a run that fails leaves its last checkpoint, and if it can the weights it failed with."""
-    config, started = run.config, time.perf_counter()
+    config = run.config
     run.directory.summarise(run.summary(finished=False))
     _warn_of_an_inert_clip(config)
     step = first = run.done + 1 if run.metrics else 0
@@ -102,7 +101,7 @@ def run_steps(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer 
         run.leave(step)
     profile = run.monitor.profile()
     aggregates = aggregate_metrics(run.metrics, profile, WINDOW)
-    seconds = {"seconds": round(time.perf_counter() - started, 3)}
+    seconds = {"seconds": round(run.seconds, 3)}
     run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": aggregates})
     tracker.conclude(config.steps, aggregates, {"warnings": ", ".join(run.monitor.alarms.raised)})
     return RunResult(run.directory.path, run.metrics, profile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,9 @@ from rlzoo.types import RolloutGroup
 
 if TYPE_CHECKING:
     from rlzoo.engine.learner import Update
+
+FEWEST_NORMS = 10
+"""Steps before a gradient is called a spike."""
 
 
 def clip_metrics(table: ResponseTable, with_kl: bool, with_band: bool = False) -> dict[str, float]:
@@ -92,6 +96,14 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool, with_band: bool)
         "learner/nonfinite": sum(update.nonfinite for update in updates) / count,
         "learner/skipped": sum(update.skipped for update in updates) / count,
     }
+
+
+def is_spike(metrics: Mapping[str, float], before: Sequence[Mapping[str, float]], limit: float | None) -> bool:
+    """Whether a step's gradient norm is more than ``limit`` times the median of those before; None: never."""
+    norms = [row["learner/grad_norm"] for row in before if "learner/grad_norm" in row]
+    if limit is None or len(norms) < FEWEST_NORMS:
+        return False
+    return metrics.get("learner/grad_norm", 0.0) > limit * median(norms)
 
 
 def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, float]:

@@ -14,9 +14,9 @@ from rlzoo.config import RunConfig
 from rlzoo.engine.collect import Batch
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.learner import Learner, Update
-from rlzoo.engine.metrics import mean_version, policy_settings, rollout_metrics, update_metrics
+from rlzoo.engine.metrics import is_spike, mean_version, policy_settings, rollout_metrics, update_metrics
 from rlzoo.engine.mismatch import mismatch_metrics
-from rlzoo.engine.monitor import Monitor
+from rlzoo.engine.monitor import WINDOW, Monitor
 from rlzoo.engine.optimization import is_shared, is_spread, kept_weights
 from rlzoo.engine.passes import gather
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
@@ -31,6 +31,7 @@ from rlzoo.engine.tags import run_tags
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.tasks import Task
 from rlzoo.tracking.record import Record
+from rlzoo.types import RolloutGroup
 
 logger = logging.getLogger("rlzoo")
 
@@ -79,6 +80,7 @@ class Run:
         self.monitor = Monitor(config.clip)
         self.metrics: list[dict[str, float]] = []
         self.done = 0  # steps
+        self._began, self._before = time.perf_counter(), 0.0
         self._has_learned = False  # in the step under way
         self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
         if not resume:
@@ -106,7 +108,7 @@ class Run:
         self.learner.num_nonfinite = state.num_nonfinite
         self.source.restore(state.next_problem, state.ahead)
         self.monitor.restore(folder, state.alarms)
-        self.done = state.step
+        self.done, self._before = state.step, state.seconds
         self.accelerator.wait_for_everyone()
         self.metrics = self.directory.cut_after(state.step)
         if self.source.sampler.needs_weights:
@@ -147,16 +149,7 @@ class Run:
         sampled, sampled_at = time.perf_counter(), self.learner.num_optimizer_steps
         settings, limit = self.config.reward, self.config.rollout.max_new_tokens
         experience = Experience.from_groups(groups, self.learner.policy.advantage, settings, limit)
-        updates: list[Update] = []
-        if bool((experience.advantages != 0).any()) or self.learner.has_reference:
-            self._has_learned = True
-            try:
-                keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
-                before = partial(self._keep_weights, step) if keep else None
-                experience, updates = self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
-            except (PolicyError, RunError):
-                self.directory.record_rollouts(step, groups, experience, updates)  # the data it stumbled over
-                raise
+        experience, updates = self._learn(step, groups, experience)
         learned = time.perf_counter()
         self.directory.record_rollouts(step, groups, experience, updates)
         metrics = self._measured(batch, experience, updates)
@@ -167,10 +160,36 @@ class Run:
             "time/learner": learned - sampled,
             "throughput/tokens_per_second": int(experience.lengths.sum()) / (learned - started),
         }
+        if is_spike(metrics, self.metrics[-WINDOW:], self.config.learner.rollback_above):
+            metrics["learner/rolled_back"] = float(self._roll_back(step))
         self.monitor.after_step(step, [update.table for update in updates], metrics)
         if self.is_due(step, self.config.eval.every) or step == self.config.steps:
             metrics |= self.evaluate()
         return metrics
+
+    def _learn(self, step: int, groups: list[RolloutGroup], experience: Experience) -> tuple[Experience, list[Update]]:
+        """The optimizer steps of one batch; none if nothing can be learned from it."""
+        if not bool((experience.advantages != 0).any()) and not self.learner.has_reference:
+            return experience, []
+        self._has_learned = True
+        keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
+        before = partial(self._keep_weights, step) if keep else None
+        try:
+            return self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
+        except (PolicyError, RunError):
+            self.directory.record_rollouts(step, groups, experience, [])  # the data it stumbled over
+            raise
+
+    def _roll_back(self, step: int) -> bool:
+        """Take the newest checkpoint's weights, and go on with other data; False if there is none yet."""
+        folder = newest_state(self.directory.path)
+        if folder is None:
+            logger.warning("step %d: a spike of the gradient, and no checkpoint to roll back to", step)
+            return False
+        state = RunState.read(folder)
+        self.learner.load(folder, state.num_optimizer_steps, state.scheduler)
+        logger.warning("step %d: a spike of the gradient; the weights are those after step %d again", step, state.step)
+        return True
 
     def _measured(self, batch: Batch, experience: Experience, updates: list[Update]) -> dict[str, float]:
         """Metrics of one step's data and updates."""
@@ -227,6 +246,7 @@ class Run:
                 ahead=self.source.sampled_ahead(),
                 alarms=self.monitor.alarms.state(),
                 data=self._data,
+                seconds=self.seconds,
             )
             if self.is_main:
                 state.write(folder / "state")
@@ -263,6 +283,11 @@ class Run:
     def evaluate(self) -> dict[str, float]:
         """Metrics on the held-out problems."""
         return self.source.evaluate(self._give_weights())
+
+    @property
+    def seconds(self) -> float:
+        """What the run has taken so far, also before it was stopped and went on."""
+        return self._before + time.perf_counter() - self._began
 
     def is_any(self, flag: bool) -> bool:
         """Whether it is true in any process."""

@@ -34,6 +34,7 @@ class RunState:
     ahead: list[Rollout] | None  # responses to the next step's problems, where they are sampled already
     alarms: dict[str, Any]
     data: str  # fingerprint of the training problems
+    seconds: float  # the run has taken so far
 
     def write(self, folder: Path) -> None:
         """Write it into a checkpoint's folder."""

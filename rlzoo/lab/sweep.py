@@ -48,6 +48,11 @@ class Child:
         """Whether it has run to its end."""
         return bool(self.summary.get("finished"))
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a run to go on with."""
+        return (self.path / "config.yaml").is_file()
+
     def last_metrics(self) -> dict[str, float]:
         """The last whole line of its metrics; empty before the first."""
         try:
@@ -135,16 +140,15 @@ def _grid(axes: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _check_same(child: Child) -> None:
-    """Refuse a finished run that was configured otherwise: its numbers would stand for something they are not."""
-    if not child.is_finished:
+    """Refuse a run that was configured otherwise: its numbers would stand for something they are not."""
+    if not child.is_begun:
         return
     before = yaml.safe_load((child.path / "config.yaml").read_text(encoding="utf-8"))
     asked = yaml.safe_load(child.config.to_yaml())
     changed = sorted(_differences(before, asked))
     if changed:
         raise UserError(
-            f"{str(child.path)!r} is a finished run with another {', '.join(changed[:3])}; "
-            "choose another --output, or remove it"
+            f"{str(child.path)!r} is a run with another {', '.join(changed[:3])}; choose another --output, or remove it"
         )
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from rlzoo.lab.sweep import Child
-from rlzoo.tracking.record import PARENT_RUN, run_id_of
-from rlzoo.tracking.runs import discard_run
+from rlzoo.tracking.record import PARENT_RUN
 
 POLL = 0.5  # seconds between looks at the children
 SETTLED = 20.0  # seconds after which a child holds about the memory it is going to
@@ -105,14 +102,12 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
 
 
 def start(child: Child, slot: int, environment: dict[str, str], parent_run: str | None) -> Worker:
-    """Start a child, its output in ``logs/``; what an earlier, broken-off try left is moved to ``interrupted/``."""
-    if child.path.exists():
-        _set_aside(child)
+    """Start a child, or go on with one that was broken off; its output is in ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = os.environ | environment | ({PARENT_RUN: parent_run} if parent_run else {})
-    command = [sys.executable, "-m", "rlzoo", "train", *child.arguments]
-    with log.open("wb") as file:
+    command = [sys.executable, "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
+    with log.open("ab") as file:
         # a session of its own: Ctrl-C reaches us alone, and we tell the children once
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
@@ -141,13 +136,3 @@ class Memory:
         missing = sum(max(0, self._largest - worker.memory()) for worker in running)  # what they are still going to take
         free = psutil.virtual_memory().available - missing
         return not running or (self._is_known and free > SPARE * self._largest)
-
-
-def _set_aside(child: Child) -> None:
-    kept: Path = child.path.parent / "interrupted"
-    kept.mkdir(exist_ok=True)
-    number = sum(path.name.startswith(f"{child.name}.") for path in kept.iterdir())
-    run_id = run_id_of(child.path)
-    shutil.move(child.path, kept / f"{child.name}.{number}")
-    if run_id:
-        discard_run(run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,14 +32,6 @@ def log_artifact(run_id: str, path: Path) -> None:
     import mlflow
 
     mlflow.MlflowClient(tracking_uri()).log_artifact(run_id, str(path))
-
-
-def discard_run(run_id: str) -> None:
-    """Hide a run that another one replaces; MLflow can restore it. A run that is not there is no mistake."""
-    import mlflow
-
-    with contextlib.suppress(mlflow.MlflowException):
-        mlflow.MlflowClient(tracking_uri()).delete_run(run_id)
 
 
 def common_parent(run_ids: Sequence[str]) -> str | None:

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import rlzoo
 from rlzoo import signals
@@ -159,6 +161,31 @@ def test_gradients_that_stay_infinite_end_the_run(tmp_path):
             rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides))
     rows = lines(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("learner/nonfinite") for row in rows] == [None, 1.0]  # four updates of the first step
+
+
+def test_a_spike_of_the_gradient_rolls_the_weights_back(tmp_path, caplog):
+    def config(name, steps):
+        overrides = [*OVERRIDES, "checkpoint.every=5", "checkpoint.keep=9", "learner.rollback_above=1.0"]
+        return quick(
+            tmp_path / name, steps=steps, overrides=[setting for setting in overrides if setting != "checkpoint.every=0"]
+        )
+
+    rows = rlzoo.train(config("long", 16)).metrics
+    spike = next(step for step, row in enumerate(rows) if row.get("learner/rolled_back"))
+    norms = [row["learner/grad_norm"] for row in rows[1:]]
+    assert spike > 10
+    assert norms[spike - 1] > np.median(norms[: spike - 1])
+    newest = (spike - 1) // 5 * 5
+    assert f"step {spike}: a spike of the gradient; the weights are those after step {newest} again" in caplog.text
+    short = rlzoo.train(config("short", spike))
+    assert without_times(short.metrics)[:spike] == without_times(rows)[:spike]
+    for file in ("model.safetensors", "state/optimizer.safetensors"):
+        before, after = (load_file(short.path / "checkpoints" / f"step-{step:06d}" / file) for step in (newest, spike))
+        assert all(before[name].equal(after[name]) for name in before)
+    asked = [
+        {text["question"] for text in lines(short.path / "rollouts" / f"{step:06d}.jsonl")} for step in (newest + 1, spike)
+    ]
+    assert asked[0] != asked[1] or newest + 1 == spike, "it goes on with other data"
 
 
 REWARD = """

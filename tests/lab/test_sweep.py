@@ -81,14 +81,13 @@ def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(swept)
     assert (folder / "fspo-0" / "summary.json").stat().st_mtime_ns == before
     assert (folder / "gspo-0" / "summary.json").exists()
     assert (folder / "sweep.json").read_text() == parent
-    assert not (folder / "interrupted").exists()
 
 
 def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(swept):
     folder, store, _ = swept
     answer = run(command("race", "--set", "learner.lr=5e-5"), folder.parent, store)
     assert answer.returncode == 2
-    assert "finished run with another learner.lr (0.0003 there, 5e-05 asked)" in answer.stderr
+    assert "is a run with another learner.lr (0.0003 there, 5e-05 asked)" in answer.stderr
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path):
@@ -128,10 +127,12 @@ def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(tmp_path):
     assert not json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
     assert run(arguments, tmp_path, store).returncode == 0
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
-    assert (tmp_path / "race" / "interrupted" / "grpo-0.0" / "metrics.jsonl").exists()
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(31))
+    assert "stopped after step" in (tmp_path / "race" / "logs" / "grpo-0.log").read_text()
     client = mlflow.MlflowClient(store)
     shown = client.search_runs(["1"], "tags.clip = 'grpo' and tags.`mlflow.parentRunId` != ''")
-    assert [child.info.status for child in shown] == ["FINISHED"]  # the broken-off one is hidden
+    assert [child.info.status for child in shown] == ["FINISHED"]  # one run, that went on
 
 
 def test_a_grid_makes_a_run_of_every_combination(tmp_path):
