@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.redaction import may_be
 from rlzoo.tracking.record import flatten
 
 
@@ -23,7 +24,9 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
     free = () if before.learner.schedule == "constant" else ("steps",)
     allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and not key.startswith(allowed)]
+    changed = [
+        key for key in sorted(old.keys() | new.keys()) if not may_be(old.get(key), new.get(key)) and not key.startswith(allowed)
+    ]
     if changed:
         key = changed[0]
         raise UserError(

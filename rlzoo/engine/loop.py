@@ -72,6 +72,7 @@ def train(config: RunConfig, observer: Observer | None = None, *, resume: bool =
     Raises:
         UserError: the run cannot start as configured; nothing has been written then.
     """
+    config.refuse_redacted()
     task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
     is_main = os.environ.get("RANK", "0") == "0"
     with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlzoo.redaction import redact
 from rlzoo.tracking.record import Record, Sent, without_password
 
 ID_TAG = "rlzoo_id"
@@ -209,5 +210,5 @@ def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]
 
 def describe(error: Exception, uri: str) -> str:
     """What went wrong, in a line without a password."""
-    text = " ".join(str(error).split()).replace(uri, without_password(uri))
+    text = redact(" ".join(str(error).split()).replace(uri, without_password(uri)))
     return f"{type(error).__name__}: {text[:300]}"
