@@ -64,7 +64,7 @@ def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         >>> redact_settings({"judge": {"api_key": "abc", "model": "small"}, "max_new_tokens": 64})
         {'judge': {'api_key': '<redacted>', 'model': 'small'}, 'max_new_tokens': 64}
     """
-    return {key: _redacted(value, is_secret=_is_secret(str(key))) for key, value in settings.items()}
+    return {key: _redacted(value, str(key)) for key, value in settings.items()}
 
 
 def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -115,15 +115,15 @@ class RedactingFilter(logging.Filter):
         return True
 
 
-def _is_secret(name: str) -> bool:
-    return _SECRET_NAME.fullmatch(name) is not None
-
-
-def _redacted(value: Any, *, is_secret: bool) -> Any:
+def _redacted(value: Any, name: str) -> Any:
+    """A value of that name; what is inside one that is named secret is secret too."""
+    is_secret = _SECRET_NAME.fullmatch(name) is not None
     if isinstance(value, Mapping):
-        return {key: _redacted(item, is_secret=is_secret or _is_secret(str(key))) for key, item in value.items()}
+        return {key: _redacted(item, name if is_secret else str(key)) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_redacted(item, is_secret=is_secret) for item in value]
+        return [_redacted(item, name) for item in value]
     if isinstance(value, str):
         return REDACTED if is_secret and value else redact(value)
-    return value
+    # a number called token is one of those that models read
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return REDACTED if is_secret and is_number and not name.lower().endswith("token") else value

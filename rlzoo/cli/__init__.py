@@ -29,7 +29,8 @@ def main() -> NoReturn:
         print(f"rlzoo: {redact(str(error))}", file=sys.stderr)
         sys.exit(USERS_MISTAKE)
     except PolicyError as error:
-        print(f"rlzoo: {': '.join([*getattr(error, '__notes__', ()), str(error)])}", file=sys.stderr)
+        told = ": ".join([*getattr(error, "__notes__", ()), str(error)])
+        print(f"rlzoo: {redact(told)}", file=sys.stderr)
         sys.exit(FAILED)
     except Exception:
         print(redact(traceback.format_exc()), end="", file=sys.stderr)

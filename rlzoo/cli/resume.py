@@ -24,9 +24,8 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
     free = () if before.learner.schedule == "constant" else ("steps",)
     allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
-    changed = [
-        key for key in sorted(old.keys() | new.keys()) if not may_be(old.get(key), new.get(key)) and not key.startswith(allowed)
-    ]
+    keys = [key for key in sorted(old.keys() | new.keys()) if not key.startswith(allowed)]
+    changed = [key for key in keys if not may_be(old.get(key), new.get(key))]
     if changed:
         key = changed[0]
         raise UserError(
