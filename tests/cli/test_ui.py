@@ -20,12 +20,8 @@ PORT = "5987"
 
 def answer(path, host=f"127.0.0.1:{PORT}", method="GET", **headers):
     """Status and body of one request to the server, which is told that it was called by that name."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{PORT}{path}",
-        headers={"Host": host, **headers},
-        method=method,
-        data=b"{}" if method == "POST" else None,
-    )
+    body = b"{}" if method == "POST" else None
+    request = urllib.request.Request(f"http://127.0.0.1:{PORT}{path}", body, {"Host": host, **headers}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=5) as reply:
             return reply.status, reply.read()
