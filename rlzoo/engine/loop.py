@@ -27,7 +27,7 @@ from rlzoo.engine.mismatch import mismatch_metrics
 from rlzoo.engine.monitor import WINDOW, Monitor
 from rlzoo.engine.optimization import is_shared, is_spread, kept_weights
 from rlzoo.engine.passes import gather
-from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
+from rlzoo.engine.pretrained import eos_token_ids, load_named
 from rlzoo.engine.processes import make_accelerator, peak_memory
 from rlzoo.engine.run_directory import RunDirectory
 from rlzoo.engine.samplers import make_sampler
@@ -97,7 +97,7 @@ class Run:
             RunDirectory.check_free(path)
         self.config = config.model_copy(update={"output": path})
         self.task = task
-        self.model, self.tokenizer = load_pretrained(config.model.path, config.model.dtype, config.model.attn_implementation)
+        self.model, self.tokenizer = load_named(config.model)
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
         sampler = make_sampler(
             self.model,

@@ -141,7 +141,8 @@ class Sync:
             self._send_file(picture, str(picture.relative_to(self.directory / "figures")))
 
     def _send_file(self, file: Path, name: str) -> None:
-        if not file.exists():
+        # a directory from somebody else may name, or point at, any file of this machine
+        if not file.exists() or not file.resolve().is_relative_to(self.directory.resolve()):
             return
         state = [file.stat().st_size, file.stat().st_mtime_ns]
         if self.sent.files.get(name) != state:
