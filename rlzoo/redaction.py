@@ -76,6 +76,17 @@ def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str
             yield f"{prefix}{key}"
 
 
+def with_secrets_of(given: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they were written down, with the values that were left out as they are given now."""
+    whole = dict(written)
+    for key, value in written.items():
+        if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
+            whole[key] = with_secrets_of(given[key], value)
+        elif key in given and REDACTED in str(value):
+            whole[key] = given[key]
+    return whole
+
+
 def may_be(written: object, value: object) -> bool:
     """Whether a value may be the one that was written down, of which secrets are left out."""
     if not isinstance(written, str) or REDACTED not in written:

@@ -14,6 +14,7 @@ from rlzoo.redaction import (
     redact,
     redact_settings,
     redacted_keys,
+    with_secrets_of,
     without_userinfo,
 )
 
@@ -149,6 +150,13 @@ def test_a_written_value_may_be_what_it_was():
     assert not may_be(f"http://{REDACTED}@host", "http://me:hunter2@other")
     assert may_be(0.1, 0.1)
     assert not may_be("a", "b")
+
+
+def test_what_was_left_out_comes_back_from_what_is_given():
+    given = {"width": 1, "judge": {"api_key": "abc", "url": "http://a:b@c"}, "keys": ["k"]}
+    written = redact_settings(given | {"width": 2, "keys": ["ghp_abcdefghijklmnopqrstuvwxyz012345"]})
+    assert with_secrets_of(given, written) == given | {"width": 2}
+    assert with_secrets_of({}, {"api_key": REDACTED}) == {"api_key": REDACTED}
 
 
 def test_our_log_holds_no_secret(caplog):
