@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlzoo.analysis.at_k import means
 from rlzoo.engine.optimization import named_weights
-from rlzoo.engine.pretrained import eos_token_ids, load_named
+from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
 from rlzoo.engine.rollout import Sampler, encode_prompt
 from rlzoo.engine.samplers import make_sampler
 from rlzoo.engine.seeds import step_seed
@@ -77,7 +77,9 @@ def open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping
     """
     from accelerate import PartialState
 
-    language_model, tokenizer = load_named(model)
+    language_model, tokenizer = load_pretrained(
+        model.path, model.dtype, model.attn_implementation, trust_remote_code=model.trust_remote_code
+    )
     has_template = tokenizer.chat_template is not None
     if model.chat_template and not has_template:
         raise UserError(f"--chat-template: the tokenizer of {model.path!r} has none; leave it out")

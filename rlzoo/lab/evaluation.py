@@ -37,6 +37,7 @@ class EvaluatedModel(Section):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the weights")
     attn_implementation: str | None = Field(None, description="transformers' attention; null for its own choice")
     chat_template: bool | None = Field(None, description="wrap prompts in the chat template; null: if the tokenizer has one")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
 
 
 class EvaluationConfig(Section):

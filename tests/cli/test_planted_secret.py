@@ -26,7 +26,7 @@ class Keyed(ClipPolicy):
     api_key: str = Field("none", description="of a judge")
     note: str = Field("none", description="any text")
     def __call__(self, inputs):
-        logging.getLogger("rlzoo").warning("judge asked with api_key=%s: %s", self.api_key, self.note)
+        logging.getLogger("rlzoo").warning("judge asked with api_key=%s %s", self.api_key, self.note)
         return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
 """
 SERVER = f"rollout.vllm.server=http://me:{IN_AN_ADDRESS.replace('/', '%2F')}@127.0.0.1:9"
@@ -83,7 +83,7 @@ def finished(tmp_path_factory, plugin_file):
 def test_no_secret_is_written_sent_or_printed(finished):
     folder, done = finished
     assert leaks(folder, done.stdout, done.stderr) == []
-    assert "judge asked with api_key=<redacted>: told <redacted>" in done.stderr
+    assert "judge asked with api_key=<redacted> told <redacted>" in done.stderr
     config = yaml.safe_load((folder / "run" / "config.yaml").read_text())
     assert config["clip"] == {**config["clip"], "api_key": "<redacted>", "note": "told <redacted>"}
     assert config["rollout"]["vllm"]["server"] == "http://<redacted>@127.0.0.1:9"
