@@ -24,7 +24,7 @@ _ENVIRONMENT_NAME = re.compile(
 
 # a password may hold a slash, and in a server's address an @; the user's name alone may be a token
 _USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)(?P<user>[^\s'\"/@:]*(?::(?P<password>[^\s'\"]*))?)@")
-_PARAMETER = re.compile(rf"(?P<name>[\w.\-]*(?<![A-Za-z])(?:{_NAMES})=)(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&)]+)", re.IGNORECASE)
+_PARAMETER = re.compile(rf"(?P<name>(?<![A-Za-z])(?:{_NAMES})=)(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&)]+)", re.IGNORECASE)
 _HEADER = re.compile(r"\b(?P<kind>Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{6,}")
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from rlzoo.redaction import redact_settings, without_userinfo
+from rlzoo.redaction import redact, redact_settings, without_userinfo
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
 PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
@@ -68,7 +68,7 @@ class Record:
         }
         return cls(
             id=uuid.uuid4().hex,
-            experiment=os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment,
+            experiment=redact(os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment),
             name=name,
             tags=redact_settings({**ours, **tags}),
             params={key: str(value)[:LONGEST_PARAM] for key, value in flatten(redact_settings(params)).items()},

@@ -10,6 +10,7 @@ import yaml
 
 from rlzoo.cli import app as command_line
 from rlzoo.cli import main
+from rlzoo.config import parse_overrides
 from rlzoo.errors import PolicyError, UserError
 
 IN_THE_ENVIRONMENT, IN_A_SETTING = "planted-env-0", "planted-key-1"
@@ -94,7 +95,7 @@ def test_no_secret_is_written_sent_or_printed(finished):
     assert run.data.params["rollout.max_new_tokens"] == "16"
 
 
-def test_a_run_is_gone_on_with_when_its_secrets_are_given_again(finished):
+def test_a_run_is_gone_on_with_when_its_secrets_are_given_again(finished, plugin_file):
     folder, _ = finished
     done = train(folder, "--resume", "--steps", "2", settings=SECRETS[:1])
     assert done.returncode == 2
@@ -105,7 +106,9 @@ def test_a_run_is_gone_on_with_when_its_secrets_are_given_again(finished):
     done = train(folder, "--resume", "--steps", "2", settings=[*SECRETS[:2], "clip.note=another"])
     assert done.returncode == 2
     assert "clip.note was 'told <redacted>' and would be 'another'" in done.stderr
-    done = train(folder, "--resume", "--steps", "2", settings=SECRETS)
+    again = plugin_file.with_name("secrets.yaml")
+    again.write_text(yaml.safe_dump(parse_overrides(SECRETS)))
+    done = train(folder, "--resume", "--steps", "2", "--config", again)
     assert done.returncode == 0, done.stderr
     assert leaks(folder, done.stdout, done.stderr) == []
 
