@@ -34,6 +34,7 @@ EXCEPTIONS = {
     "pebble": "LGPL: for grading in a worker process, optional, used unchanged",
     "hypothesis": "MPL-2.0: for the tests alone",
     "pathspec": "MPL-2.0: for mypy, so for development alone",
+    "hjson": "MIT and Academic Free License, which asks no more: for DeepSpeed, optional",
     "huey": "MIT by the licence it ships; its metadata does not say",
     "skops": "MIT by the licence it ships; its metadata says no more than 'OSI Approved'",
     "zss": "BSD style by the licence it ships; its metadata does not say",
