@@ -1,10 +1,14 @@
 """No file of the project runs what it reads: calls that would are refused wherever they stand, but for those named here."""
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from rlzoo import RunConfig, UserError
+from rlzoo.tasks.suites import find_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKED = ("rlzoo", "plugins", "examples", "tools", "docs", "noxfile.py")
@@ -140,3 +144,29 @@ def test_each_offence_is_seen(source):
 @pytest.mark.parametrize("source", ALLOWED)
 def test_what_is_safe_is_let_pass(source):
     assert [*offences(source)] == []
+
+
+def test_every_model_is_loaded_with_a_word_on_its_code():
+    said = {}
+    for file in sorted((ROOT / "rlzoo").rglob("*.py")):
+        for call in (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)):
+            name, words = _dotted(call.func), {keyword.arg: keyword.value for keyword in call.keywords}
+            if re.fullmatch(r"Auto\w+\.from_pretrained", name) or "load_format" in words:  # transformers' and vLLM's ways
+                said[f"{file.name} {name}"] = ast.unparse(words["trust_remote_code"]) if "trust_remote_code" in words else None
+    assert {name for name, word in said.items() if word not in ("False", "trust_remote_code")} == set()
+    assert said["vllm_sampler.py engine"] == "False"
+    assert {"pretrained.py AutoConfig.from_pretrained", "pretrained.py AutoTokenizer.from_pretrained"} <= said.keys()
+
+
+@pytest.mark.parametrize("name", ["reasoning_gym:../../x", "reasoning_gym:/tmp/x", "../x", "math_file/../x"])
+def test_a_tasks_name_cannot_be_a_path(name):
+    with pytest.raises(UserError, match="unknown"):
+        RunConfig.compose(clip="fspo", overrides=[f"task.name={name}"])
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b"])
+def test_a_suites_name_cannot_be_a_path(name, tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"question": "1", "answer": "1"}\n')
+    (tmp_path / "data").mkdir()
+    with pytest.raises(UserError, match="suite"):
+        find_suite(name, tmp_path / "data")
