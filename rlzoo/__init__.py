@@ -6,7 +6,10 @@ The public names are loaded when first used, so that the command line can answer
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
+
+from rlzoo.redaction import RedactingFilter
 
 if TYPE_CHECKING:
     from rlzoo import ops as ops
@@ -45,6 +48,8 @@ __all__ = [
     "Advantage", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult", "ClipStats", "Reduction", "RunConfig", "UserError",
     "Width", "hookimpl", "load_zoo", "ops", "train",
 ]  # fmt: skip
+
+logging.getLogger("rlzoo").addFilter(RedactingFilter())
 
 
 def __getattr__(name: str) -> Any:

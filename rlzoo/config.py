@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, V
 from rlzoo.advantages import TOKEN_ADVANTAGES, min_group_size
 from rlzoo.errors import UserError, did_you_mean, explain
 from rlzoo.policy import ClipPolicy
+from rlzoo.redaction import redact_settings, redacted_keys
 from rlzoo.sections import (
     CheckpointConfig,
     EvalConfig,
@@ -177,9 +178,26 @@ class RunConfig(Section):
         except ValidationError as error:
             raise UserError(explain(error, cls)) from error
 
-    def to_yaml(self) -> str:
-        """The complete configuration; `compose` on a file of it gives this run again."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+    def to_yaml(self, *, with_secrets: bool = False) -> str:
+        """The complete configuration; `compose` on a file of it gives this run again.
+
+        Args:
+            with_secrets: leave passwords and tokens in it, for a file that nobody else can read; else what `redaction` finds
+                is left out, and a run from the file needs it again.
+        """
+        settings = self.model_dump(mode="json")
+        return yaml.safe_dump(settings if with_secrets else redact_settings(settings), sort_keys=False)
+
+    def refuse_redacted(self) -> None:
+        """Refuse to run with what stands where a secret was left out.
+
+        Raises:
+            UserError: it names the setting and how to give it.
+        """
+        for key in redacted_keys(self.model_dump(mode="json")):
+            raise UserError(
+                f"{key}: holds a secret, which is not kept in config.yaml; give it again, with --set {key}=VALUE or in a config"
+            )
 
 
 def config_folders() -> list[Path]:

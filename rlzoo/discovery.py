@@ -42,8 +42,21 @@ class Plugin:
         return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} of {self.source}"
 
 
-def find_plugins(paths: Sequence[str | Path]) -> tuple[list[Plugin], list[str]]:
-    """Every plugin to load, the bundled ones first; and names in `RESTRICT` that are not installed.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is to load, and what `RESTRICT` had to do with it.
+
+    Example:
+        ``find_plugins(["mine.py"]).plugins[-1].name`` is ``"mine"``.
+    """
+
+    plugins: list[Plugin]  # to load, the bundled ones first
+    excluded: list[Plugin]  # installed, and not allowed
+    missing: list[str]  # allowed, and not installed
+
+
+def find_plugins(paths: Sequence[str | Path]) -> Found:
+    """Every plugin to load; nothing of one that is excluded is imported.
 
     Args:
         paths: files and folders the user named.
@@ -53,13 +66,14 @@ def find_plugins(paths: Sequence[str | Path]) -> tuple[list[Plugin], list[str]]:
     """
     installed = [*_installed()]
     allowed = os.environ.get(RESTRICT)
+    excluded: list[Plugin] = []
     missing: list[str] = []
     if allowed is not None:
         wanted = {_normal(name) for name in allowed.split(",") if name.strip()}
-        known = {name for plugin in installed for name in _names(plugin)}
-        installed = [plugin for plugin in installed if plugin.bundled or wanted & _names(plugin)]
-        missing = sorted(wanted - known)
-    return installed + [plugin for path in paths for plugin in _from_path(Path(path))], missing
+        missing = sorted(wanted - {name for plugin in installed for name in _names(plugin)})
+        excluded = [plugin for plugin in installed if not (plugin.bundled or wanted & _names(plugin))]
+        installed = [plugin for plugin in installed if plugin not in excluded]
+    return Found(installed + [plugin for path in paths for plugin in _from_path(Path(path))], excluded, missing)
 
 
 def _installed() -> Iterator[Plugin]:

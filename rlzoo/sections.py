@@ -24,6 +24,9 @@ class ModelConfig(Section):
         None, description="transformers' attention, such as 'eager'; null for its own choice"
     )
     chat_template: bool = Field(False, description="wrap prompts in the tokenizer's chat template")
+    trust_remote_code: bool = Field(
+        False, description="run Python code that comes with the model; only for one whose files you have read"
+    )
 
 
 class VLLMConfig(Section):

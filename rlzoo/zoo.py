@@ -62,9 +62,18 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
         True
     """
 
-    def __init__(self, entries: Mapping[str, Entry], problems: Sequence[Problem] = ()) -> None:
+    def __init__(self, entries: Mapping[str, Entry], problems: Sequence[Problem] = (), excluded: Sequence[Plugin] = ()) -> None:
         self.entries = dict(sorted(entries.items()))
         self.problems = tuple(problems)
+        self.excluded = tuple(excluded)  # installed plugins that the environment does not allow
+
+    def outside(self) -> dict[str, list[str]]:
+        """The policies that did not come with rlzoo, by the distribution and version, or the path, they come from."""
+        sources: dict[str, list[str]] = {}
+        for name, entry in self.entries.items():
+            if not entry.plugin.bundled:
+                sources.setdefault(entry.source, []).append(name)
+        return dict(sorted(sources.items()))
 
     def __getitem__(self, name: str) -> type[ClipPolicy]:
         """The policy class called ``name``; raises UserError, a KeyError's kinder cousin, when there is none."""
@@ -73,7 +82,10 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
         for problem in self.problems:
             if name in problem.policies:
                 raise UserError(f"clip policy {name!r} cannot be used: {problem.text}")
+        if any(name in (plugin.name, plugin.name.replace("_", "-")) for plugin in self.excluded):
+            raise UserError(f"clip policy {name!r} cannot be used: {_excluded(self.excluded)}")
         left_out = "".join(f"; left out: {problem.text}" for problem in self.problems)
+        left_out += f"; {_excluded(self.excluded)}" if self.excluded else ""
         installed = ", ".join(self.entries)
         hint = did_you_mean(name, self.entries)
         raise UserError(f"unknown clip policy {name!r} (installed: {installed}){hint}{left_out}")
@@ -97,17 +109,17 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
     Raises:
         UserError: one of ``plugins`` cannot be used.
     """
-    found, missing = find_plugins(plugins)
+    found = find_plugins(plugins)
     loading = _Loading()
-    for name in missing:
+    for name in found.missing:
         loading.problems.append(Problem(f"{RESTRICT} names {name!r}, which is not installed"))
-    for plugin in found:
+    for plugin in found.plugins:
         loading.register(plugin)
     loading.refuse_unknown_hooks()
     loading.collect()
     for problem in loading.problems:
         _warn_once(problem.text)
-    return Zoo(loading.entries, loading.problems)
+    return Zoo(loading.entries, loading.problems, found.excluded)
 
 
 def find_policies(name: str) -> list[type[ClipPolicy]]:
@@ -210,6 +222,11 @@ class _Loading:
         if taken and not taken.plugin.bundled:  # nobody knows which of the two was meant
             self.contested.add(policy.name)
             del self.entries[policy.name]
+
+
+def _excluded(plugins: Sequence[Plugin]) -> str:
+    names = ", ".join(f"{plugin.name} ({plugin.source})" for plugin in plugins)
+    return f"{RESTRICT} leaves out {names}; add what you trust to it"
 
 
 def _policy_problem(policy: Any) -> str | None:

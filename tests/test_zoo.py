@@ -158,6 +158,29 @@ def test_a_restricted_plugin_is_not_even_imported(install, monkeypatch, caplog):
     assert load_zoo().problems == ()
 
 
+def test_asking_for_what_is_excluded_says_how_to_allow_it(install, monkeypatch):
+    install("third-party", "third", SOUND)
+    monkeypatch.setenv("RLZOO_PLUGINS", "")
+    zoo = load_zoo()
+    why = r"RLZOO_PLUGINS leaves out third \(third-party 1\.2\); add what you trust to it"
+    with pytest.raises(UserError, match=f"clip policy 'third' cannot be used: {why}"):
+        zoo["third"]
+    with pytest.raises(UserError, match=f"unknown clip policy 'free' .*; {why}"):
+        zoo["free"]
+    monkeypatch.setenv("RLZOO_PLUGINS", "third")
+    with pytest.raises(UserError, match="unknown clip policy 'none-such'") as told:
+        load_zoo()["none-such"]
+    assert "RLZOO_PLUGINS" not in str(told.value)
+
+
+def test_what_comes_from_outside_is_told_by_source(install, tmp_path):
+    assert load_zoo().outside() == {}
+    install("third-party", "third", SOUND)
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN.format(kind="Mine", name="mine", returned="[Mine]"))
+    assert load_zoo([file]).outside() == {str(file): ["mine"], "third-party 1.2": ["free"]}
+
+
 def test_a_file_a_package_a_folder_of_files_and_a_distribution_can_be_named(tmp_path):
     file = tmp_path / "free.py"
     file.write_text(SOUND)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from types import FrameType
 from typing import NoReturn
 
 from rlzoo.errors import PolicyError, RunError, UserError
+from rlzoo.redaction import redact
 
 DONE, FAILED, USERS_MISTAKE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -24,10 +26,14 @@ def main() -> NoReturn:
     try:
         app()
     except UserError as error:
-        print(f"rlzoo: {error}", file=sys.stderr)
+        print(f"rlzoo: {redact(str(error))}", file=sys.stderr)
         sys.exit(USERS_MISTAKE)
     except (PolicyError, RunError) as error:
-        print(f"rlzoo: {': '.join([*getattr(error, '__notes__', ()), str(error)])}", file=sys.stderr)
+        told = ": ".join([*getattr(error, "__notes__", ()), str(error)])
+        print(f"rlzoo: {redact(told)}", file=sys.stderr)
+        sys.exit(FAILED)
+    except Exception:
+        print(redact(traceback.format_exc()), end="", file=sys.stderr)
         sys.exit(FAILED)
     sys.exit(DONE)
 

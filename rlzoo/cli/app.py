@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlzoo.cli.clips_app import clips
-from rlzoo.cli.options import AsJson, Plugins
+from rlzoo.cli.options import AsJson, Overrides, Plugins
 
 app = typer.Typer(
     name="rlzoo",
@@ -23,9 +23,7 @@ app.add_typer(clips, name="clips")
 def train(
     clip: Annotated[str | None, typer.Option(help="Clip policy, see `rlzoo clips list`.")] = None,
     config: Annotated[list[str] | None, typer.Option(help="Shipped config or YAML file; later ones win.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as clip.width_high=0.02.")
-    ] = None,
+    set_: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
     steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
@@ -87,9 +85,7 @@ def sweep(
         list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Also every one of these values; may be repeated.")
     ] = None,
     config: Annotated[list[str] | None, typer.Option(help="Shipped config or YAML file; later ones win.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as clip.width_high=0.02.")
-    ] = None,
+    set_: Overrides = None,
     steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from, in each run.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the sweep; finished runs in it are not done again.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at once; as many as the machine has room for.")] = None,
@@ -267,12 +263,18 @@ def compare(
 
 @app.command()
 def ui(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback interface.")] = 5000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that others can reach needs --allow-remote.")
+    ] = "127.0.0.1",
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let other machines in; MLflow asks for no password.")
+    ] = False,
 ) -> None:
-    """Open MLflow's UI on the store that `rlzoo train` writes to."""
+    """Open MLflow's UI on the store that `rlzoo train` writes to, for this machine only."""
     from rlzoo.cli.ui import serve
 
-    serve(port)
+    serve(port, host, allow_remote=allow_remote)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlzoo.config import config_names
+from rlzoo.redaction import redact
 from rlzoo.tracking.record import tracking_uri
 from rlzoo.zoo import load_zoo
 
@@ -64,7 +65,7 @@ def examine() -> dict[str, str]:
     findings |= {f"policies of {source}": ", ".join(names) for source, names in sources.items()}
     findings["plugins left out"] = "; ".join(problem.text for problem in zoo.problems) or "none"
     findings["configs"] = ", ".join(config_names())
-    findings["MLflow store"] = tracking_uri()
+    findings["MLflow store"] = redact(tracking_uri())
     findings["current directory"] = (
         "writable" if os.access(".", os.W_OK) else "not writable: use --output and MLFLOW_TRACKING_URI"
     )

@@ -35,10 +35,11 @@ def launch(config: RunConfig, *, resume: bool = False) -> None:
     """
     processes = config.launch.processes
     assert processes is not None, "asked by must_launch"
+    config.refuse_redacted()
     config = config.model_copy(update={"output": config.output or Path("runs") / _run_name(config)})
     with tempfile.TemporaryDirectory(prefix="rlzoo-launch-") as folder:
         file = Path(folder) / "run.yaml"
-        file.write_text(config.to_yaml(), encoding="utf-8")
+        file.write_text(config.to_yaml(with_secrets=True), encoding="utf-8")  # in a folder of this user's alone
         command = ["-m", "rlzoo", "train", "--config", str(file)]
         if resume:
             command += ["--resume", "--output", str(config.output)]

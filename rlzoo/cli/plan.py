@@ -24,6 +24,7 @@ from rlzoo.planner.preflight import (
     shown,
     uneven_shares,
 )
+from rlzoo.redaction import redact, redact_settings
 
 
 def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as_json: bool) -> None:
@@ -57,7 +58,7 @@ def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as
     check_memory(plan)
     if as_json:
         shown_plan = {**plan.as_dict(), "command": command, "notes": notes}
-        print(json.dumps({"config": config.model_dump(mode="json"), "plan": shown_plan}, indent=2))
+        print(json.dumps({"config": redact_settings(config.model_dump(mode="json")), "plan": shown_plan}, indent=2))
     else:
         print(config.to_yaml(), end="")
 
@@ -65,7 +66,7 @@ def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as
 def launch_command(arguments: Sequence[str], config: RunConfig, processes: int) -> str:
     """The command that starts the run as it was planned."""
     more = [] if processes in (1, config.launch.processes) else ["--set", f"launch.processes={processes}"]
-    return shlex.join(["rlzoo", "train", *arguments, *more])
+    return shlex.join(["rlzoo", "train", *map(redact, arguments), *more])
 
 
 def _notes(plan: Plan) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.redaction import may_be
 from rlzoo.tracking.record import flatten
 
 logger = logging.getLogger("rlzoo")
@@ -26,9 +27,10 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
     free = () if before.learner.schedule == "constant" else ("steps",)
     allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and not key.startswith(allowed)]
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key) and key not in changed:
+    different = [key for key in sorted(old.keys() | new.keys()) if not may_be(old.get(key), new.get(key))]
+    changed = [key for key in different if not key.startswith(allowed)]
+    for key in different:
+        if key not in changed:
             logger.info("--resume: %s was %r and is %r from now on", key, old.get(key), new.get(key))
     if changed:
         key = changed[0]

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlzoo.cli.chart import clip_by_length
 from rlzoo.cli.launch import launch, must_launch
+from rlzoo.cli.outside import announce_plugins
 from rlzoo.cli.resume import check_unchanged, run_to_resume
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
@@ -56,6 +57,7 @@ def run(
         return
     is_main = os.environ.get("RANK", "0") == "0"
     _show_our_log(logging.INFO if is_main else logging.ERROR)
+    announce_plugins(config)
     from rlzoo.engine.loop import train
 
     if not is_main:

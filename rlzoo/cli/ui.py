@@ -1,25 +1,81 @@
-"""`rlzoo ui`: MLflow's own UI on our store, for this machine only."""
+"""`rlzoo ui`: MLflow's own UI on our store, for this machine alone unless more is asked for."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import sys
 
 from rlzoo.errors import UserError
+from rlzoo.redaction import redact
 from rlzoo.tracking.record import tracking_uri
 
 HOST = "127.0.0.1"
+CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
 
 
-def serve(port: int) -> None:
-    """Become MLflow's server; it ends with Ctrl-C."""
+def serve(port: int, host: str = HOST, *, allow_remote: bool = False) -> None:
+    """Become MLflow's server; it ends with Ctrl-C.
+
+    Args:
+        port: to listen on.
+        host: a name or address of this machine.
+        allow_remote: whether it may be one that other machines can reach.
+
+    Raises:
+        UserError: it would listen to other machines unasked, or without MLflow's checks, or the port is taken.
+    """
     uri = tracking_uri()
     if uri.startswith(("http://", "https://")):
-        raise UserError(f"MLFLOW_TRACKING_URI is the server {uri}: open it in a browser")
-    with socket.socket() as probe:
-        if probe.connect_ex((HOST, port)) == 0:
-            raise UserError(f"port {port} is taken; choose another with --port")
-    print(f"http://{HOST}:{port} on {uri} (Ctrl-C ends it)", flush=True)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", HOST, "--port", str(port)]
-    os.execv(sys.executable, command)
+        raise UserError(f"MLFLOW_TRACKING_URI is the server {redact(uri)}: open it in a browser")
+    _refuse_without_checks()
+    host = host.removeprefix("[").removesuffix("]")
+    addresses = _addresses(host, port)
+    if not all(_is_loopback(address) for _, address in addresses):
+        _open_to_others(host, allow_remote)
+    for family, address in addresses:
+        with socket.socket(family) as probe:
+            if probe.connect_ex((address, port)) == 0:
+                raise UserError(f"port {port} is taken; choose another with --port")
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port} on {redact(uri)} (Ctrl-C ends it)", flush=True)
+    # the store goes through the environment: a command line can be read by everybody on this machine
+    environment = os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
+    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port)]
+    os.execve(sys.executable, command, environment)
+
+
+def _refuse_without_checks() -> None:
+    """Refuse an environment that takes away MLflow's defence against other sites in the same browser."""
+    if os.environ.get(CHECKS_OFF, "").lower() not in ("", "0", "false", "f", "no", "n", "off"):
+        raise UserError(f"{CHECKS_OFF} is set; unset it: rlzoo ui keeps MLflow's checks")
+    for name in ("MLFLOW_SERVER_ALLOWED_HOSTS", "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"):
+        if "*" in (entry.strip() for entry in os.environ.get(name, "").split(",")):
+            raise UserError(f"{name} allows everything, which takes MLflow's checks away; name what is allowed")
+
+
+def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    """Every address that a name or an address stands for."""
+    try:
+        found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        raise UserError(f"--host {host!r} is no name or address of this machine") from error
+    return [(family, str(address[0])) for family, _, _, _, address in found]
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _open_to_others(host: str, allow_remote: bool) -> None:
+    if not allow_remote:
+        raise UserError(
+            f"--host {host!r} can be reached from other machines, and MLflow asks nobody who they are; use a tunnel "
+            f"(ssh -L) to {HOST}, or add --allow-remote"
+        )
+    print(
+        f"warning: whoever reaches this machine at {host!r} can read, change and delete every run without a password. "
+        "MLflow answers to localhost and private addresses; MLFLOW_SERVER_ALLOWED_HOSTS names others.",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from rlzoo.engine.shaping import with_kl_in_the_reward
 from rlzoo.errors import RunError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
+from rlzoo.redaction import redact_settings, with_secrets_of
 from rlzoo.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig
 
 if TYPE_CHECKING:
@@ -123,12 +125,15 @@ class Learner:
         folder.mkdir(parents=True, exist_ok=True)
         self.optimization.save(folder)
         if self.accelerator.is_main_process:
-            (folder / "policy.json").write_text(self.policy.model_dump_json(), encoding="utf-8")
+            settings = redact_settings(self.policy.model_dump(mode="json"))
+            (folder / "policy.json").write_text(json.dumps(settings), encoding="utf-8")
 
     def load(self, folder: Path, num_optimizer_steps: int, scheduler: dict[str, Any]) -> None:
         """Read them back, and go on with the schedule from there."""
         self.optimization.load(folder)
-        self.policy = type(self.policy).model_validate_json((folder / "policy.json").read_text(encoding="utf-8"))
+        written = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+        settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
+        self.policy = type(self.policy).model_validate_json(json.dumps(settings))
         self.scheduler.load_state_dict(scheduler)
         for group, lr in zip(self.optimization.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = lr  # the scheduler sets it only with its next step

@@ -17,6 +17,7 @@ from rlzoo.engine.metrics import aggregate_metrics
 from rlzoo.engine.monitor import WINDOW
 from rlzoo.engine.run import Run
 from rlzoo.engine.run_directory import why_not_written
+from rlzoo.engine.tags import run_record
 from rlzoo.errors import PolicyError, RunError
 from rlzoo.signals import StopRequest, requested_stop
 from rlzoo.tracking.tracker import Tracker
@@ -57,12 +58,13 @@ def train(config: RunConfig, observer: Observer | None = None, *, resume: bool =
         KeyboardInterrupt: Ctrl-C.
         SystemExit: SIGTERM, code 143.
     """
+    config.refuse_redacted()
     task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
     is_main = os.environ.get("RANK", "0") == "0"
     with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
         run = Run(config, task, resume=resume)
         last.callback(run.directory.close)
-        tracker.begin(run.directory.path, run.record())
+        tracker.begin(run.directory.path, run_record(run.config, task.name, run.directory.path.name))
         with requested_stop() as stop:
             result = run_steps(run, tracker, stop, observer)
     return replace(result, mlflow_run_id=tracker.run_id)

@@ -26,6 +26,8 @@ def damage(folder: Path) -> str | None:
     try:
         files: dict[str, str] = json.loads((folder / FILE).read_text(encoding="utf-8"))
         for name, checksum in files.items():
+            if not (folder / name).resolve().is_relative_to(folder.resolve()):
+                return f"{FILE} names {name}, which is outside"
             if not (folder / name).is_file():
                 return f"{name} is missing"
             if _checksum(folder / name) != checksum:

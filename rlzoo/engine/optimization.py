@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -18,6 +20,9 @@ from rlzoo.sections import LearnerConfig
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
+
+WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""Environment variable that keeps every `torch.load` from running code, whatever its caller asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +166,34 @@ class DeepSpeedOptimization:
         self.model.save_checkpoint(str(folder), tag="deepspeed")
 
     def load(self, folder: Path) -> None:
-        """See `Optimization.load`."""
-        self.model.load_checkpoint(str(folder), tag="deepspeed")
+        """See `Optimization.load`; a file that would run code is refused."""
+        try:
+            with _without_code():
+                self.model.load_checkpoint(str(folder), tag="deepspeed")
+        except UnpicklingError as error:
+            raise UserError(f"--resume: {str(folder)!r} holds more than tensors and settings, and is not loaded") from error
+
+
+@contextlib.contextmanager
+def _without_code() -> Iterator[None]:
+    """Within, whatever reads a file with ``torch.load`` gets tensors, plain values and DeepSpeed's own three types, no more.
+
+    DeepSpeed's files are pickles, which it would let run any code; torch's switch overrules what it asks for.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    before = os.environ.get(WEIGHTS_ONLY)
+    os.environ[WEIGHTS_ONLY] = "1"
+    try:
+        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+            yield
+    finally:
+        if before is None:
+            del os.environ[WEIGHTS_ONLY]
+        else:
+            os.environ[WEIGHTS_ONLY] = before
 
 
 def make_optimization(accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> Optimization:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.errors import UserError, did_you_mean
+from rlzoo.sections import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,7 +28,11 @@ logger = logging.getLogger("rlzoo")
 
 
 def load_pretrained(
-    path: str, dtype: Literal["float32", "bfloat16"] = "float32", attn_implementation: str | None = None
+    path: str,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    attn_implementation: str | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A causal language model without dropout, and its tokenizer with padding on the left.
 
@@ -35,6 +40,7 @@ def load_pretrained(
         path: ``"embedded"``, ``"smollm2"``, a folder, or a hub name such as ``"org/name"``.
         dtype: of the weights.
         attn_implementation: transformers' attention, such as ``"eager"``; None for its own choice.
+        trust_remote_code: run code that comes with a model from a folder or the hub, after a warning.
 
     Raises:
         UserError: there is no such model, or it cannot be loaded.
@@ -46,13 +52,20 @@ def load_pretrained(
         return _load(str(_smollm2()), path, dtype, attn_implementation)
     folder = Path(path).expanduser() if path.startswith("~/") else Path(path)
     if path and folder.exists():
-        return _load(_model_folder(folder, path), path, dtype, attn_implementation)
+        return _load(_model_folder(folder, path), path, dtype, attn_implementation, trust_remote_code)
     if path.startswith((".", "/", "~", os.sep)) or path.count(os.sep) > 1 or path.endswith(("/", os.sep)):
         raise UserError(f"model.path={path!r}: no such folder")
     if "/" not in path:
         raise UserError(f"model.path={path!r}: no such model (allowed: {ALLOWED}){did_you_mean(path, ['embedded', 'smollm2'])}")
     logger.info("looking for %r in the Hugging Face cache and on the hub", path)
-    return _load(path, path, dtype, attn_implementation)
+    return _load(path, path, dtype, attn_implementation, trust_remote_code)
+
+
+def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model that a configuration names, see `load_pretrained`."""
+    return load_pretrained(
+        settings.path, settings.dtype, settings.attn_implementation, trust_remote_code=settings.trust_remote_code
+    )
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -71,12 +84,14 @@ def _model_folder(folder: Path, path: str) -> str:
 
 
 def _load(
-    source: str, path: str, dtype: str, attn_implementation: str | None
+    source: str, path: str, dtype: str, attn_implementation: str | None, trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load from a folder or the hub; whatever goes wrong inside is about what is stored there, so it becomes one line."""
+    if trust_remote_code:
+        logger.warning("model.trust_remote_code: Python code that comes with %r is run, with all your rights", path)
     try:
         with quiet():
-            model, tokenizer, missing = _from_pretrained(source, dtype, attn_implementation)
+            model, tokenizer, missing = _from_pretrained(source, dtype, attn_implementation, trust_remote_code)
     except Exception as error:
         here = f"{source} does not hold a model that can be loaded"
         what = here if Path(source).is_dir() else f"cannot be loaded (allowed: {ALLOWED})"
@@ -94,14 +109,16 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _from_pretrained(source: str, dtype: str, attn_implementation: str | None) -> tuple[Any, Any, set[str]]:
+def _from_pretrained(
+    source: str, dtype: str, attn_implementation: str | None, trust_remote_code: bool
+) -> tuple[Any, Any, set[str]]:
     """Model, tokenizer, and the names of weights that the checkpoint lacks and transformers made up."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from rlzoo.engine.processor import prepare_processor
 
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config()
     for name, value in text_config.to_dict().items():  # before the layers copy them
         if ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float):
@@ -111,14 +128,14 @@ def _from_pretrained(source: str, dtype: str, attn_implementation: str | None) -
         config=config,
         dtype=getattr(torch, dtype),
         attn_implementation=attn_implementation,
-        trust_remote_code=False,
+        trust_remote_code=trust_remote_code,
         output_loading_info=True,
     )
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     prepare_processor(model)
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     tokenizer.padding_side = "left"
     return model, tokenizer, set(report["missing_keys"])
 
@@ -174,14 +191,14 @@ def _write_converted(weights: Path, folder: Path) -> None:
     from tokenizers.pre_tokenizers import Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, trust_remote_code=False)
     # transformers leaves out the first step of SmolLM2's own tokenizer (tokenizer.ggml.pre = "smollm")
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
     tokenizer.save_pretrained(folder)
     dense = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(
-        weights.parent, gguf_file=weights.name, quantization_config=dense, dtype=torch.bfloat16
+        weights.parent, gguf_file=weights.name, quantization_config=dense, dtype=torch.bfloat16, trust_remote_code=False
     )
     model.save_pretrained(folder)
 

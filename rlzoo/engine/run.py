@@ -19,7 +19,7 @@ from rlzoo.engine.mismatch import mismatch_metrics
 from rlzoo.engine.monitor import WINDOW, Monitor
 from rlzoo.engine.optimization import is_shared, is_spread, kept_weights
 from rlzoo.engine.passes import gather
-from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
+from rlzoo.engine.pretrained import eos_token_ids, load_named
 from rlzoo.engine.processes import make_accelerator, peak_memory
 from rlzoo.engine.run_directory import RunDirectory
 from rlzoo.engine.samplers import make_sampler
@@ -27,10 +27,8 @@ from rlzoo.engine.sampling import RolloutSource
 from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.engine.shaping import reward_metrics
 from rlzoo.engine.state import RunState, newest_state
-from rlzoo.engine.tags import run_tags
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.tasks import Task
-from rlzoo.tracking.record import Record
 from rlzoo.types import RolloutGroup
 
 logger = logging.getLogger("rlzoo")
@@ -54,7 +52,7 @@ class Run:
             RunDirectory.check_free(path)
         self.config = config.model_copy(update={"output": path})
         self.task = task
-        self.model, self.tokenizer = load_pretrained(config.model.path, config.model.dtype, config.model.attn_implementation)
+        self.model, self.tokenizer = load_named(config.model)
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
         sampler = make_sampler(
             self.model,
@@ -114,18 +112,6 @@ class Run:
         if self.source.sampler.needs_weights:
             self.source.sampler.update_weights(self.learner.weights())
         self._given = state.num_optimizer_steps
-
-    def record(self) -> Record:
-        """What MLflow is told of it."""
-        config = self.config
-        return Record.new(
-            config.tracking.experiment,
-            self.directory.path.name,
-            tags=run_tags(config, self.task.name),
-            params=config.model_dump(mode="json"),
-            files=("config.yaml", "metrics.jsonl"),
-            completions=config.tracking.completions,
-        )
 
     def summary(self, *, finished: bool) -> dict[str, object]:
         """What ``summary.json`` says of it."""

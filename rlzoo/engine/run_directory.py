@@ -20,6 +20,7 @@ from rlzoo.engine.manifest import seal, sync
 from rlzoo.engine.pretrained import quiet
 from rlzoo.errors import UserError
 from rlzoo.lock import Lock
+from rlzoo.redaction import redact_settings
 from rlzoo.types import RolloutGroup
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class RunDirectory:
             tokenizer.save_pretrained(temporary)
             if has_adapter(model):
                 model.save_pretrained(temporary / "adapter")
-        state = {"name": policy.name, **policy.model_dump(mode="json")}
+        state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
         (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         return temporary
 

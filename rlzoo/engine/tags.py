@@ -1,12 +1,24 @@
-"""What runs are told apart by in MLflow."""
+"""What MLflow is told of a run, and what runs are told apart by there."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 
 from rlzoo.config import RunConfig
-from rlzoo.tracking.record import git_commit
+from rlzoo.tracking.record import Record, git_commit
 from rlzoo.zoo import load_zoo
+
+
+def run_record(config: RunConfig, task: str, name: str) -> Record:
+    """What MLflow is told of a run by this name."""
+    return Record.new(
+        config.tracking.experiment,
+        name,
+        tags=run_tags(config, task),
+        params=config.model_dump(mode="json"),
+        files=("config.yaml", "metrics.jsonl"),
+        completions=config.tracking.completions,
+    )
 
 
 def run_tags(config: RunConfig, task: str) -> dict[str, str]:

@@ -85,6 +85,7 @@ class VLLMSampler:
                     folder,
                     load_format="dummy",
                     skip_tokenizer_init=True,
+                    trust_remote_code=False,  # whatever the trained model's own setting
                     generation_config="vllm",  # no defaults of the model's: every request says all
                     logprobs_mode="processed_logprobs",  # of what is sampled from, so after the temperature
                     dtype=self.settings.dtype or str(model.dtype).removeprefix("torch."),

@@ -19,7 +19,7 @@ from rlzoo.analysis.intervals import CONFIDENCE, NUM_RESAMPLES, Interval
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.judge import judgement
 from rlzoo.engine.model import ResponseLogProbs
-from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.engine.pretrained import load_named
 from rlzoo.errors import UserError
 from rlzoo.fairness import NUM_BINS, bin_index
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
@@ -66,7 +66,7 @@ def cosines(
     """
     files = _kept(run)
     settings = run.config.model
-    model, _ = load_pretrained(settings.path, settings.dtype, settings.attn_implementation)
+    model, _ = load_named(settings)
     module = ResponseLogProbs(model, run.config.rollout.temperature)
     found: dict[str, list[tuple[int, float, list[float]]]] = {label: [] for label in replayed}
     done = 0

@@ -77,7 +77,9 @@ def open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping
     """
     from accelerate import PartialState
 
-    language_model, tokenizer = load_pretrained(model.path, model.dtype, model.attn_implementation)
+    language_model, tokenizer = load_pretrained(
+        model.path, model.dtype, model.attn_implementation, trust_remote_code=model.trust_remote_code
+    )
     has_template = tokenizer.chat_template is not None
     if model.chat_template and not has_template:
         raise UserError(f"--chat-template: the tokenizer of {model.path!r} has none; leave it out")

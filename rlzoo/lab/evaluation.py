@@ -19,6 +19,7 @@ from rlzoo.config import parse_overrides
 from rlzoo.errors import UserError, explain
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
+from rlzoo.redaction import redact_settings
 from rlzoo.sections import RolloutConfig, Section
 from rlzoo.tracking.record import Record, git_commit, run_id_of, tracking_uri, without_password
 from rlzoo.tracking.sync import Sync, describe
@@ -36,6 +37,7 @@ class EvaluatedModel(Section):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the weights")
     attn_implementation: str | None = Field(None, description="transformers' attention; null for its own choice")
     chat_template: bool | None = Field(None, description="wrap prompts in the chat template; null: if the tokenizer has one")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
 
 
 class EvaluationConfig(Section):
@@ -71,7 +73,8 @@ class EvaluationConfig(Section):
 
     def settings(self) -> dict[str, Any]:
         """What has a say in a completion: another run with the same may go on where this one stopped."""
-        return self.model_dump(mode="json", include={"model": True, "rollout": True, "seed": True}, exclude={"rollout": UNUSED})
+        included, excluded = {"model": True, "rollout": True, "seed": True}, {"rollout": UNUSED}
+        return redact_settings(self.model_dump(mode="json", include=included, exclude=excluded))
 
 
 def default_output(config: EvaluationConfig) -> Path:

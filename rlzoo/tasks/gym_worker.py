@@ -11,10 +11,13 @@ _NONSENSE = "?"
 
 
 def start() -> None:
-    """Import reasoning-gym ahead of the first answer, so that no answer's time pays for it."""
+    """Import reasoning-gym ahead of the first answer, so that no answer's time pays for it, and bound its memory."""
     import reasoning_gym
 
+    from rlzoo.tasks.limits import limit_memory
+
     assert reasoning_gym
+    limit_memory()
 
 
 def score(name: str, options: str, answer: str, entry: dict[str, Any]) -> float:

@@ -8,12 +8,15 @@ _IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*\{?\s*([0-9]+)\s*\}?")  # 52_8, 52_{8}
 
 
 def start() -> None:
-    """Import math-verify ahead of the first answer, so that no answer's time pays for it."""
+    """Import math-verify ahead of the first answer, so that no answer's time pays for it, and bound its memory."""
     import logging
 
     import math_verify
 
+    from rlzoo.tasks.limits import limit_memory
+
     assert math_verify
+    limit_memory()
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its SIGALRM time-outs are off
 
 

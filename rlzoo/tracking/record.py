@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit, urlunsplit
+
+from rlzoo.redaction import redact, redact_settings, without_userinfo
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
 PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
@@ -67,10 +68,10 @@ class Record:
         }
         return cls(
             id=uuid.uuid4().hex,
-            experiment=os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment,
+            experiment=redact(os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment),
             name=name,
-            tags={**ours, **tags},
-            params={key: str(value)[:LONGEST_PARAM] for key, value in flatten(params).items()},
+            tags=redact_settings({**ours, **tags}),
+            params={key: str(value)[:LONGEST_PARAM] for key, value in flatten(redact_settings(params)).items()},
             files=files,
             completions=completions,
             started=time.time(),
@@ -132,8 +133,7 @@ def without_password(uri: str) -> str:
     """The store's address as it may be shown and written down, a file by its whole path."""
     if uri == DEFAULT_STORE:
         return f"sqlite:///{Path('mlflow.db').resolve()}"
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
+    return without_userinfo(uri)
 
 
 def git_commit() -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlzoo.redaction import redact
 from rlzoo.tracking.record import Record, Sent, without_password
 
 ID_TAG = "rlzoo_id"
@@ -140,7 +141,8 @@ class Sync:
             self._send_file(picture, str(picture.relative_to(self.directory / "figures")))
 
     def _send_file(self, file: Path, name: str) -> None:
-        if not file.exists():
+        # a directory from somebody else may name, or point at, any file of this machine
+        if not file.exists() or not file.resolve().is_relative_to(self.directory.resolve()):
             return
         state = [file.stat().st_size, file.stat().st_mtime_ns]
         if self.sent.files.get(name) != state:
@@ -209,5 +211,5 @@ def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]
 
 def describe(error: Exception, uri: str) -> str:
     """What went wrong, in a line without a password."""
-    text = " ".join(str(error).split()).replace(uri, without_password(uri))
+    text = redact(" ".join(str(error).split()).replace(uri, without_password(uri)))
     return f"{type(error).__name__}: {text[:300]}"

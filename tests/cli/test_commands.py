@@ -1,12 +1,10 @@
 """The commands as a user meets them: help, lists, doctor, dry runs, and a run in a process of its own."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -126,43 +124,3 @@ def test_a_stopped_run_saves_and_says_so_by_its_exit_code(tmp_path, sent, code):
     assert "Traceback" not in stderr
     (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
     assert (checkpoint / "model.safetensors").is_file()
-
-
-def test_ui_serves_the_store_on_loopback_only(tmp_path):
-    store = f"sqlite:///{tmp_path}/mlflow.db"
-    port = "5987"
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
-    process = subprocess.Popen(
-        [*COMMAND, "ui", "--port", port], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        import urllib.request
-
-        deadline = time.monotonic() + 90
-        while True:
-            try:
-                assert urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).read() == b"OK"
-                break
-            except OSError:
-                assert time.monotonic() < deadline, "MLflow's server did not come up"
-                assert process.poll() is None, "MLflow's server ended"
-                time.sleep(0.5)
-        listening = Path("/proc/net/tcp").read_text()
-        assert f"0100007F:{int(port):04X} 00000000:0000 0A" in listening  # 127.0.0.1, LISTEN
-        assert f"00000000:{int(port):04X} 00000000:0000 0A" not in listening
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def test_ui_says_when_its_port_is_taken(rlzoo):
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        code, _, err = rlzoo("ui", "--port", str(port))
-    assert code == 2
-    assert err == f"rlzoo: port {port} is taken; choose another with --port\n"

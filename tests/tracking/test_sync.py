@@ -77,6 +77,17 @@ def test_everything_arrives(directory):
     assert table[["step", "question", "response"]].to_numpy().tolist() == [[1, "2+2", "0 and 0"], [1, "2+2", "1 and 0"]]
 
 
+def test_nothing_outside_the_directory_is_sent(directory):
+    outside = directory.parent / "outside.png"
+    outside.write_bytes(b"private")
+    (directory / "figures" / "linked.png").symlink_to(outside)
+    (directory / "linked.txt").symlink_to(outside)
+    end(directory, files=("config.yaml", "../outside.png", str(outside), "linked.txt"))
+    assert send(directory).num_files == 2  # config.yaml and the picture that is one
+    names = [item.path for item in store().list_artifacts(run_id_of(directory))]
+    assert names == ["clip", "completions.json", "config.yaml"]
+
+
 def test_a_second_time_nothing_is_sent(directory):
     end(directory)
     first, second = send(directory), send(directory)

@@ -1,0 +1,140 @@
+"""Keeps secrets out of what is written down, sent and printed: passwords in addresses, tokens, values that are named secret."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+REDACTED = "<redacted>"
+"""Stands where a secret stood."""
+
+SHORTEST = 6
+"""Characters of a secret in the environment, at least: shorter ones stand in too many other words."""
+
+_NAMES = r"token|password|passwd|pwd|passphrase|secret|api_?key|access_?key|secret_?key|private_?key|authorization|credentials?"
+_SECRET_NAME = re.compile(rf"(?:^|.*[_.\-])(?:{_NAMES})", re.IGNORECASE)
+_ENVIRONMENT_NAME = re.compile(
+    r"(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|AUTHORIZATION)",
+    re.IGNORECASE,
+)
+
+# a password may hold a slash, and in a server's address an @; the user's name alone may be a token
+_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)(?P<user>[^\s'\"/@:]*(?::(?P<password>[^\s'\"]*))?)@")
+_PARAMETER = re.compile(rf"(?P<name>(?<![A-Za-z])(?:{_NAMES})=)(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&)]+)", re.IGNORECASE)
+_HEADER = re.compile(r"\b(?P<kind>Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{6,}")
+_SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"hf_[A-Za-z0-9]{16,}"  # Hugging Face
+    r"|sk-[A-Za-z0-9_\-]{16,}"  # OpenAI, Anthropic
+    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_\-]{16,}"  # GitHub, GitLab
+    r"|A(?:KIA|SIA)[A-Z0-9]{16}"  # AWS
+    r"|dapi[0-9a-f]{32}"  # Databricks
+    r"|xox[abeoprs]-[A-Za-z0-9\-]{10,}"  # Slack
+    r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*"  # JSON web tokens
+    r")"
+)
+
+
+def redact(text: str) -> str:
+    """A text without what is, or looks like, a secret.
+
+    Taken out are user and password of an address, values of names such as ``api_key=``, tokens of known shapes, and the
+    values of environment variables that are named like secrets or hold an address with a password.
+
+    Example:
+        >>> redact("postgresql://me:hunter2@host/db refused api_key=abc")
+        'postgresql://<redacted>@host/db refused api_key=<redacted>'
+    """
+    for secret in environment_secrets():
+        text = text.replace(secret, REDACTED)
+    text = _USERINFO.sub(rf"\g<scheme>{REDACTED}@", text)
+    text = _PARAMETER.sub(rf"\g<name>{REDACTED}", text)
+    text = _HEADER.sub(rf"\g<kind> {REDACTED}", text)
+    return _SHAPES.sub(REDACTED, text)
+
+
+def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings without secrets: a value whose key is named like one, and what `redact` finds in any other text.
+
+    Example:
+        >>> redact_settings({"judge": {"api_key": "abc", "model": "small"}, "max_new_tokens": 64})
+        {'judge': {'api_key': '<redacted>', 'model': 'small'}, 'max_new_tokens': 64}
+    """
+    return {key: _redacted(value, str(key)) for key, value in settings.items()}
+
+
+def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of the values that were left out of settings when they were written down."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from redacted_keys(value, f"{prefix}{key}.")
+        elif REDACTED in str(value):
+            yield f"{prefix}{key}"
+
+
+def with_secrets_of(given: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they were written down, with the values that were left out as they are given now."""
+    whole = dict(written)
+    for key, value in written.items():
+        if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
+            whole[key] = with_secrets_of(given[key], value)
+        elif key in given and REDACTED in str(value):
+            whole[key] = given[key]
+    return whole
+
+
+def may_be(written: object, value: object) -> bool:
+    """Whether a value may be the one that was written down, of which secrets are left out."""
+    if not isinstance(written, str) or REDACTED not in written:
+        return written == value
+    parts = map(re.escape, written.split(REDACTED))
+    return re.fullmatch(".*".join(parts), str(value), re.DOTALL) is not None
+
+
+def without_userinfo(uri: str) -> str:
+    """An address without user and password, and without secrets among its parameters."""
+    return _PARAMETER.sub(rf"\g<name>{REDACTED}", _USERINFO.sub(r"\g<scheme>", uri))
+
+
+def environment_secrets() -> list[str]:
+    """The values of environment variables that are secrets, the longest first."""
+    found: set[str] = set()
+    for name, value in os.environ.items():
+        if _ENVIRONMENT_NAME.fullmatch(name):
+            found |= {value, value.strip()}
+        for address in _USERINFO.finditer(value) if "://" in value else ():
+            password = address["password"] or ""
+            found |= {password, unquote(password)}
+    return sorted((value for value in found if len(value) >= SHORTEST and value != REDACTED), key=len, reverse=True)
+
+
+class RedactingFilter(logging.Filter):
+    """Takes secrets out of every record that passes."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let the record pass, with its message redacted."""
+        message = record.getMessage()
+        cleaned = redact(message)
+        if cleaned != message:
+            record.msg, record.args = cleaned, ()
+        if record.exc_info:  # a traceback ends with the error's own text
+            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+def _redacted(value: Any, name: str) -> Any:
+    """A value of that name; what is inside one that is named secret is secret too."""
+    is_secret = _SECRET_NAME.fullmatch(name) is not None
+    if isinstance(value, Mapping):
+        return {key: _redacted(item, name if is_secret else str(key)) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_redacted(item, name) for item in value]
+    if isinstance(value, str):
+        return REDACTED if is_secret and value else redact(value)
+    # a number called token is one of those that models read
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return REDACTED if is_secret and is_number and not name.lower().endswith("token") else value

@@ -1,0 +1,29 @@
+"""A run says whose code it loads."""
+
+import pytest
+
+from tests.cli.conftest import SOUND
+
+RUN = ["train", "--set", "tracking.mlflow=false", "--set", "eval.num_problems=0", "--steps", "1"]
+
+
+@pytest.fixture
+def announced(rlzoo, caplog):
+    """What a run with these options says of plugins."""
+
+    def run(*options):
+        with caplog.at_level("INFO", logger="rlzoo"):
+            code, _, err = rlzoo(*RUN, *options)
+        assert code == 0, err
+        return [record.getMessage() for record in caplog.records if "plugin" in record.getMessage()]
+
+    return run
+
+
+def test_a_run_names_the_plugins_from_outside(announced, plugin):
+    file = plugin(SOUND, returned="Plain")
+    assert announced("--clip", "plain", "--plugin", file) == [f"plugin loaded: {file} (plain)"]
+
+
+def test_a_run_without_any_says_nothing(announced):
+    assert announced("--clip", "fspo") == []

@@ -1,0 +1,188 @@
+"""MLflow's UI is this machine's alone unless more is asked for, and its own checks stay on."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from rlzoo.cli import ui
+
+COMMAND = [sys.executable, "-m", "rlzoo"]
+PORT = "5987"
+
+
+def answer(path, host=f"127.0.0.1:{PORT}", method="GET", **headers):
+    """Status and body of one request to the server, which is told that it was called by that name."""
+    body = b"{}" if method == "POST" else None
+    request = urllib.request.Request(f"http://127.0.0.1:{PORT}{path}", body, {"Host": host, **headers}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            return reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """`rlzoo ui` on a store of its own, once it answers."""
+    folder = tmp_path_factory.mktemp("ui")
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    process = subprocess.Popen(
+        [*COMMAND, "ui", "--port", PORT], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                assert answer("/health") == (200, b"OK")
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "MLflow's server did not come up"
+                assert process.poll() is None, "MLflow's server ended"
+                time.sleep(0.5)
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_ui_serves_the_store_on_loopback_only(server):
+    listening = Path("/proc/net/tcp").read_text()
+    assert f"0100007F:{int(PORT):04X} 00000000:0000 0A" in listening  # 127.0.0.1, LISTEN
+    assert f"00000000:{int(PORT):04X} 00000000:0000 0A" not in listening
+
+
+def test_mlflow_answers_to_no_name_but_this_machines(server):
+    path = "/api/2.0/mlflow/experiments/get?experiment_id=0"
+    assert answer(path)[0] == 200
+    status, body = answer(path, host="evil.example")  # a name that somebody else lets point here
+    assert (status, b"Invalid Host header" in body) == (403, True)
+
+
+def test_another_sites_page_cannot_change_the_store(server):
+    path, kind = "/api/2.0/mlflow/experiments/search", {"Content-Type": "application/json"}
+    assert answer(path, method="POST", Origin=f"http://127.0.0.1:{PORT}", **kind)[0] != 403
+    status, body = answer(path, method="POST", Origin="http://evil.example", **kind)
+    assert (status, b"Cross-origin request blocked" in body) == (403, True)
+
+
+def test_the_stores_address_is_on_no_command_line(server):
+    assert b"mlflow" in Path(f"/proc/{server.pid}/cmdline").read_bytes()
+    group = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and in_group(entry, server.pid)]
+    assert group
+    assert not [entry for entry in group if b"sqlite" in (entry / "cmdline").read_bytes()]
+
+
+def in_group(process, group):
+    try:
+        return os.getpgid(int(process.name)) == group
+    except ProcessLookupError:
+        return False
+
+
+class Started(Exception):  # noqa: N818
+    """The server would run now."""
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Ask for the UI; returns what would be run, with its environment."""
+
+    def execute(program, command, environment):
+        raise Started(command, environment)
+
+    monkeypatch.setattr(os, "execve", execute)
+
+    def run(host, **options):
+        with pytest.raises(Started) as told:
+            ui.serve(5986, host, **options)
+        command, environment = told.value.args
+        return command[3:], environment
+
+    return run
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1", "[::1]"])
+def test_every_way_to_say_this_machine_is_taken(started, capsys, host):
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    command, _ = started(host)
+    plain = host.strip("[]")
+    assert command == ["server", "--host", plain, "--port", "5986"]
+    out, err = capsys.readouterr()
+    assert out.startswith(f"http://{'[::1]' if plain == '::1' else plain}:5986 on sqlite:///")
+    assert err == ""
+
+
+REMOTE = ["0.0.0.0", "::", "", "192.0.2.1", "fe80::1", "::ffff:0.0.0.0"]
+
+
+@pytest.mark.parametrize("host", REMOTE)
+def test_an_address_that_others_reach_is_refused_unless_it_is_allowed(refused, host):
+    line = refused("ui", "--host", host, "--port", "5986")
+    assert line == (
+        f"--host {host!r} can be reached from other machines, and MLflow asks nobody who they are; use a tunnel (ssh -L) to "
+        "127.0.0.1, or add --allow-remote"
+    )
+
+
+def test_a_name_is_judged_by_every_address_it_stands_for(refused, monkeypatch):
+    def resolve(host, port, **kind):
+        assert host == "mine.example"
+        return [(socket.AF_INET, kind["type"], 6, "", (address, port)) for address in ("127.0.0.1", "192.0.2.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert "can be reached from other machines" in refused("ui", "--host", "mine.example")
+
+
+def test_a_name_of_nothing_is_refused(refused):
+    assert refused("ui", "--host", "no such name") == "--host 'no such name' is no name or address of this machine"
+
+
+def test_an_open_server_warns(started, capsys):
+    command, environment = started("0.0.0.0", allow_remote=True)
+    assert command == ["server", "--host", "0.0.0.0", "--port", "5986"]
+    assert "can read, change and delete every run without a password" in capsys.readouterr().err
+    assert "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE" not in environment
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "true"),
+        ("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "yes"),
+        ("MLFLOW_SERVER_ALLOWED_HOSTS", "localhost, *"),
+        ("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", "*"),
+    ],
+)
+def test_an_environment_that_takes_mlflows_checks_away_is_refused(refused, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert refused("ui").startswith(name)
+
+
+def test_a_password_in_the_stores_address_is_neither_shown_nor_on_the_command_line(started, capsys, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:hunter2@host/db")
+    command, environment = started("127.0.0.1")
+    assert "hunter2" not in " ".join([*command, *capsys.readouterr()])
+    assert environment["MLFLOW_BACKEND_STORE_URI"] == "postgresql://me:hunter2@host/db"
+
+
+def test_a_server_is_opened_in_a_browser(refused, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@host:5000")
+    assert refused("ui") == "MLFLOW_TRACKING_URI is the server http://<redacted>@host:5000: open it in a browser"
+
+
+def test_ui_says_when_its_port_is_taken(refused):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert refused("ui", "--port", str(port)) == f"port {port} is taken; choose another with --port"

@@ -1,0 +1,65 @@
+"""An answer that wants too much memory counts 0, and the next is graded."""
+
+import multiprocessing
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from rlzoo.tasks import gym_worker, math_worker
+from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.limits import MEMORY
+
+SMALL = 2**20
+
+
+def ready():
+    pass
+
+
+def take(size):
+    """Hold that many bytes, and say so."""
+    return float(len(bytearray(size)) == size)
+
+
+def limit_of_the_worker():
+    return float(resource.getrlimit(resource.RLIMIT_DATA)[0])
+
+
+@pytest.mark.parametrize("start", [math_worker.start, gym_worker.start])
+def test_an_answer_that_takes_too_much_memory_counts_zero_and_the_next_is_graded(start):
+    grader = Grader(take, start, timeout=60)
+    try:
+        assert grader.grade([(SMALL,), (MEMORY,), (SMALL,)]) == [1.0, 0.0, 1.0]
+        assert (grader.num_timeouts, grader.num_crashes) == (0, 1)
+        assert len(multiprocessing.active_children()) == 1
+    finally:
+        grader.close()
+
+
+def test_without_the_limit_the_same_answer_gets_the_memory():
+    grader = Grader(take, ready, timeout=60)
+    try:
+        assert grader.grade([(MEMORY,)]) == [1.0]
+    finally:
+        grader.close()
+
+
+def test_the_process_that_trains_has_no_limit_from_it():
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    grader = Grader(limit_of_the_worker, math_worker.start, timeout=60)
+    try:
+        assert grader.grade([()]) == [float(MEMORY)]
+    finally:
+        grader.close()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_a_limit_that_is_lower_already_stays():
+    script = (
+        "import resource; from rlzoo.tasks.limits import limit_memory;"
+        "resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**31)); limit_memory();"
+        "assert resource.getrlimit(resource.RLIMIT_DATA) == (2**30, 2**30)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
