@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
+import resource
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from rlzoo.errors import UserError
 from rlzoo.tasks.task import Task
+
+MAX_BYTES = 768 * 2**20
+"""Memory that a worker may take beside its libraries; 9^{9^{9}} would have all there is."""
 
 
 class Grader:
@@ -78,7 +83,7 @@ class Grader:
         with self._lock:
             if self._pool is None:  # spawn: a forked copy of a process that holds threads and a GPU may deadlock
                 context = multiprocessing.get_context("spawn")
-                self._pool = ProcessPool(max_workers=1, initializer=self.start, context=context)
+                self._pool = ProcessPool(max_workers=1, initializer=_start_worker, initargs=[self.start], context=context)
             if not self._pool.active:
                 raise _PoolGoneError
             return self._pool
@@ -95,6 +100,17 @@ class Grader:
             with self._lock:
                 self.num_crashes += 1
         return 0.0
+
+
+def _start_worker(start: Callable[[], None]) -> None:
+    """Make a worker ready, and let no answer take more memory than `MAX_BYTES`: one that asks for more raises or crashes."""
+    start()
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[5])  # what the libraries took already
+        limit = pages * resource.getpagesize() + MAX_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    except (OSError, ValueError):  # not on Linux, or less is allowed here anyway
+        return
 
 
 class _PoolGoneError(Exception):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rlzoo.errors import UserError, did_you_mean
+from rlzoo.errors import UserError, did_you_mean, shown
 from rlzoo.types import Problem
 
 RewardFunction = Callable[[Problem, str], float]
@@ -21,7 +21,7 @@ def import_reward(reference: str) -> RewardFunction:
     Raises:
         UserError: the module or function is not found, or cannot be called with (problem, response).
     """
-    key = f"task.reward={reference!r}"
+    key = f"task.reward={shown(reference)}"
     module_name, _, function_name = reference.partition(":")
     parts = [*module_name.split("."), function_name]
     if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
@@ -60,5 +60,5 @@ def checked_reward(value: object, reference: str | None) -> float:
         except (TypeError, ValueError, RuntimeError):
             number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"task.reward={reference!r}: returned {value!r}, not a finite number")
+        raise UserError(f"task.reward={reference!r}: returned {shown(value)}, not a finite number")
     return number
