@@ -93,6 +93,18 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     return f"{key}={shown(first['input'])}: {message[:1].lower()}{message[1:]}"
 
 
+def first_mistake(error: ValidationError) -> str:
+    """The first mistake of a pydantic error in what a program wrote: where, and what it should be.
+
+    Example:
+        ``"step: input should be a valid integer"``
+    """
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = str(first["msg"])
+    return f"{where}: {message[:1].lower()}{message[1:]}".lstrip(": ")
+
+
 def _section(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:
     section: type[BaseModel] | None = model
     for part in location:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from rlzoo.analysis.comparison import Difference, Estimate, differences, estimate
 from rlzoo.analysis.profile import LengthProfile
 from rlzoo.analysis.response_table import pooled
-from rlzoo.errors import UserError
+from rlzoo.engine.run_directory import read_metrics
+from rlzoo.errors import UserError, shown
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
 from rlzoo.lab.study import plain
+from rlzoo.parsing import parse_json, parse_yaml
 from rlzoo.tracking.record import flatten
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # what runs may differ in and still be repetitions
@@ -78,7 +78,8 @@ class RunRecord:
     def seconds(self) -> float:
         """How long it took; of a run that did not note it, sampling and learning alone."""
         spent = sum(row.get("time/rollout", 0.0) + row.get("time/learner", 0.0) for row in self.metrics)
-        return float(self.summary.get("seconds") or spent)
+        noted = self.summary.get("seconds")
+        return float(noted) if type(noted) in (int, float) and 0 < noted < math.inf else spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,46 +199,72 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     """
     folders: dict[Path, Path] = {}  # where it lies, and how it was named first
     for path in paths:
-        if not path.is_dir():
-            raise UserError(f"{str(path)!r} is not a folder; give run directories, or folders that hold some")
+        if not _is_folder(path):
+            raise UserError(f"{shown(str(path))} is not a folder; give run directories, or folders that hold some")
         found = [file.parent for file in sorted(path.rglob("config.yaml")) if (file.parent / "rollouts").is_dir()]
         for folder in found:
             if "interrupted" not in folder.relative_to(path).parts:
                 folders.setdefault(folder.resolve(), folder)
-    read = {folder: _read(folder) for folder in folders.values()}
-    records = [record for record in read.values() if record is not None]
-    notes = [f"left out, not finished: {folder}" for folder, record in read.items() if record is None]
+    records, notes = [], []
+    for folder in folders.values():
+        try:
+            record = _read(folder)
+        except UserError as error:
+            notes.append(f"left out, damaged: {error}")
+            continue
+        if record is None:
+            notes.append(f"left out, not finished: {folder}")
+        else:
+            records.append(record)
     if not records:
-        raise UserError(f"no finished run in {', '.join(map(str, paths))}; `rlzoo sweep` or `rlzoo train` make some")
+        why = f" ({notes[0]})" if notes else ""
+        raise UserError(f"no finished run in {', '.join(map(str, paths))}{why}; `rlzoo sweep` or `rlzoo train` make some")
     return records, notes
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that nothing can have
+        return False
+
+
 def _read(folder: Path) -> RunRecord | None:
-    """The run in a folder; None if it has not come to its last step."""
+    """The run in a folder; None if it has not come to its last step.
+
+    Raises:
+        UserError: what it wrote is damaged.
+    """
     settings = _settings(folder / "config.yaml")
-    metrics = tuple(_json_lines(folder / "metrics.jsonl"))
-    summary = next(iter(_json_lines(folder / "summary.json", whole=True)), {})
-    complete = bool(metrics) and metrics[-1].get("step", 0) == settings.get("steps")
-    return RunRecord(folder, settings, metrics, summary) if complete and summary.get("finished", True) else None
+    if settings is None or not (folder / "metrics.jsonl").is_file():
+        return None
+    metrics = tuple(read_metrics(folder / "metrics.jsonl"))
+    if not metrics or metrics[-1]["step"] != settings["steps"]:
+        return None
+    if not any("reward/mean" in row and row["step"] > settings["steps"] * 0.75 for row in metrics):
+        raise UserError(f"{str(folder / 'metrics.jsonl')!r} has no reward/mean in the last quarter of its steps")
+    summary = _summary(folder / "summary.json")
+    return RunRecord(folder, settings, metrics, summary) if summary.get("finished", True) else None
 
 
-def _settings(file: Path) -> dict[str, Any]:
-    """A config file with dotted keys; empty if it is none."""
+def _settings(file: Path) -> dict[str, Any] | None:
+    """A run's configuration with dotted keys; None if it is none."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return flatten(content) if isinstance(content, Mapping) else {}
-
-
-def _json_lines(file: Path, *, whole: bool = False) -> list[dict[str, Any]]:
-    """The objects in a file, one a line or the file itself; none if it cannot be read."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        found = [json.loads(part) for part in ([text] if whole else text.splitlines())]
+        content = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return []
-    return [part for part in found if isinstance(part, dict)]
+        return None
+    settings = flatten(content) if isinstance(content, Mapping) else {}
+    named = isinstance(settings.get("clip.name"), str)
+    return settings if named and all(type(settings.get(key)) is int for key in ("steps", "seed")) else None
+
+
+def _summary(file: Path) -> dict[str, Any]:
+    """What a run noted at its end; nothing if it cannot be read."""
+    try:
+        found = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
