@@ -86,7 +86,7 @@ def _updates(file: Path, run_seed: int) -> Iterator[RecordedUpdate]:
         return  # nothing was learned in this step
     lengths = tensors["lengths"]
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    sequences = tensors["sequences"].split(tensors["sequence_lengths"].tolist())
+    sequences = torch.split(tensors["sequences"], tensors["sequence_lengths"].tolist())
     advantages = _spread(tensors["advantages"], mask) if tensors["advantages"].ndim == 1 else tensors["advantages"]
     seed, edges, index = step_seed(run_seed, LEARNER, step), bin_edges(lengths), 0
     while f"rows/{index}" in tensors:

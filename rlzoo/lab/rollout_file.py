@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -24,70 +26,62 @@ def read_rollouts(file: Path) -> dict[str, Tensor]:
     if not (file.stem.isdecimal() and file.stem.isascii() and len(file.stem) <= LONGEST_STEP):
         raise UserError(f"{str(file)!r} is not named after a step, such as 000001.safetensors; remove it")
     try:
-        tensors = load_file(file)
-    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:  # its own differ by what is torn
+        tensors: dict[str, Tensor] = load_file(file)
+    # safetensors' own differ by what is torn
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without this step") from error
-    problem = _problem(tensors)
-    if problem is not None:
-        raise UserError(f"{str(file)!r} does not hold what a run records: {problem}; remove it to go without this step")
+    if "rows/0" in tensors:  # else nothing was learned in this step, and nothing of it is read
+        for problem in _problems(tensors):
+            raise UserError(f"{str(file)!r} does not hold what a run records: {problem}; remove it to go without this step")
     return tensors
 
 
-def _problem(tensors: dict[str, Tensor]) -> str | None:
-    """What is wrong, such as ``"lengths has 11 values and group_ids 12"``; None if nothing is."""
-    if "rows/0" not in tensors:
-        return None  # nothing was learned in this step, so nothing of it is read
+def _problems(tensors: dict[str, Tensor]) -> Iterator[str]:
+    """What is wrong, such as ``"lengths has 11 values and group_ids 12"``; what follows the first may be nonsense."""
     counts = ("lengths", "sequence_lengths", "group_ids")
     values = ("sequences", "old_log_probs", "rollout_log_probs", "advantages")
-    missing = [name for name in (*counts, *values) if name not in tensors]
-    if missing:
-        return f"{missing[0]} is missing"
+    yield from (f"{name} is missing" for name in (*counts, *values) if name not in tensors)
     for name in (*counts, "sequences"):
         if tensors[name].ndim != 1 or tensors[name].dtype != torch.int64 or bool((tensors[name] < 0).any()):
-            return f"{name} is not one row of whole numbers from 0"
-    lengths, number = tensors["lengths"], len(tensors["lengths"])
+            yield f"{name} is not one row of whole numbers from 0"
+    lengths, sequences, number = tensors["lengths"], tensors["sequences"], len(tensors["lengths"])
     if number == 0 or int(lengths.max()) == 0:
-        return "lengths has no response"
-    for name in counts[1:]:
-        if len(tensors[name]) != number:
-            return f"lengths has {number} values and {name} {len(tensors[name])}"
-    if int(tensors["sequence_lengths"].max()) > len(tensors["sequences"]) or int(lengths.max()) > len(tensors["sequences"]):
-        return "a length is more than there are tokens"  # before they are added up: the sum may overflow
-    if int(tensors["sequence_lengths"].sum()) != len(tensors["sequences"]):
-        return f"sequences has {len(tensors['sequences'])} values, and sequence_lengths ask for another number"
+        yield "lengths has no response"
+    yield from (
+        f"lengths has {number} values and {name} {len(tensors[name])}" for name in counts if len(tensors[name]) != number
+    )
+    for name in counts[:2]:  # before they are added up: a sum may overflow
+        if int(tensors[name].max()) > len(sequences):
+            yield f"{name} holds more than there are tokens"
+    if int(tensors["sequence_lengths"].sum()) != len(sequences):
+        yield f"sequences has {len(sequences)} values, and sequence_lengths ask for another number"
     if number * int(lengths.max()) > MOST_CELLS:
-        return f"{number} responses of up to {int(lengths.max())} tokens are too many"
-    return _values_problem(tensors, lengths)
+        yield f"{number} responses of up to {int(lengths.max())} tokens are too many"
+    tokens = (int(lengths.sum()),)
+    yield from _number_problems("old_log_probs", tensors, tokens)
+    yield from _number_problems("rollout_log_probs", tensors, tokens)
+    yield from _number_problems("advantages", tensors, (number, 1) if tensors["advantages"].ndim == 2 else tokens)
+    yield from _update_problems(tensors, lengths)
 
 
-def _values_problem(tensors: dict[str, Tensor], lengths: Tensor) -> str | None:
-    """The same of what there is for each token, and of the updates."""
-    number, tokens = len(lengths), int(lengths.sum())
-    advantages = tensors["advantages"]
-    wanted = (number, 1) if advantages.ndim == 2 else (tokens,)
-    for name, shape in (("old_log_probs", (tokens,)), ("rollout_log_probs", (tokens,)), ("advantages", wanted)):
-        if problem := _numbers_problem(name, tensors[name], shape):
-            return problem
-    index = 0
-    while (rows := tensors.get(f"rows/{index}")) is not None:
-        if rows.ndim != 1 or rows.dtype != torch.int64 or len(rows) == 0:
-            return f"rows/{index} is not one row of whole numbers"
-        if int(rows.min()) < 0 or int(rows.max()) >= number:
-            return f"rows/{index} names a response that is not there"
-        if len(rows) > number:
-            return f"rows/{index} has {len(rows)} values for {number} responses"
-        if f"log_probs/{index}" not in tensors:
-            return f"log_probs/{index} is missing"
-        shape = (int(lengths[rows].sum()),)
-        if problem := _numbers_problem(f"log_probs/{index}", tensors[f"log_probs/{index}"], shape):
-            return problem
-        index += 1
-    return None
+def _update_problems(tensors: dict[str, Tensor], lengths: Tensor) -> Iterator[str]:
+    for index in itertools.count():
+        name = f"rows/{index}"
+        if name not in tensors:
+            return
+        rows = tensors[name]
+        if rows.ndim != 1 or rows.dtype != torch.int64 or not 0 < len(rows) <= len(lengths):
+            yield f"{name} is not one row of whole numbers, at most as many as there are responses"
+        if int(rows.min()) < 0 or int(rows.max()) >= len(lengths):
+            yield f"{name} names a response that is not there"
+        yield from _number_problems(f"log_probs/{index}", tensors, (int(lengths[rows].sum()),))
 
 
-def _numbers_problem(name: str, tensor: Tensor, shape: tuple[int, ...]) -> str | None:
-    if tensor.dtype != torch.float32:
-        return f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not float32"
-    if tuple(tensor.shape) != shape:
-        return f"{name} has shape {tuple(tensor.shape)}, not {shape}"
-    return None if bool(tensor.isfinite().all()) else f"{name} holds a value that is not finite"
+def _number_problems(name: str, tensors: dict[str, Tensor], shape: tuple[int, ...]) -> Iterator[str]:
+    tensor = tensors.get(name)
+    if tensor is None:
+        yield f"{name} is missing"
+    elif tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
+        yield f"{name} has {tensor.dtype} values of shape {tuple(tensor.shape)}, not torch.float32 of shape {shape}"
+    elif not bool(tensor.isfinite().all()):
+        yield f"{name} holds a value that is not finite"

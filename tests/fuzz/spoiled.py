@@ -13,10 +13,50 @@ PIECES = [
     *(b"2001-99-99", b"!!bool maybe", b"!!timestamp x", b"!!binary x", b"!!float x", b'!!int ""', b"!!python/name:os.system"),
     *(b"&a [*a]", b"[" * 2000, b"{a: " * 300, b"- " * 2000, b"\\ud800", b"\\boxed{", b"####", b"<<: "),
 ]
-HUGE = [b"9" * MEGABYTE, b"a" * MEGABYTE, b"[" * MEGABYTE, b" " * MEGABYTE, b"\n" * MEGABYTE, b'"' * MEGABYTE, b"- a\n" * (MEGABYTE // 4)]
+HUGE = [
+    b"9" * MEGABYTE,
+    b"a" * MEGABYTE,
+    b"[" * MEGABYTE,
+    b" " * MEGABYTE,
+    b"\n" * MEGABYTE,
+    b'"' * MEGABYTE,
+    b"- a\n" * (MEGABYTE // 4),
+]
 ODD_TEXTS = [
-    *("", " ", "\n", "\x00", "\ud800", "\x1b[2J", "a\nb", "\u2028", "é" * 300, "x" * 5000, "/", "..", "~", "~nobody-here", "a/" * 200),
-    *("null", "None", "nan", "1e5", "{question}", "%s", "{0}", "arithmetic", "math_file", "fspo", "zero3", "grpo", "__class__"),
+    *(
+        "",
+        " ",
+        "\n",
+        "\x00",
+        "\ud800",
+        "\x1b[2J",
+        "a\nb",
+        "\u2028",
+        "é" * 300,
+        "x" * 5000,
+        "/",
+        "..",
+        "~",
+        "~nobody-here",
+        "a/" * 200,
+    ),
+    *(
+        "$x$",
+        "$\\frac",
+        "null",
+        "None",
+        "nan",
+        "1e5",
+        "{question}",
+        "%s",
+        "{0}",
+        "arithmetic",
+        "math_file",
+        "fspo",
+        "zero3",
+        "grpo",
+        "__class__",
+    ),
 ]
 scalars = st.one_of(
     st.none(),

@@ -12,11 +12,17 @@ TEXTS = [(config_folders()[0] / f"{name}.yaml").read_bytes() for name in config_
 WHOLE = RunConfig.compose(clip="fspo").model_dump(mode="json")
 TREES = [
     WHOLE,
-    {**WHOLE, "clip": {"name": "grpo", "dual_clip": 3.0}, "task": {"name": "reasoning_gym:chain_sum", "options": {"min_terms": 2}}},
+    {
+        **WHOLE,
+        "clip": {"name": "grpo", "dual_clip": 3.0},
+        "task": {"name": "reasoning_gym:chain_sum", "options": {"min_terms": 2}},
+    },
     *(yaml.safe_load(text) for text in TEXTS),
 ]
 NAMES = [*RunConfig.model_fields, "is not a file"]  # the key, if it is not the file
-FROM_NOTHING = st.text(max_size=200) | st.lists(st.sampled_from(["a", "&b ", "*b", ": ", "\n", "- ", "[", "]", "{", "}", "!!set ", "? "])).map("".join)
+FROM_NOTHING = st.text(max_size=200) | st.lists(
+    st.sampled_from(["a", "&b ", "*b", ": ", "\n", "- ", "[", "]", "{", "}", "!!set ", "? "])
+).map("".join)
 
 
 def compose(file):

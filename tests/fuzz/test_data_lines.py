@@ -16,7 +16,12 @@ from tests.fuzz.spoiled import ODD_TEXTS, spoiled_bytes, spoiled_trees
 SURFACE = SURFACES["data lines"]
 ROWS = [
     {"question": "Ann has 3 pens and buys 4. How many has she?", "answer": "3 + 4 = <<3+4=7>>7\n#### 1,007"},
-    {"problem": "What is $\\frac{1}{2} + \\frac{1}{3}$?", "solution": "It is $\\boxed{\\frac{5}{6}}$.", "level": 2, "subject": "Sums"},
+    {
+        "problem": "What is $\\frac{1}{2} + \\frac{1}{3}$?",
+        "solution": "It is $\\boxed{\\frac{5}{6}}$.",
+        "level": 2,
+        "subject": "Sums",
+    },
     {"id": 3, "problem": "How many apples?", "answer": 27.0, "url": "https://example.org"},
     {"prompt": [{"role": "user", "content": "What is 2 + 2?"}], "reward_model": {"ground_truth": "4", "style": "rule"}},
 ]

@@ -15,22 +15,124 @@ from tests.fuzz.test_answers import responses
 
 SURFACE = SURFACES["model outputs, graded in a worker"]
 TIMEOUT = 1.0
-PROBLEMS = [Problem("1/2 + 1/3 = ?", "\\frac{5}{6}"), Problem("2 + 2 = ?", "4"), Problem("Solve x^2 = 4.", "x = 2 or x = -2"), Problem("?", "(1, 2]")]
+PROBLEMS = [
+    Problem("1/2 + 1/3 = ?", "\\frac{5}{6}"),
+    Problem("2 + 2 = ?", "4"),
+    Problem("Solve x^2 = 4.", "x = 2 or x = -2"),
+    Problem("?", "(1, 2]"),
+]
 PARTS = [
-    *("\\frac{5}{6}", "\\frac{", "}{", "}", "{", "\\sqrt{2}", "\\sqrt[", "x^", "^{", "_{", "x = ", ",", "\\pi", "\\infty", "\\cdot", "!", "(", "]"),
-    *("\\left(", "\\right)", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\sum_{i=1}^{10} i", "\\int x dx", "\\log", "\\sin", "\\text{and}"),
-    *("9", "-", "0", "1/0", "0.1", "10^{10^{10}}", "9^{9^{9^{9}}}", "100000!", "1e400", "9" * 5000, "\\cup", "\\in", "\\le", "\\%", "\\$", "∞", "\x00"),
-    *("\\def\\a{\\a\\a}\\a", "\\binom{1000000}{500000}", "x^{1000000}", "(x+1)^{10000}", "\\boxed{", "\\\\", "&", "#", "$", "~", "'", '"', "`", "%"),
+    *(
+        "\\frac{5}{6}",
+        "\\frac{",
+        "}{",
+        "}",
+        "{",
+        "\\sqrt{2}",
+        "\\sqrt[",
+        "x^",
+        "^{",
+        "_{",
+        "x = ",
+        ",",
+        "\\pi",
+        "\\infty",
+        "\\cdot",
+        "!",
+        "(",
+        "]",
+    ),
+    *(
+        "\\left(",
+        "\\right)",
+        "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+        "\\sum_{i=1}^{10} i",
+        "\\int x dx",
+        "\\log",
+        "\\sin",
+        "\\text{and}",
+    ),
+    *(
+        "9",
+        "-",
+        "0",
+        "1/0",
+        "0.1",
+        "10^{10^{10}}",
+        "9^{9^{9^{9}}}",
+        "100000!",
+        "1e400",
+        "9" * 5000,
+        "\\cup",
+        "\\in",
+        "\\le",
+        "\\%",
+        "\\$",
+        "∞",
+        "\x00",
+    ),
+    *(
+        "\\def\\a{\\a\\a}\\a",
+        "\\binom{1000000}{500000}",
+        "x^{1000000}",
+        "(x+1)^{10000}",
+        "\\boxed{",
+        "\\\\",
+        "&",
+        "#",
+        "$",
+        "~",
+        "'",
+        '"',
+        "`",
+        "%",
+    ),
 ]
 HUGE = [
-    *("\\boxed{" + "9" * MEGABYTE + "}", "\\boxed{" + "(" * MEGABYTE + "}", "9" * MEGABYTE, "{" * MEGABYTE, "\\boxed{" * 100_000, "$" * MEGABYTE),
-    *("\\boxed{" + "\\frac{1}" * 50_000 + "}", "\\boxed{" + "{" * 3000 + "1" + "}" * 3000 + "}", "\\boxed{" + "1+" * 100_000 + "1}"),
-    *("\\boxed{" + "\\sqrt{" * 500 + "2" + "}" * 501, "the answer is " * 70_000, "\\boxed{5_" + " " * MEGABYTE + "}", "<answer>" * 120_000),
-    *("\\boxed{10^{10^{10}}}", "\\boxed{2^{20000000000}}", "\\boxed{(10^{10})!}", "$x=" * 100_000, "\\boxed{" + "1," * 100_000 + "}"),
+    *(
+        "\\boxed{" + "9" * MEGABYTE + "}",
+        "\\boxed{" + "(" * MEGABYTE + "}",
+        "9" * MEGABYTE,
+        "{" * MEGABYTE,
+        "\\boxed{" * 100_000,
+        "$" * MEGABYTE,
+    ),
+    *(
+        "\\boxed{" + "\\frac{1}" * 50_000 + "}",
+        "\\boxed{" + "{" * 3000 + "1" + "}" * 3000 + "}",
+        "\\boxed{" + "1+" * 100_000 + "1}",
+    ),
+    *(
+        "\\boxed{" + "\\sqrt{" * 500 + "2" + "}" * 501,
+        "the answer is " * 70_000,
+        "\\boxed{5_" + " " * MEGABYTE + "}",
+        "<answer>" * 120_000,
+    ),
+    *(
+        "\\boxed{10^{10^{10}}}",
+        "\\boxed{2^{20000000000}}",
+        "\\boxed{(10^{10})!}",
+        "$x=" * 100_000,
+        "\\boxed{" + "1," * 100_000 + "}",
+    ),
 ]
 answers = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), min_size=1, max_size=6).map("".join)
-outputs = st.one_of(answers.map(lambda answer: f"So it is $\\boxed{{{answer}}}$."), answers.map(lambda answer: f"#### {answer}"), answers, responses)
-PUZZLES = ["chain_sum", "basic_arithmetic", "countdown", "spell_backward", "word_sorting", "simple_equations", "zebra_puzzles", "sudoku"]
+outputs = st.one_of(
+    answers.map(lambda answer: f"So it is $\\boxed{{{answer}}}$."),
+    answers.map(lambda answer: f"#### {answer}"),
+    answers,
+    responses,
+)
+PUZZLES = [
+    "chain_sum",
+    "basic_arithmetic",
+    "countdown",
+    "spell_backward",
+    "word_sorting",
+    "simple_equations",
+    "zebra_puzzles",
+    "sudoku",
+]
 PUZZLES += ["polynomial_equations", "letter_counting", "fraction_simplification", "game_of_life", "knights_knaves", "gcd"]
 
 
@@ -79,7 +181,9 @@ def puzzles():
     tasks[0].close()
 
 
-@held_to_the_law("model outputs, graded in a worker", 0.25, place=st.integers(0, 3 * len(PUZZLES) - 1), start=st.booleans(), text=outputs)
+@held_to_the_law(
+    "model outputs, graded in a worker", 0.25, place=st.integers(0, 3 * len(PUZZLES) - 1), start=st.booleans(), text=outputs
+)
 def test_puzzles(puzzles, place, start, text):
     task, problem = puzzles[place]
     right = f"<answer>{problem.answer}</answer>"

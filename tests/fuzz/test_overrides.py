@@ -10,11 +10,39 @@ from tests.fuzz.spoiled import ODD_TEXTS, spoiled_bytes, trees
 
 SURFACE = SURFACES["overrides"]
 REAL = [
-    *("learner.lr=1e-5", "clip.width_high=0.05", "clip.name=gspo", "task.name=arithmetic", "steps=3", "plugins=[]", "output=runs/x"),
+    *(
+        "learner.lr=1e-5",
+        "clip.width_high=0.05",
+        "clip.name=gspo",
+        "task.name=arithmetic",
+        "steps=3",
+        "plugins=[]",
+        "output=runs/x",
+    ),
     *("learner.betas=[0.9, 0.95]", "rollout={num_prompts: 4, group_size: 2}", "per_clip.fspo.steps=3", "model.path=a/b"),
 ]
-KEYS = ["clip", "task", "plugins", "output", "per_clip", "per_clip.fspo", "per_clip.fspo.clip", "reward.kl_coef", "seed", "steps"]
-KEYS += ["learner.lora", "task.options", "task.template", "clip.name", "clip.reduction", "rollout.vllm.server", "x", "a." * 300 + "a"]
+KEYS = [
+    "clip",
+    "task",
+    "plugins",
+    "output",
+    "per_clip",
+    "per_clip.fspo",
+    "per_clip.fspo.clip",
+    "reward.kl_coef",
+    "seed",
+    "steps",
+]
+KEYS += [
+    "learner.lora",
+    "task.options",
+    "task.template",
+    "clip.name",
+    "clip.reduction",
+    "rollout.vllm.server",
+    "x",
+    "a." * 300 + "a",
+]
 
 
 def compose(*overrides):

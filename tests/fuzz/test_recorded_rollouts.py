@@ -71,7 +71,9 @@ def changed(tensors, changes):
         elif kind == "dtype":
             tensor = tensor.to(DTYPES[place % len(DTYPES)])
         elif kind == "shape":
-            tensor = [tensor[None], tensor[:, None], flat[0] if len(flat) else tensor, tensor.expand(1, 2, *tensor.shape)][place % 4]
+            tensor = [tensor[None], tensor[:, None], flat[0] if len(flat) else tensor, tensor.expand(1, 2, *tensor.shape)][
+                place % 4
+            ]
         elif kind == "add" and tensor.dtype != torch.bool:
             tensor = tensor + 1
         if kind == "drop":
@@ -110,7 +112,9 @@ def test_spoiled_headers_of_rollout_files(one_step, data, size):
     file = one_step / "rollouts" / "000002.safetensors"
     good = file.read_bytes()
     end = 8 + struct.unpack("<Q", good[:8])[0]
-    header = data.draw(spoiled_trees([json.loads(good[8:end])]).map(lambda tree: json.dumps(tree).encode()) | spoiled_bytes([good[8:end]]))
+    header = data.draw(
+        spoiled_trees([json.loads(good[8:end])]).map(lambda tree: json.dumps(tree).encode()) | spoiled_bytes([good[8:end]])
+    )
     file.write_bytes(struct.pack("<Q", len(header) if size is None else size) + header + good[end:])
     try:
         SURFACE.check(lambda: read(one_step), str(one_step))
@@ -118,7 +122,9 @@ def test_spoiled_headers_of_rollout_files(one_step, data, size):
         file.write_bytes(good)
 
 
-@held_to_the_law("recorded rollouts", 0.02, data=st.data(), name=st.sampled_from(["000002-0", "000002-3", "x", "1-2-3", "2-", "٣-0", "-"]))
+@held_to_the_law(
+    "recorded rollouts", 0.02, data=st.data(), name=st.sampled_from(["000002-0", "000002-3", "x", "1-2-3", "2-", "٣-0", "-"])
+)
 def test_spoiled_weights_for_the_cosine(one_step, data, name):
     kept = one_step / "replay" / "000002-0.safetensors"
     good = kept.read_bytes()
