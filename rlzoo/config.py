@@ -237,7 +237,9 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 def _clip_name(layer: Mapping[str, Any]) -> str | None:
     clip = layer.get("clip")
     name = clip.get("name") if isinstance(clip, dict) else clip
-    return name if isinstance(name, str) else None
+    if not isinstance(name, str | None):
+        raise UserError(f"clip={shown(clip)}: a policy's name, or settings with a name")
+    return name
 
 
 def _clip_settings(clip: object) -> Mapping[str, Any]:
