@@ -11,7 +11,9 @@ import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
 
 from rlzoo.advantages import TOKEN_ADVANTAGES, min_group_size
-from rlzoo.errors import UserError, did_you_mean, explain
+from rlzoo.discovery import absolute
+from rlzoo.errors import UserError, did_you_mean, explain, shown
+from rlzoo.parsing import DEEPEST, UnreadableError, parse_yaml
 from rlzoo.policy import ClipPolicy
 from rlzoo.redaction import redact_settings, redacted_keys
 from rlzoo.sections import (
@@ -38,7 +40,7 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
         return value
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping) or not isinstance(settings.get("name"), str):
-        raise UserError(f"clip={value!r}: a policy's name, or settings with a name")
+        raise UserError(f"clip={shown(value)}: a policy's name, or settings with a name")
     zoo, name = load_zoo(info.data.get("plugins", ())), settings["name"]
     if name not in zoo and name in config_names():
         raise UserError(f"clip={name!r} is not a policy but a config: give it with --config {name}")
@@ -54,7 +56,7 @@ def _build_task(value: object) -> Task:
         return value
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
-        raise UserError(f"task={value!r}: a task's name, or settings with a name")
+        raise UserError(f"task={shown(value)}: a task's name, or settings with a name")
     return build_task(settings)
 
 
@@ -170,9 +172,9 @@ class RunConfig(Section):
         for layer in layers:
             merged = _merge(merged, _for_clip(layer, name))
         if name:
-            merged["clip"] = {**merged.get("clip", {}), "name": name}
+            merged["clip"] = {**_clip_settings(merged.get("clip")), "name": name}
         if plugins:
-            merged["plugins"] = [*merged.get("plugins", ()), *(str(Path(path).expanduser().resolve()) for path in plugins)]
+            merged["plugins"] = [*_listed(merged.get("plugins")), *map(absolute, plugins)]
         try:
             return cls.model_validate(merged)
         except ValidationError as error:
@@ -215,17 +217,17 @@ def config_names() -> list[str]:
 def read_config(config: str | Path) -> dict[str, Any]:
     """A config file as a dict: a shipped one by name, or any file by path."""
     shipped = [folder / f"{config}.yaml" for folder in config_folders()]
-    path = next((file for file in shipped if file.is_file()), Path(config))
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        path = next((file for file in shipped if file.is_file()), Path(config))
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # not there, not a text, or a name that no file can have
         names = config_names()
         hint = did_you_mean(str(config), names)
-        raise UserError(f"no config {str(config)!r} (a file, or one of: {', '.join(names)}){hint}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        raise UserError(f"config {str(path)!r} is not valid YAML:{where} {getattr(error, 'problem', error)}") from error
+        raise UserError(f"no config {shown(str(config))} (a file, or one of: {', '.join(names)}){hint}") from error
+    try:
+        content = parse_yaml(text)
+    except UnreadableError as error:
+        raise UserError(f"config {str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"config {str(path)!r} must hold keys and values such as 'steps: 40', not {type(content).__name__}")
     return content
@@ -236,12 +238,14 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals or not all(key.split(".")):
-            raise UserError(f"--set {override!r}: write KEY=VALUE, such as learner.lr=1e-5")
+        if not equals or not all(key.split(".")) or not key.isprintable():
+            raise UserError(f"--set {shown(override)}: write KEY=VALUE, such as learner.lr=1e-5")
+        if key.count(".") > DEEPEST:
+            raise UserError(f"--set {shown(override)}: more than {DEEPEST} dots in a key")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"--set {override!r}: {text!r} is not a YAML value") from error
+            value = parse_yaml(text)
+        except UnreadableError as error:
+            raise UserError(f"--set {shown(override)}: {shown(text)} is not a YAML value: {error}") from error
         for part in reversed(key.split(".")):
             value = {part: value}
         parsed = _merge(parsed, value)
@@ -250,7 +254,22 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _clip_name(layer: Mapping[str, Any]) -> str | None:
     clip = layer.get("clip")
-    return clip if isinstance(clip, str) else clip.get("name") if isinstance(clip, dict) else None
+    name = clip.get("name") if isinstance(clip, dict) else clip
+    if not isinstance(name, str | None):
+        raise UserError(f"clip={shown(clip)}: a policy's name, or settings with a name")
+    return name
+
+
+def _clip_settings(clip: object) -> Mapping[str, Any]:
+    if not isinstance(clip, Mapping | None):
+        raise UserError(f"clip={shown(clip)}: a policy's name, or settings with a name")
+    return clip or {}
+
+
+def _listed(plugins: object) -> Sequence[str]:
+    if not isinstance(plugins, list | tuple | None):
+        raise UserError(f"plugins={shown(plugins)}: a list of files and folders")
+    return plugins or ()
 
 
 def _for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
@@ -261,9 +280,10 @@ def _for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     if (_clip_name(own) or name) != name:
         del own["clip"]
     per_clip = layer.get("per_clip") or {}
-    if not isinstance(per_clip, dict):
-        raise UserError("per_clip must hold policy names, each with the settings it changes")
-    return _merge(own, per_clip.get(name) or {})
+    changed = per_clip.get(name) or {} if isinstance(per_clip, dict) else None
+    if not isinstance(changed, dict):
+        raise UserError(f"per_clip must hold policy names, each with the settings it changes, not {shown(per_clip)}")
+    return _merge(own, changed)
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

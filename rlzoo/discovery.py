@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
 
 RESTRICT = "RLZOO_PLUGINS"
@@ -95,8 +95,26 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
+def absolute(path: str | Path) -> str:
+    """The whole path of a plugin that the user named, so that it is found from elsewhere too.
+
+    Raises:
+        UserError: no file can have that name.
+    """
+    try:
+        return str(Path(path).expanduser().resolve())
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"plugin {shown(str(path))} cannot be looked for: {error}") from error
+
+
 def _from_path(path: Path) -> Iterator[Plugin]:
-    path = path.expanduser()
+    try:
+        path = path.expanduser()
+        path.stat()
+    except FileNotFoundError:
+        pass  # said below
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"plugin {shown(str(path))} cannot be looked for: {error}") from error
     if path.is_dir():
         yield from _from_folder(path)
     elif path.is_file() and path.suffix == ".py":
@@ -110,7 +128,10 @@ def _from_folder(folder: Path) -> Iterator[Plugin]:
     """A distribution by its entry points, a package as one plugin, any other folder as one plugin per file."""
     project = folder / "pyproject.toml"
     if project.is_file():
-        points = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {})
+        try:
+            points = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {})
+        except (OSError, ValueError) as error:
+            raise UserError(f"plugin {str(folder)!r}: its pyproject.toml cannot be read: {error}") from error
         if not points.get(PROJECT):
             raise UserError(f"plugin {str(folder)!r}: its pyproject.toml has no entry points in the group '{PROJECT}'")
         for module in points[PROJECT].values():

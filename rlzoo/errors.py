@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,44 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 
+LONGEST_MESSAGE = 2000  # characters: about what a screen shows
+_LONGEST_VALUE = 200
+
+_shortened = reprlib.Repr()
+_shortened.maxlevel, _shortened.maxstring, _shortened.maxother = 6, _LONGEST_VALUE, _LONGEST_VALUE
+_shortened.maxdict = _shortened.maxlist = _shortened.maxtuple = _shortened.maxset = _shortened.maxlong = 40
+
+
 class UserError(ValueError):
     """A mistake in what the user gave: says what was given, what is allowed, and what to do.
 
-    The command line prints it as one line and exits with code 2.
+    The command line prints it as one line and exits with code 2. So it is one line, whatever was given: control characters
+    are written as escapes, and of a message longer than `LONGEST_MESSAGE` the middle is left out.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
+
+
+def _one_line(message: str) -> str:
+    printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in _cut(message))
+    return _cut("".join(printable))  # escapes are longer than what they stand for
+
+
+def _cut(message: str) -> str:
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    return f"{message[: LONGEST_MESSAGE - 500]} ... {message[-400:]}"
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, shortened where it is long: what an error says was given.
+
+    Example:
+        >>> shown("fast"), len(shown("9" * 1_000_000))
+        ("'fast'", 200)
+    """
+    return _shortened.repr(value)
 
 
 class RunError(RuntimeError):
@@ -63,7 +97,19 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         return f"{prefix.rstrip('.')}: {message}".lstrip(": ")
     if first["type"] == "missing":
         return f"{key} is missing"
-    return f"{key}={first['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{key}={shown(first['input'])}: {message[:1].lower()}{message[1:]}"
+
+
+def first_mistake(error: ValidationError) -> str:
+    """The first mistake of a pydantic error in what a program wrote: where, and what it should be.
+
+    Example:
+        ``"step: input should be a valid integer"``
+    """
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = str(first["msg"])
+    return f"{where}: {message[:1].lower()}{message[1:]}".lstrip(": ")
 
 
 def _section(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:

@@ -76,3 +76,36 @@ def test_python_mistakes_are_value_errors():
         RunConfig(clip="fsop")
     with pytest.raises(UserError, match=r"per_clip must hold policy names"):
         RunConfig.compose(per_clip=[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("clip: 5\nper_clip: {}\n", "clip=5: a policy's name, or settings with a name"),
+        ("clip: {name: [1]}\n", "clip="),
+        ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must hold policy names"),
+        ("clip: fspo\ntask: {1: 2}\n", "task: 1 is no name of a setting"),
+        ('clip: fspo\nplugins: ["a\\0b"]\n', "cannot be looked for"),
+        ("clip: fspo\nsteps: 2001-99-99\n", "is not valid YAML"),
+        ("clip: fspo\nsteps: &a [*a]\n", "is not valid YAML: lists or mappings nested deeper than"),
+    ],
+)
+def test_odd_config_files_are_refused_in_one_line(tmp_path, text, message):
+    file = write(tmp_path / "odd.yaml", text)
+    with pytest.raises(UserError) as refusal:
+        RunConfig.compose([file], clip="fspo" if text.startswith("clip: 5") else None)
+    assert message in str(refusal.value)
+
+
+def test_names_that_no_file_can_have_are_refused():
+    for name in ("\0", "a" * 5000, "\ud800"):
+        with pytest.raises(UserError, match="no config"):
+            RunConfig.compose([name])
+        with pytest.raises(UserError, match="cannot be looked for"):
+            RunConfig.compose(clip="fspo", plugins=[name])
+
+
+def test_odd_overrides_are_refused():
+    for override in ("a." * 5000 + "a=1", "\ud800=1", "steps=" + "[" * 5000, "steps=0x" + "f" * 5000):
+        with pytest.raises(UserError, match="--set"):
+            RunConfig.compose(clip="fspo", overrides=[override])

@@ -34,7 +34,7 @@ def damage(folder: Path) -> str | None:
                 return f"{name} was changed"
     except FileNotFoundError:
         return f"{FILE} is missing"
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"{FILE} cannot be followed: {error}"
     return None
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from rlzoo.engine.adapters import has_adapter
 from rlzoo.engine.manifest import seal, sync
 from rlzoo.engine.pretrained import quiet
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, shown
 from rlzoo.lock import Lock
+from rlzoo.parsing import UnreadableError, parse_json
 from rlzoo.redaction import redact_settings
 from rlzoo.types import RolloutGroup
 
@@ -89,7 +90,11 @@ class RunDirectory:
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a directory that holds something already, before any time is spent on the run."""
-        if path.is_dir() and any(path.iterdir()):
+        try:
+            taken = path.is_dir() and any(path.iterdir())
+        except (OSError, ValueError) as error:
+            raise UserError(f"output directory {shown(str(path))} cannot be used: {error}") from error
+        if taken:
             raise UserError(f"output directory {str(path)!r} is not empty; name another with --output, or remove it")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -223,11 +228,14 @@ class RunDirectory:
                 shutil.rmtree(old)
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
-        """Forget what a run wrote after this step; returns the metrics of the steps that are left."""
+        """Forget what a run wrote after this step; returns the metrics of the steps that are left.
+
+        Raises:
+            UserError: ``metrics.jsonl`` is damaged.
+        """
         file = self.path / "metrics.jsonl"
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
-        complete = text[: text.rfind("\n") + 1]  # the last line may have been cut off by what ended the run
-        rows = [row for row in map(json.loads, complete.splitlines()) if row["step"] <= step]
+        # the last line may have been cut off by what ended the run
+        rows = [row for row in read_metrics(file) if row["step"] <= step] if file.exists() else []
         if self.is_writer:
             for unfinished in (self.path / "checkpoints").glob(".*"):
                 shutil.rmtree(unfinished)
@@ -235,6 +243,35 @@ class RunDirectory:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             temporary.replace(file)
             for recorded in (self.path / "rollouts").iterdir():
-                if recorded.name.startswith(".") or int(recorded.stem) > step:
+                if recorded.is_file() and (recorded.name.startswith(".") or _is_after(recorded.stem, step)):
                     recorded.unlink()
         return [{key: value for key, value in row.items() if key != "step"} for row in rows]
+
+
+def _is_after(stem: str, step: int) -> bool:
+    return stem.isascii() and stem.isdecimal() and int(stem[:18]) > step  # what is named otherwise is not the run's
+
+
+def read_metrics(file: Path) -> list[dict[str, float]]:
+    """The rows of a ``metrics.jsonl``: a step and numbers. A last line that was not finished is left out.
+
+    Raises:
+        UserError: it cannot be read, or a line is something else; names the line.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(file)!r} cannot be read: {error}") from error
+    rows = []
+    for number, line in enumerate(lines[:-1], start=1):  # after the last newline is what was being written
+        try:
+            row = parse_json(line)
+        except UnreadableError as error:
+            raise UserError(f"{str(file)!r} line {number}: not JSON: {error}") from error
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise UserError(f"{str(file)!r} line {number}: {shown(row)} is no row of metrics with a step")
+        other = next((key for key, value in row.items() if type(value) not in (int, float)), None)
+        if other is not None:
+            raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")
+        rows.append(row)
+    return rows

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from rlzoo.engine.manifest import damage
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, first_mistake
 from rlzoo.types import Rollout
 
 FILE = "state.json"
@@ -43,8 +43,19 @@ class RunState:
 
     @classmethod
     def read(cls, folder: Path) -> RunState:
-        """Read it back."""
-        return TypeAdapter(RunState).validate_json((folder / FILE).read_bytes())
+        """Read it back.
+
+        Raises:
+            UserError: it is not what a run writes.
+        """
+        try:
+            state = TypeAdapter(RunState).validate_json((folder / FILE).read_bytes())
+        except (OSError, ValidationError) as error:
+            what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
+            raise UserError(f"{str(folder / FILE)!r} is not what a run writes: {what}") from error
+        if min(state.step, state.num_optimizer_steps, state.next_problem) < 0:
+            raise UserError(f"{str(folder / FILE)!r} is not what a run writes: a count is below 0")
+        return state
 
 
 def newest_state(run: Path) -> Path | None:

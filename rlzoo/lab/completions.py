@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from rlzoo.analysis.at_k import Outcome
 from rlzoo.errors import UserError
+from rlzoo.parsing import parse_json, parse_yaml
 from rlzoo.signals import held_signals
 from rlzoo.types import Problem
 
@@ -30,6 +32,9 @@ class Completion:
     answer_group: int | None  # place of the first response to the problem with the same answer; None: no answer
     length: int  # in tokens, the end token included
     finished: bool  # False: cut off at the length limit
+
+
+_COMPLETIONS = TypeAdapter(tuple[Completion, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ class Answered:
     @classmethod
     def from_line(cls, line: str) -> Answered:
         """The same from such a line."""
-        row = json.loads(line)
-        return cls(Problem(row["question"], row["answer"]), tuple(Completion(**item) for item in row["completions"]))
+        row = parse_json(line)
+        return cls(Problem(row["question"], row["answer"]), _COMPLETIONS.validate_python(row["completions"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,10 @@ class EvaluationDirectory:
         """
         file = self.path / "settings.yaml"
         try:
-            before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+            before = parse_yaml(file.read_text(encoding="utf-8")) if file.is_file() else None
             is_taken = before is None and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
-        except (OSError, yaml.YAMLError) as error:
-            raise UserError(f"{str(file)!r} cannot be read: {str(error).splitlines()[0]}") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"{str(file)!r} cannot be read: {error}") from error
         if is_taken:
             raise UserError(f"--output {str(self.path)!r} is not an evaluation's directory; name another, or remove it")
         changed = list(_differences(before, settings)) if isinstance(before, Mapping) else []
@@ -122,13 +127,13 @@ class EvaluationDirectory:
         if whole != content:  # whoever wrote it was killed
             with file.open("r+b") as stream:
                 stream.truncate(len(whole))
-        lines = whole.decode().split("\n")[: len(problems)]  # not splitlines: JSON strings may hold U+2028
+        lines = whole.split(b"\n")[: len(problems)]  # not splitlines: JSON strings may hold U+2028
         answered: list[Answered] = []
         for number, (line, problem) in enumerate(zip(lines, problems, strict=False), start=1):
             if not line:
                 break  # after the last
             try:
-                answered.append(Answered.from_line(line))
+                answered.append(Answered.from_line(line.decode()))
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(
                     f"{file} line {number}: not a completion of an evaluation; remove the file to begin anew"
@@ -156,8 +161,8 @@ class EvaluationDirectory:
     def read_results(self) -> dict[str, Any]:
         """What ``results.json`` holds; empty before the first."""
         try:
-            return dict(json.loads(self.results_file.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+            return dict(parse_json(self.results_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return {}
 
     @property

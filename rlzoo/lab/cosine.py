@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model
 from scipy import stats
 from torch import Tensor
@@ -27,6 +29,8 @@ from rlzoo.lab.replay import Replayed
 from rlzoo.types import ClipInputs
 
 SAME = 0.02  # nats: log-probs recomputed from kept weights agree with the recorded ones this closely
+
+_KEPT = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ def cosines(
         file = files.get((update.step, update.index))
         if file is None:
             continue
-        load_model(model, file)
+        _load(model, file)
         counts, limit = update.counts, run.config.rollout.max_new_tokens
         wanted = {
             label: judgement(rule.states[position], update.inputs, counts, limit).gradient for label, rule in replayed.items()
@@ -135,25 +139,36 @@ def _gradients(
             continue
         log_probs, _ = module(experience.model_batch(rows, pad_id=0))
         mask = inputs.response_mask[rows]
-        _check_same(log_probs, inputs.log_probs[rows][mask])
+        _check_same(log_probs, inputs.log_probs[rows][mask], f"kept weights of step {update.step}, update {update.index},")
         for label, gradient in wanted.items():
             parts_of = torch.autograd.grad(log_probs, parameters, gradient[rows][mask], retain_graph=True)
             sums[label].append(torch.cat([part.float().flatten() for part in parts_of]))
     return sums
 
 
-def _check_same(log_probs: Tensor, recorded: Tensor) -> None:
+def _check_same(log_probs: Tensor, recorded: Tensor, weights: str) -> None:
     worst = float((log_probs.detach() - recorded).abs().max())
     if not worst < SAME:
         raise UserError(
-            f"kept weights give log-probs that differ by up to {worst:.3g} from the recorded ones: they do not belong together"
+            f"{weights} give log-probs that differ by up to {worst:.3g} from the recorded ones: they do not belong together"
         )
+
+
+def _load(model: torch.nn.Module, file: Path) -> None:
+    try:
+        load_model(model, file)
+    # its own differ by what is torn; RuntimeError is torch's, of weights that belong to another model
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"kept weights {str(file)!r} cannot be read: {error}; remove the file to go without them") from error
 
 
 def _kept(run: RecordedRun) -> dict[tuple[int, int], Path]:
     """Files with weights, by step and update."""
-    names = [(file, file.stem.split("-")) for file in sorted((run.path / "replay").glob("*.safetensors"))]
-    return {(int(step), int(index)): file for file, (step, index) in names}
+    named = [(file, _KEPT.fullmatch(file.stem)) for file in sorted((run.path / "replay").glob("*.safetensors"))]
+    for file, name in named:
+        if name is None:
+            raise UserError(f"{str(file)!r} is not named after a step and an update, such as 000010-0.safetensors; remove it")
+    return {(int(name[1]), int(name[2])): file for file, name in named if name}
 
 
 @contextlib.contextmanager

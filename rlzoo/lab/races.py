@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-import yaml
 
 from rlzoo.analysis.comparison import Difference, Estimate, differences, estimate
 from rlzoo.analysis.profile import LengthProfile
@@ -18,67 +15,16 @@ from rlzoo.analysis.response_table import pooled
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
+from rlzoo.lab.run_records import RunRecord, find_runs
 from rlzoo.lab.study import plain
-from rlzoo.tracking.record import flatten
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # what runs may differ in and still be repetitions
 SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # what runs must agree in, or their scores mean different things
+LONGEST_VALUE = 80  # characters of a setting in a label
 SCORES = {
     "eval/accuracy": "held-out accuracy at the end",
     "reward/mean": "mean reward over the last quarter of the steps",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """A finished run.
-
-    Example:
-        ``record.metrics[-1]["eval/accuracy"]`` is the last evaluation.
-    """
-
-    path: Path
-    settings: Mapping[str, Any]  # its config.yaml with dotted keys
-    metrics: tuple[Mapping[str, float], ...]
-    summary: Mapping[str, Any]
-
-    @property
-    def policy(self) -> str:
-        """Its clip policy's name."""
-        return str(self.settings["clip.name"])
-
-    @property
-    def seed(self) -> int:
-        """Its seed."""
-        return int(self.settings["seed"])
-
-    def last(self, name: str) -> float | None:
-        """The last value of a metric."""
-        return next((row[name] for row in reversed(self.metrics) if name in row), None)
-
-    def mean(self, name: str, last_share: float = 1.0) -> float | None:
-        """Mean of a metric over the run, or over the last part of its steps."""
-        first = self.settings["steps"] * (1 - last_share)
-        values = [row[name] for row in self.metrics if name in row and row["step"] > first]
-        return fmean(values) if values else None
-
-    def score(self, name: str) -> float:
-        """Accuracy at the end on held-out problems, or mean reward over the last quarter of the steps."""
-        value = self.last(name) if name == "eval/accuracy" else self.mean(name, 0.25)
-        assert value is not None, "a finished run has rewards, and accuracy is the score only where every run has it"
-        return value
-
-    @property
-    def gain(self) -> float | None:
-        """Accuracy at the end less accuracy before the first update; None without an evaluation."""
-        values = [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
-        return values[-1] - values[0] if values else None
-
-    @property
-    def seconds(self) -> float:
-        """How long it took; of a run that did not note it, sampling and learning alone."""
-        spent = sum(row.get("time/rollout", 0.0) + row.get("time/learner", 0.0) for row in self.metrics)
-        return float(self.summary.get("seconds") or spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,56 +136,6 @@ def race(
     return Race(tuple(contenders), tuple(pairs), metric, match, tuple(notes))
 
 
-def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
-    """Every finished run in some folders, at any depth, and a note on each that is not finished.
-
-    Raises:
-        UserError: a path is no folder, or there is no finished run.
-    """
-    folders: dict[Path, Path] = {}  # where it lies, and how it was named first
-    for path in paths:
-        if not path.is_dir():
-            raise UserError(f"{str(path)!r} is not a folder; give run directories, or folders that hold some")
-        found = [file.parent for file in sorted(path.rglob("config.yaml")) if (file.parent / "rollouts").is_dir()]
-        for folder in found:
-            if "interrupted" not in folder.relative_to(path).parts:
-                folders.setdefault(folder.resolve(), folder)
-    read = {folder: _read(folder) for folder in folders.values()}
-    records = [record for record in read.values() if record is not None]
-    notes = [f"left out, not finished: {folder}" for folder, record in read.items() if record is None]
-    if not records:
-        raise UserError(f"no finished run in {', '.join(map(str, paths))}; `rlzoo sweep` or `rlzoo train` make some")
-    return records, notes
-
-
-def _read(folder: Path) -> RunRecord | None:
-    """The run in a folder; None if it has not come to its last step."""
-    settings = _settings(folder / "config.yaml")
-    metrics = tuple(_json_lines(folder / "metrics.jsonl"))
-    summary = next(iter(_json_lines(folder / "summary.json", whole=True)), {})
-    complete = bool(metrics) and metrics[-1].get("step", 0) == settings.get("steps")
-    return RunRecord(folder, settings, metrics, summary) if complete and summary.get("finished", True) else None
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    """A config file with dotted keys; empty if it is none."""
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return flatten(content) if isinstance(content, Mapping) else {}
-
-
-def _json_lines(file: Path, *, whole: bool = False) -> list[dict[str, Any]]:
-    """The objects in a file, one a line or the file itself; none if it cannot be read."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        found = [json.loads(part) for part in ([text] if whole else text.splitlines())]
-    except (OSError, ValueError):
-        return []
-    return [part for part in found if isinstance(part, dict)]
-
-
 def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """Runs by policy, and by what differs between the runs of one policy, if anything but the seed does.
 
@@ -250,7 +146,7 @@ def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     for record in records:
         others = [other.settings for other in records if other.policy == record.policy]
         varied = [key for key in _varied(others) if key in record.settings]
-        label = " ".join([record.policy, *(f"{key}={record.settings[key]}" for key in varied)])
+        label = " ".join([_short(record.policy), *(f"{key}={_short(record.settings[key])}" for key in varied)])
         groups.setdefault(label, []).append(record)
     for label, runs in groups.items():
         runs.sort(key=lambda run: run.seed)
@@ -258,6 +154,12 @@ def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
             if earlier.seed == later.seed:
                 raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; give one of them")
     return groups
+
+
+def _short(value: object) -> str:
+    """As it stands in a label, which is drawn in figures."""
+    text = str(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
 def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from rlzoo.config import RunConfig
 from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
+from rlzoo.lab.rollout_file import read_rollouts
 from rlzoo.reductions import StepCounts
 from rlzoo.types import ClipInputs
 
@@ -63,7 +63,10 @@ class RecordedRun:
         """
         if not (path / "config.yaml").is_file():
             raise UserError(f"{str(path)!r} is not a run directory: it has no config.yaml")
-        config = RunConfig.compose([path / "config.yaml"])
+        try:
+            config = RunConfig.compose([path / "config.yaml"])
+        except UserError as error:
+            raise UserError(f"{str(path)!r} has a config.yaml that describes no run: {error}") from error
         updates = [
             update for file in sorted((path / "rollouts").glob("*.safetensors")) for update in _updates(file, config.seed)
         ]
@@ -78,10 +81,12 @@ class RecordedRun:
 
 
 def _updates(file: Path, run_seed: int) -> Iterator[RecordedUpdate]:
-    tensors, step = load_file(file), int(file.stem)
+    tensors, step = read_rollouts(file), int(file.stem)
+    if "rows/0" not in tensors:
+        return  # nothing was learned in this step
     lengths = tensors["lengths"]
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    sequences = tensors["sequences"].split(tensors["sequence_lengths"].tolist())
+    sequences = torch.split(tensors["sequences"], tensors["sequence_lengths"].tolist())
     advantages = _spread(tensors["advantages"], mask) if tensors["advantages"].ndim == 1 else tensors["advantages"]
     seed, edges, index = step_seed(run_seed, LEARNER, step), bin_edges(lengths), 0
     while f"rows/{index}" in tensors:

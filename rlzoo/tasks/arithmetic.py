@@ -45,8 +45,9 @@ class ArithmeticTask(Task):
         super().model_post_init(context)
         if self.num_operands_max < self.num_operands_min:
             return  # reported by the validator, which runs next
-        sides = {is_held_out(self._draw(f"check:{index}")) for index in range(_MAX_TRIES)}
-        if len(sides) < 2:
+        sides = (is_held_out(self._draw(f"check:{index}")) for index in range(_MAX_TRIES))
+        first = next(sides)
+        if not any(side != first for side in sides):
             raise UserError(
                 f"task.operand_max={self.operand_max} with up to task.num_operands_max={self.num_operands_max} numbers "
                 "makes too few questions to train on some and evaluate on others: raise one of them"

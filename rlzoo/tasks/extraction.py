@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAG, _END_TAG = "<answer>", "</answer>"
 _BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)  # \\. steps over \{ and \}
 _ANSWER_IS = "answer is"
 
@@ -42,9 +42,9 @@ def final_answer(response: str) -> str:
     The last ``<answer>`` tag, else the last ``\boxed{}``, else the line after the last ``####`` or "answer is", else the
     last line that is not empty.
     """
-    tags = _TAG.findall(response)
-    if tags:
-        return str(tags[-1]).rpartition("<answer>")[2].strip()
+    opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last that is closed
+    if opened >= 0:
+        return response[opened + len(_TAG) :].partition(_END_TAG)[0].strip()
     boxed = last_boxed(response)
     if boxed is not None:
         return boxed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlzoo.tasks import math_worker
@@ -12,6 +12,9 @@ from rlzoo.tasks.grading import Grader
 from rlzoo.types import Problem
 
 ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+LONGEST_ANSWER = 5_000  # characters; no reference has a tenth of them, and math-verify takes minutes for many more
+LONGEST_SEARCHED = 100_000  # characters of a response, from its end, in which math-verify looks for an answer
 
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
 _NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\A-Za-z]*)\}")
@@ -35,8 +38,8 @@ class MathGrader:
             answer = response_answer(response)
             if answer is not None and _plain(answer) == _plain(problem.answer):
                 rewards[index] = 1.0
-            elif response.strip() and answer != "":
-                calls[index] = (_bare(problem.answer), response if answer is None else _bare(answer), answer is not None)
+            elif text := _compared(response, answer, _bare):
+                calls[index] = (_bare(problem.answer), text, answer is not None)
         for index, reward in zip(calls, self.worker.grade(list(calls.values())), strict=True):
             rewards[index] = reward
         return rewards
@@ -94,7 +97,14 @@ def response_answer(response: str) -> str | None:
 def _readable(response: str) -> tuple[str, bool]:
     """What of a response is compared, and whether it is the answer alone; an empty text where there is none."""
     answer = response_answer(response)
-    return (response.strip(), False) if answer is None else (_plain(answer), True)
+    return _compared(response, answer, _plain), answer is not None
+
+
+def _compared(response: str, answer: str | None, cleaned: Callable[[str], str]) -> str:
+    """What math-verify is given: the answer, or where there is none to be seen the response; empty for what is no answer."""
+    if answer is None:
+        return response[-LONGEST_SEARCHED:].strip()
+    return cleaned(answer) if len(answer) <= LONGEST_ANSWER else ""
 
 
 def _bare(answer: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, shown
+from rlzoo.parsing import UnreadableError, parse_json
 from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.task import require_extra
 from rlzoo.types import Problem
@@ -27,9 +28,13 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 def is_file_name(path: str) -> bool:
     """Whether a path means a local file rather than a data set: it is one, or is named like one and not like a data set."""
-    if Path(path).is_dir():
-        return False  # datasets reads a folder as a data set
-    return Path(path).is_file() or path.endswith(_FILE_ENDINGS) or not _HUB_NAME.fullmatch(path)
+    try:
+        if Path(path).is_dir():
+            return False  # datasets reads a folder as a data set
+        is_file = Path(path).is_file()
+    except OSError:  # longer than any name
+        is_file = True  # reading it says what is wrong
+    return is_file or path.endswith(_FILE_ENDINGS) or not _HUB_NAME.fullmatch(path)
 
 
 def read_problems(path: str, split: str, subset: str | None) -> list[Problem]:
@@ -53,15 +58,15 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: file not found (from {Path.cwd()})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+    except (OSError, ValueError) as error:  # no text, or a name that no file can have
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON strings may hold U+2028
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path} line {number}: not JSON: {error.msg} at column {error.colno}") from error
+            row = parse_json(line)
+        except UnreadableError as error:
+            raise UserError(f"{path} line {number}: not JSON: {error}") from error
         yield f"{path} line {number}", row
 
 
@@ -99,7 +104,7 @@ def _problem(place: str, row: Any) -> Problem:
     if question is None:
         raise _missing(place, row, "question or problem, nor prompt with messages")
     if not isinstance(question, str) or not question.strip():
-        raise UserError(f"{place}: the question is {question!r}, not a text")
+        raise UserError(f"{place}: the question is {shown(question)}, not a text")
     return Problem(question=question, answer=_answer(place, row))
 
 
@@ -125,12 +130,16 @@ def _answer(place: str, row: Mapping[str, Any]) -> str:
         raise _missing(place, row, "answer, reward_model with ground_truth, or solution with \\boxed{}")
     if isinstance(given, float) and given.is_integer():
         given = int(given)  # AMC's files write 27 as 27.0
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
-        raise UserError(f"{place}: the answer is {given!r}, not a text or a number")
+    if isinstance(given, bool) or not isinstance(given, int | float | str) or not _is_finite(given):
+        raise UserError(f"{place}: the answer is {shown(given)}, not a text or a number")
     answer = clean_answer(str(given))
     if not answer:
         raise UserError(f"{place}: the answer is empty")
     return answer
+
+
+def _is_finite(given: float | str) -> bool:
+    return not isinstance(given, float) or math.isfinite(given)
 
 
 def clean_answer(answer: str) -> str:

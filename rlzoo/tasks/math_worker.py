@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*\{?\s*([0-9]+)\s*\}?")  # 52_8, 52_{8}
+_IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*(?:\{\s*)?([0-9]+)\s*\}?")  # 52_8, 52_{8}
 
 
 def start() -> None:
@@ -31,12 +31,22 @@ def score(reference: str, answer: str, found: bool, reference_found: bool = True
     """
     from math_verify import parse, verify
 
-    bases = [match[1] for match in map(_IN_A_BASE.fullmatch, (reference, answer)) if match]
-    if len(set(bases)) > 1:  # math-verify drops the base
+    if len({base_of(text) for text in (reference, answer)} - {None}) > 1:  # math-verify drops the base
         return 0.0
     gold = parse(_boxed(reference) if reference_found else reference, parsing_timeout=0)  # 0: SIGALRM works in a main
     given = parse(_boxed(answer) if found else answer, parsing_timeout=0)  # thread only, and pebble watches the time
     return float(verify(gold, given, timeout_seconds=0))
+
+
+def base_of(answer: str) -> str | None:
+    """The base that a number is said to be written in.
+
+    Example:
+        >>> base_of("52_{8}"), base_of("52")
+        ('8', None)
+    """
+    match = _IN_A_BASE.fullmatch(answer)
+    return match[1] if match else None
 
 
 def _boxed(answer: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlzoo.errors import UserError, did_you_mean
+from rlzoo.errors import UserError, did_you_mean, shown
 from rlzoo.tasks.arithmetic import ArithmeticTask
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import read_problems
@@ -17,7 +17,7 @@ from rlzoo.types import Problem
 
 TIMEOUT = 5.0  # seconds for one comparison, as in training
 NUM_SUMS = 200
-_NAME = re.compile(r"\w[\w.-]*")  # it becomes the name of a file
+_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # it becomes the name of a file
 
 
 class SuiteGrader(Protocol):
@@ -138,4 +138,4 @@ def find_suite(name: str, folder: Path | None) -> Suite:
     if folder is not None and _NAME.fullmatch(name) and (folder / f"{name}.jsonl").is_file():
         return Suite(name)
     own = f", or NAME.jsonl in --data {str(folder)!r}" if folder else ""
-    raise UserError(f"unknown suite {name!r} (allowed: {', '.join(SUITES)}{own}){did_you_mean(name, SUITES)}")
+    raise UserError(f"unknown suite {shown(name)} (allowed: {', '.join(SUITES)}{own}){did_you_mean(name, SUITES)}")

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from rlzoo.errors import UserError, did_you_mean, explain
+from rlzoo.errors import UserError, did_you_mean, explain, shown
 from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.user_reward import import_reward, reward_worker
 from rlzoo.types import Problem
@@ -140,15 +140,17 @@ def build_task(settings: Mapping[str, Any]) -> Task:
     Raises:
         UserError: unknown name, unknown or wrong setting, unreadable data, or a missing extra; in one line.
     """
+    if odd := next((key for key in settings if not isinstance(key, str)), None):
+        raise UserError(f"task: {shown(odd)} is no name of a setting")
     fields = dict(settings)
     name = fields.pop("name", None)
     if name is None:
         raise UserError(f"task.name is missing (allowed: {', '.join(task_names())})")
     kind, colon, dataset = str(name).partition(":")
     if kind not in _TASKS or bool(colon) != (kind == "reasoning_gym") or (colon and not dataset):
-        raise UserError(f"unknown task {name!r} (allowed: {', '.join(task_names())}){did_you_mean(kind, _TASKS)}")
+        raise UserError(f"unknown task {shown(name)} (allowed: {', '.join(task_names())}){did_you_mean(kind, _TASKS)}")
     if colon and fields.setdefault("dataset", dataset) != dataset:
-        raise UserError(f"task.dataset={fields['dataset']!r} contradicts task.name={name!r}: leave task.dataset out")
+        raise UserError(f"task.dataset={shown(fields['dataset'])} contradicts task.name={name!r}: leave task.dataset out")
     module, class_name = _TASKS[kind]
     cls: type[Task] = getattr(importlib.import_module(module), class_name)
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from rlzoo.errors import UserError, did_you_mean
+from rlzoo.errors import UserError, did_you_mean, shown
 from rlzoo.tasks.grading import Grader
 from rlzoo.types import Problem
 
@@ -23,7 +23,7 @@ def import_reward(reference: str) -> RewardFunction:
     Raises:
         UserError: the module or function is not found, or cannot be called with (problem, response).
     """
-    key = f"task.reward={reference!r}"
+    key = f"task.reward={shown(reference)}"
     module_name, _, function_name = reference.partition(":")
     parts = [*module_name.split("."), function_name]
     if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
@@ -78,5 +78,5 @@ def checked_reward(value: object) -> float:
         except (TypeError, ValueError, RuntimeError):
             number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"returned {value!r}, not a finite number")
+        raise ValueError(f"returned {shown(value)}, not a finite number")
     return number

@@ -11,9 +11,15 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
+from rlzoo.errors import UserError, first_mistake
+from rlzoo.parsing import parse_json
 from rlzoo.redaction import redact, redact_settings, without_userinfo
+
+T = TypeVar("T")
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
 PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
@@ -80,8 +86,8 @@ class Record:
     @classmethod
     def read(cls, directory: Path) -> Self | None:
         """The record of a directory; None if it has none."""
-        found = _read(directory / FOLDER / "record.json")
-        return None if found is None else cls(**{**found, "files": tuple(found["files"])})
+        file = directory / FOLDER / "record.json"
+        return None if (found := _read(file)) is None else _parsed(cls, found, file)
 
     def write(self, directory: Path) -> None:
         """Let it stand in a directory, over an older one."""
@@ -106,8 +112,11 @@ class Sent:
     def read(cls, directory: Path, uri: str) -> Self:
         """What the store knows; nothing if it was never told of this record."""
         record = Record.read(directory)
-        found = sent_to(directory).get(without_password(uri), {"id": ""})
-        return cls(**found) if record is not None and found["id"] == record.id else cls("" if record is None else record.id)
+        before = sent_to(directory).get(without_password(uri))
+        found = None if before is None else _parsed(cls, before, directory / FOLDER / "sent.json")
+        if record is None or found is None or found.id != record.id:
+            return cls("" if record is None else record.id)
+        return found
 
     def write(self, directory: Path, uri: str) -> None:
         """Remember it."""
@@ -165,9 +174,22 @@ def _user() -> str:
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        found = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(file)!r} cannot be read: {error}; remove it, and MLflow is told of the run anew") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{str(file)!r} is not what a run writes; remove it, and MLflow is told of the run anew")
+    return found
+
+
+def _parsed(kind: type[T], found: Any, file: Path) -> T:
+    try:
+        return TypeAdapter(kind).validate_python(found)
+    except ValidationError as error:
+        what = first_mistake(error)
+        raise UserError(f"{str(file)!r} is not what a run writes: {what}; remove it, and MLflow is told of it anew") from error
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

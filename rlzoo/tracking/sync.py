@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlzoo.errors import UserError, shown
+from rlzoo.parsing import parse_json
 from rlzoo.redaction import redact
 from rlzoo.tracking.record import Record, Sent, without_password
 
@@ -200,13 +202,26 @@ def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]
     columns = ("question", "answer", "response", "reward", "length")
     for file in sorted((directory / "rollouts").glob("[0-9]*.jsonl")) if number else ():
         seen = -1
-        with file.open(encoding="utf-8") as stream:
-            for row in map(json.loads, stream):
+        if not file.stem.isdecimal():
+            continue
+        with file.open("rb") as stream:
+            for line_number, line in enumerate(stream, start=1):
+                row = _response(line, f"{file} line {line_number}")
                 if row["group"] >= number:
                     break
                 if row["group"] != seen:
                     seen = row["group"]
                     yield {"step": int(file.stem), **{name: row.get(name) for name in columns}}
+
+
+def _response(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        row = parse_json(line.decode())
+    except ValueError as error:
+        raise UserError(f"{place}: not a recorded response: {error}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("group"), int):
+        raise UserError(f"{place}: not a recorded response: {shown(row)} has no group")
+    return row
 
 
 def describe(error: Exception, uri: str) -> str:

@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 import rlzoo
 from rlzoo import RunConfig, UserError
+from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.engine.state import RunState
 from tests.engine.test_loop import lines, quick, without_times
 from tests.quick import QUICK
 
@@ -149,3 +151,19 @@ def test_an_unfinished_checkpoint_is_not_gone_on_from(tmp_path):
     assert json.loads((newest.with_name("step-000002") / "state" / "state.json").read_text())["step"] == 2
     again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
     assert without_times(again.metrics) == without_times(result.metrics)
+
+
+def test_a_state_or_metrics_that_are_damaged_are_named(tmp_path):
+    (tmp_path / "state.json").write_text('{"step": "two"}')
+    with pytest.raises(UserError, match=r"state.json' is not what a run writes: step: input should be a valid integer"):
+        RunState.read(tmp_path)
+    run = RunDirectory.create(tmp_path / "run", "")
+    (run.path / "rollouts" / "notes.txt").write_text("mine")
+    (run.path / "rollouts" / "000003.jsonl").write_text("")
+    (run.path / "metrics.jsonl").write_text('{"step": 1, "a": 2.0}\n{"step": 2, "a": null}\n{"ste')
+    with pytest.raises(UserError, match=r"metrics.jsonl' line 2: 'a' is None, not a number"):
+        run.cut_after(1)
+    (run.path / "metrics.jsonl").write_text('{"step": 1, "a": 2.0}\n{"step": 2, "a": 3.0}\n{"ste')  # killed while writing
+    assert run.cut_after(1) == [{"a": 2.0}]
+    assert [file.name for file in (run.path / "rollouts").iterdir()] == ["notes.txt"]
+    run.close()

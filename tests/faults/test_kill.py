@@ -57,19 +57,25 @@ def moment(folder):
 
 def wait_for_the_moment(process, folder, kind, rng):
     """Sleep until the run is to be killed; False if it ended before."""
-    deadline = time.monotonic() + 120
-    rows = len(lines_of(folder))
+    deadline, began = time.monotonic() + 120, time.time()
+    rows = len(lines_of(folder)) + rng.randint(-EVERY, EVERY)
     while process.poll() is None and time.monotonic() < deadline:
         if kind == "any time" and (time.sleep(rng.uniform(0, 9)) or True):
             return process.poll() is None
         if kind == "within a checkpoint" and moment(folder) == kind:
             time.sleep(rng.uniform(0, 0.03))
             return True
-        if kind == "in a step" and len(lines_of(folder)) != rows:
+        if kind == "in a step" and len(lines_of(folder)) >= rows and started_anew(folder, began):
             time.sleep(rng.uniform(0, 0.3))
             return process.poll() is None
         time.sleep(0.001)
     return False
+
+
+def started_anew(folder, began):
+    """Whether the run has written a row since."""
+    file = folder / "metrics.jsonl"
+    return file.exists() and file.stat().st_mtime > began
 
 
 def lines_of(folder):

@@ -7,8 +7,10 @@ import pytest
 import yaml
 
 from rlzoo.errors import UserError
+from rlzoo.lab.completions import EvaluationDirectory
 from rlzoo.lab.evaluate import evaluate
 from rlzoo.lab.evaluation import EvaluationConfig
+from rlzoo.types import Problem
 
 SIX = ["rollout.group_size=4", "rollout.max_new_tokens=64", "rollout.batch_size=8"]  # two problems in a batch
 
@@ -158,3 +160,12 @@ def test_results_are_logged_once_by_names_that_mlflow_takes(tmp_path, whole):
 def test_a_run_directory_stands_for_its_last_checkpoint(trained, tmp_path):
     result = evaluate(config(model=str(trained.path), limit=2), tmp_path / "eval")
     assert result.config.model.path == str(trained.path / "checkpoints" / "step-000004")
+
+
+def test_a_damaged_line_of_completions_is_named(tmp_path):
+    directory, problems = EvaluationDirectory(tmp_path), [Problem("1+1?", "2")]
+    directory.create({})
+    for line in (b"\xff\n", b"[" * 5000 + b"\n", b'{"question": "1+1?", "answer": "2", "completions": [{"response": 1}]}\n'):
+        (tmp_path / "completions" / "mine.jsonl").write_bytes(line)
+        with pytest.raises(UserError, match=r"mine.jsonl line 1: not a completion"):
+            directory.read("mine", problems)

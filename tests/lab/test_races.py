@@ -145,3 +145,24 @@ def test_a_run_without_recordings_is_compared_by_its_score_alone(folder, tmp_pat
     result = race([tmp_path])
     assert [contender.profile for contender in result.contenders] == [None, None]
     assert len(result.pairs) == 1
+
+
+def test_a_damaged_run_is_left_out_with_a_note(folder, tmp_path, trained):
+    for name, line in {"word": '{"step": 4, "reward/mean": "high"}', "torn": '{"step": 4, "rew', "no-step": "{}"}.items():
+        damaged = variant(trained.path, tmp_path / name, seed=7)
+        with (damaged / "metrics.jsonl").open("a") as file:
+            file.write(line + "\n")
+    _, *notes = race([folder, tmp_path]).notes
+    assert [note.partition(" line 6: ")[2] for note in notes] == [
+        "{} is no row of metrics with a step",
+        "not JSON: Unterminated string starting at at column 13",
+        "'reward/mean' is 'high', not a number",
+    ]
+    with pytest.raises(UserError, match=r"no finished run in .* \(left out, damaged: "):
+        race([tmp_path / "torn"])
+
+
+def test_a_setting_of_any_length_makes_a_label_of_some(tmp_path, trained):
+    long = variant(trained.path, tmp_path / "long", task__template="{question}" + "?" * 5000)
+    groups = labelled(find_runs([trained.path, long])[0])
+    assert max(map(len, groups)) < 120

@@ -51,3 +51,10 @@ def test_last_boxed_is_linear_in_an_adversarial_text():
 )
 def test_final_answer_looks_in_order_of_explicitness(response, answer):
     assert final_answer(response) == answer
+
+
+def test_final_answer_is_linear_in_an_adversarial_text():
+    begin = time.perf_counter()
+    assert final_answer("<answer>" * 100_000) == "<answer>" * 100_000
+    assert final_answer("</answer><answer>" * 100_000) == ""
+    assert time.perf_counter() - begin < 5  # 0.01 s; quadratic would be minutes

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlzoo.errors import UserError
-from rlzoo.tasks import build_task
+from rlzoo.tasks import build_task, math_worker
+from rlzoo.tasks.math_grading import MathGrader, math_worker_process
+from rlzoo.tasks.math_rows import read_problems
 from rlzoo.types import Problem
 
 pytest.importorskip("math_verify")
@@ -250,3 +252,47 @@ def test_real_files_are_read_and_their_own_answers_earn_the_reward():
             sample = problems[:40]
             assert task.grade(sample, [f"So it is $\\boxed{{{p.answer}}}$." for p in sample]) == [1.0] * len(sample)
             assert task.grade(sample, ["\\boxed{123456789}"] * len(sample)) == [0.0] * len(sample)
+
+
+@pytest.mark.parametrize(
+    "row", ['{"question": "\\ud800", "answer": "1"}', "[" * 5000, '{"question": "q", "answer": NaN}', "9" * 5000]
+)
+def test_a_line_that_is_no_text_or_number_is_named(tmp_path, row):
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"question": "1 + 1?", "answer": "2"}\n' + row + "\n")
+    with pytest.raises(UserError, match=r"questions.jsonl line 2: (not JSON: |the answer is nan)"):
+        read_problems(str(file), "train", None)
+
+
+def test_names_of_files_that_cannot_be_are_refused():
+    for name in ("a" * 5000 + ".jsonl", "a\0.jsonl"):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_problems(name, "train", None)
+
+
+@pytest.fixture
+def math():
+    grader = MathGrader(math_worker_process(timeout=5))
+    yield grader
+    grader.close()
+
+
+def test_an_answer_of_thousands_of_characters_is_no_answer(math):
+    problem = Problem("1/2 + 1/3?", "\\frac{5}{6}")
+    begin = time.perf_counter()
+    assert math.grade([problem], ["\\boxed{" + "9" * 10**6 + "}"]) == [0.0]
+    assert math.answer_groups(["\\boxed{" + "1+" * 10**5 + "1}", "\\boxed{7}"], [0.0, 0.0]) == [None, 1]
+    assert math.worker.num_timeouts == 0
+    assert time.perf_counter() - begin < 10
+
+
+def test_a_worker_has_no_more_memory_than_it_may(math):
+    problem = Problem("?", "1")
+    assert math.grade([problem, problem], ["\\boxed{2^{20000000000}}", "\\boxed{2-1}"]) == [0.0, 1.0]
+
+
+def test_the_base_of_a_number_is_found_in_linear_time():
+    begin = time.perf_counter()
+    assert math_worker.base_of("5_" + " " * 10**6) is None
+    assert time.perf_counter() - begin < 1
+    assert [math_worker.base_of(text) for text in ("52_8", "52 _ { 8 }", "52")] == ["8", "8", None]

@@ -6,8 +6,9 @@ from dataclasses import replace
 import mlflow
 import pytest
 
-from rlzoo.tracking.record import Record, Sent, run_id_of, tracking_uri, without_password
-from rlzoo.tracking.sync import Sync
+from rlzoo.errors import UserError
+from rlzoo.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
+from rlzoo.tracking.sync import Sync, sampled_completions
 
 
 @pytest.fixture
@@ -207,3 +208,16 @@ def test_a_password_is_not_written_down(directory):
     Sent("id", "run").write(directory, "https://me:secret@host:5000")
     assert "secret" not in (directory / "tracking" / "sent.json").read_text()
     assert Sent.read(directory, "https://me:other@host:5000").run_id is None, "of another record"
+
+
+def test_damaged_records_and_responses_are_named(tmp_path):
+    Record.new("mine", "run", tags={}, params={}).write(tmp_path)
+    file = tmp_path / FOLDER / "record.json"
+    for content in (b"{", b"[1]", b'{"id": 1}', b"\xff"):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=r"record.json' (cannot be read|is not what a run writes)"):
+            Record.read(tmp_path)
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "000001.jsonl").write_text('{"group": 0}\n{"group": "x"}\n')
+    with pytest.raises(UserError, match=r"000001.jsonl line 2: not a recorded response"):
+        list(sampled_completions(tmp_path, 2))

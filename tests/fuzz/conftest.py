@@ -1,0 +1,33 @@
+"""A small run for the tests to spoil, and the count of the cases at the end."""
+
+import logging
+
+import pytest
+
+from tests.fuzz.law import SURFACES, memory_limit, report
+from tests.quick import quick_run
+
+
+@pytest.fixture(autouse=True)
+def _limited():
+    level = logging.getLogger("rlzoo").level
+    logging.getLogger("rlzoo").setLevel(logging.CRITICAL)  # thousands of warnings of damaged checkpoints
+    with memory_limit():
+        yield
+    logging.getLogger("rlzoo").setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """The directory of a run of two steps with checkpoints, and the weights of its second step's updates."""
+    settings = ["rollout.num_prompts=3", "checkpoint.every=1", "checkpoint.keep_for_replay=2"]
+    return quick_run(tmp_path_factory.mktemp("fuzz") / "run", "fspo", *settings, steps=2).path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _counted(request):
+    yield
+    if any(surface.cases for surface in SURFACES.values()):
+        lines = report()
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n{lines}")

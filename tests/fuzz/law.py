@@ -1,0 +1,164 @@
+"""The law of bad input, and the count of what was held to it.
+
+Input is taken, or refused by a `UserError` of one line that names what was given; in less than 5 s and with less than 1 GB.
+"""
+
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from rlzoo.errors import UserError
+
+MAX_SECONDS = 5.0
+MAX_BYTES = 2**30
+LONGEST_MESSAGE = 4000  # characters: what fits on a screen
+SHARES = {  # of the cases; what is cheap gets most of them
+    "model outputs, read in process": 0.530,
+    "data lines": 0.270,
+    "config files": 0.060,
+    "overrides": 0.060,
+    "run directories": 0.030,
+    "recorded rollouts": 0.030,
+    "evaluation directories": 0.010,
+    "model outputs, graded in a worker": 0.010,
+}
+IN_THE_ORDINARY_SUITE = 400
+TOTAL = int(os.environ.get("RLZOO_FUZZ_CASES", IN_THE_ORDINARY_SUITE))
+SEED = int(os.environ.get("RLZOO_FUZZ_SEED", "0"))
+
+
+@dataclass
+class Surface:
+    """What was tried on one part of rlzoo that reads what others wrote."""
+
+    name: str
+    cases: int = 0
+    refused: int = 0
+    worst_seconds: float = 0.0
+    peak_bytes: int = 0  # above what the process had before; of worker processes, all they had
+
+    def check(self, act: Callable[[], object], *names: str) -> object:
+        """Hold one case to the law; returns what ``act`` returned, None if it was refused.
+
+        Args:
+            act: what reads the input.
+            names: one of these must stand in a refusal.
+        """
+        refusal, taken = None, None
+        before = _peak_reset()
+        began = time.perf_counter()
+        try:
+            with _time_limit():
+                taken = act()
+        except UserError as error:
+            refusal = str(error)
+        seconds = time.perf_counter() - began
+        grown = _memory("VmHWM") - before
+        self.cases += 1
+        self.refused += refusal is not None
+        self.worst_seconds, self.peak_bytes = max(self.worst_seconds, seconds), max(self.peak_bytes, grown)
+        assert seconds < MAX_SECONDS, f"{self.name}: {seconds:.1f} s"
+        assert grown < MAX_BYTES, f"{self.name}: {grown / 2**20:.0f} MB"
+        if refusal is not None:
+            assert refusal.isprintable(), f"not one line: {refusal[:500]!r}"
+            assert len(refusal) <= LONGEST_MESSAGE, f"{len(refusal)} characters: {refusal[:500]!r}"
+            assert any(name in refusal for name in names), f"names none of {names}: {refusal[:500]!r}"
+        return taken
+
+    def note_workers(self) -> None:
+        """Count the memory of processes that this one started, those that are over included."""
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        alive = [_memory("VmHWM", child) for child in _children()]
+        self.peak_bytes = max(self.peak_bytes, ended, *alive)
+        assert self.peak_bytes < MAX_BYTES, f"{self.name}: a worker took {self.peak_bytes / 2**20:.0f} MB"
+
+
+SURFACES = {name: Surface(name) for name in SHARES}
+
+
+def held_to_the_law(
+    surface: str, share: float = 1.0, **strategies: object
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A property test with its share of the surface's cases.
+
+    Args:
+        surface: a key of `SHARES`.
+        share: of the surface's cases.
+        strategies: as for `given`.
+    """
+    number = max(5, round(TOTAL * SHARES[surface] * share))
+    chosen = settings(
+        max_examples=number,
+        deadline=None,  # the law has a time limit of its own
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    )
+    return lambda test: seed(SEED)(chosen(given(**strategies)(test)))
+
+
+@contextmanager
+def memory_limit() -> Iterator[None]:
+    """Let the process have no more than twice what the law allows, so that a defect costs a test and not the machine."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_memory("VmData") + 2 * MAX_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def report() -> str:
+    """A line per surface; as JSON too, in the file that ``RLZOO_FUZZ_REPORT`` names."""
+    tried = [surface for surface in SURFACES.values() if surface.cases]
+    if name := os.environ.get("RLZOO_FUZZ_REPORT"):
+        Path(name).write_text(json.dumps([asdict(surface) for surface in tried], indent=2) + "\n", encoding="utf-8")
+    rows = [
+        f"{surface.name}: {surface.cases:,} cases, {surface.refused:,} refused, worst {surface.worst_seconds:.2f} s, "
+        f"peak {surface.peak_bytes / 2**20:.0f} MB"
+        for surface in tried
+    ]
+    return "\n".join([*rows, f"{sum(surface.cases for surface in tried):,} cases"])
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Break off what computes for too long; pytest-timeout has the other clock."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise AssertionError(f"computes for more than {MAX_SECONDS} s")
+
+    former = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)
+
+
+def _peak_reset() -> int:
+    """Start the count of the process's peak memory anew; returns what it has."""
+    with suppress(OSError):  # a kernel without it: the peak since the start of the process counts
+        Path("/proc/self/clear_refs").write_text("5")
+    return _memory("VmRSS")
+
+
+def _memory(what: str, process: str = "self") -> int:
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:  # it ended
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{what}:")), 0)
+
+
+def _children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

@@ -1,0 +1,80 @@
+"""Data files: every line gives a problem, or one line names the file and the line that does not."""
+
+import json
+import os
+from itertools import islice
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from rlzoo.tasks import build_task
+from rlzoo.tasks.math_rows import is_file_name, read_problems
+from rlzoo.tasks.suites import find_suite
+from tests.fuzz.law import SURFACES, held_to_the_law
+from tests.fuzz.spoiled import ODD_TEXTS, spoiled_bytes, spoiled_trees
+
+SURFACE = SURFACES["data lines"]
+ROWS = [
+    {"question": "Ann has 3 pens and buys 4. How many has she?", "answer": "3 + 4 = <<3+4=7>>7\n#### 1,007"},
+    {
+        "problem": "What is $\\frac{1}{2} + \\frac{1}{3}$?",
+        "solution": "It is $\\boxed{\\frac{5}{6}}$.",
+        "level": 2,
+        "subject": "Sums",
+    },
+    {"id": 3, "problem": "How many apples?", "answer": 27.0, "url": "https://example.org"},
+    {"prompt": [{"role": "user", "content": "What is 2 + 2?"}], "reward_model": {"ground_truth": "4", "style": "rule"}},
+]
+
+
+def real_rows():
+    """Some lines of each file that ``RLZOO_DATA`` has; nothing without it."""
+    for file in sorted(Path(os.environ["RLZOO_DATA"]).glob("*.jsonl")) if "RLZOO_DATA" in os.environ else ():
+        with file.open(encoding="utf-8") as stream:
+            yield from map(json.loads, islice(stream, 5))
+
+
+TREES = [*ROWS, *real_rows()]
+FILES = [("\n".join(map(json.dumps, ROWS)) + "\n").encode(), *(json.dumps(row).encode() for row in TREES)]
+
+
+def read(file):
+    for problem in read_problems(str(file), "train", None):
+        assert problem.question.strip()
+        assert problem.answer
+        problem.question.encode()
+
+
+@held_to_the_law("data lines", 0.5, content=spoiled_bytes(FILES))
+def test_spoiled_data_files(tmp_path_factory, content):
+    file = tmp_path_factory.getbasetemp() / "questions.jsonl"
+    file.write_bytes(content)
+    SURFACE.check(lambda: read(file), str(file))
+
+
+@held_to_the_law("data lines", 0.46, tree=spoiled_trees(TREES))
+def test_rows_with_other_values(tmp_path_factory, tree):
+    file = tmp_path_factory.getbasetemp() / "questions.jsonl"
+    file.write_text(json.dumps(tree), encoding="utf-8")
+    SURFACE.check(lambda: read(file), str(file))
+
+
+@held_to_the_law("data lines", 0.02, trees=st.lists(spoiled_trees(ROWS), min_size=5, max_size=10))
+def test_tasks_on_spoiled_files(tmp_path_factory, trees):
+    file = tmp_path_factory.getbasetemp() / "questions.jsonl"
+    file.write_text("\n".join(map(json.dumps, [*ROWS, *trees])), encoding="utf-8")
+
+    def ask():
+        task = build_task({"name": "math_file", "path": str(file), "seed": 0})
+        for problem in [*task.train_problems(0, 20), *task.held_out_problems(20)]:
+            task.prompt(problem).encode()
+
+    SURFACE.check(ask, str(file))
+
+
+@held_to_the_law("data lines", 0.02, name=st.sampled_from(ODD_TEXTS) | st.text(max_size=40))
+def test_names_of_data_files_and_suites(tmp_path_factory, name):
+    folder = tmp_path_factory.getbasetemp()
+    SURFACE.check(lambda: find_suite(name, folder), "suite")
+    if is_file_name(name):  # others are asked for on the hub
+        SURFACE.check(lambda: read_problems(name, "train", None), ": file not found", ": cannot be read")

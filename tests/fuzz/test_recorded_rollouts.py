@@ -1,0 +1,154 @@
+"""Recorded rollouts: a file that is torn or changed is replayed, or refused by its name."""
+
+import json
+import math
+import shutil
+import struct
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save
+
+from rlzoo import load_zoo
+from rlzoo.lab.cosine import cosines, has_weights
+from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.replay import replay
+from rlzoo.tracking.sync import sampled_completions
+from tests.fuzz.law import SURFACES, held_to_the_law
+from tests.fuzz.spoiled import spoiled_bytes, spoiled_trees
+
+SURFACE = SURFACES["recorded rollouts"]
+NUMBERS = [0.0, -0.0, 1.0, -1e30, 3e38, math.nan, math.inf, -math.inf, 2**31, -1, 2**62]
+DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.uint8, torch.complex64]
+NAMES = ["lengths", "sequence_lengths", "sequences", "group_ids", "rewards", "advantages", "old_log_probs", "rollout_log_probs"]
+NAMES += ["rows/0", "rows/1", "rows/3", "log_probs/0", "log_probs/1", "log_probs/3"]
+
+
+@pytest.fixture(scope="module")
+def one_step(small_run, tmp_path_factory):
+    """A copy of the run with only its second step, whose weights were kept."""
+    folder = tmp_path_factory.mktemp("fuzz") / "one"
+    shutil.copytree(small_run, folder, ignore=shutil.ignore_patterns("checkpoints", "000001.*"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    return load_zoo()
+
+
+def read(folder, policies=()):
+    run = RecordedRun.read(folder)
+    for policy in (run.config.clip, *policies):
+        assert 0 <= replay(run, policy).profile.clip_fraction <= 1
+
+
+@st.composite
+def spoiled_tensors(draw):
+    """Changes to one to three tensors: cut, stretched, of another type or shape, or with other values."""
+    changes = []
+    for _ in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(["value", "value", "value", "cut", "double", "dtype", "shape", "drop", "copy", "add"]))
+        changes.append((kind, draw(st.sampled_from(NAMES)), draw(st.sampled_from(NUMBERS)), draw(st.integers(0, 10**6))))
+    return changes
+
+
+def changed(tensors, changes):
+    tensors = dict(tensors)
+    for kind, name, value, place in changes:
+        if name not in tensors or tensors[name].ndim == 0:
+            continue
+        tensor = tensors[name].clone()
+        flat = tensor.view(-1)
+        if kind == "value" and len(flat):
+            whole = 0 if not math.isfinite(value) else max(-(2**62), min(2**62, int(value)))
+            flat[place % len(flat)] = value if tensor.is_floating_point() else whole
+        elif kind == "cut":
+            tensor = tensor[: place % (len(tensor) + 1)]
+        elif kind == "double":
+            tensor = torch.cat([tensor, tensor])
+        elif kind == "dtype":
+            tensor = tensor.to(DTYPES[place % len(DTYPES)])
+        elif kind == "shape":
+            tensor = [tensor[None], tensor[:, None], flat[0] if len(flat) else tensor, tensor.expand(1, 2, *tensor.shape)][
+                place % 4
+            ]
+        elif kind == "add" and tensor.dtype != torch.bool:
+            tensor = tensor + 1
+        if kind == "drop":
+            del tensors[name]
+        elif kind == "copy":
+            tensors[NAMES[place % len(NAMES)]] = tensor.clone()
+        else:
+            tensors[name] = tensor.contiguous().clone()
+    return tensors
+
+
+@held_to_the_law("recorded rollouts", 0.6, changes=spoiled_tensors())
+def test_rollouts_with_other_tensors(one_step, zoo, changes):
+    file = one_step / "rollouts" / "000002.safetensors"
+    good = file.read_bytes()
+    file.write_bytes(save(changed(load_file(file), changes)))
+    try:
+        SURFACE.check(lambda: read(one_step, [zoo["grpo"]()]), str(one_step))
+    finally:
+        file.write_bytes(good)
+
+
+@held_to_the_law("recorded rollouts", 0.2, data=st.data())
+def test_spoiled_rollout_files(one_step, data):
+    file = one_step / "rollouts" / "000002.safetensors"
+    good = file.read_bytes()
+    file.write_bytes(data.draw(spoiled_bytes([good])))
+    try:
+        SURFACE.check(lambda: read(one_step), str(one_step))
+    finally:
+        file.write_bytes(good)
+
+
+@held_to_the_law("recorded rollouts", 0.15, data=st.data(), size=st.sampled_from([None, 0, 1, 10**6, 2**40, 2**63, 2**64 - 1]))
+def test_spoiled_headers_of_rollout_files(one_step, data, size):
+    file = one_step / "rollouts" / "000002.safetensors"
+    good = file.read_bytes()
+    end = 8 + struct.unpack("<Q", good[:8])[0]
+    header = data.draw(
+        spoiled_trees([json.loads(good[8:end])]).map(lambda tree: json.dumps(tree).encode()) | spoiled_bytes([good[8:end]])
+    )
+    file.write_bytes(struct.pack("<Q", len(header) if size is None else size) + header + good[end:])
+    try:
+        SURFACE.check(lambda: read(one_step), str(one_step))
+    finally:
+        file.write_bytes(good)
+
+
+@held_to_the_law(
+    "recorded rollouts", 0.02, data=st.data(), name=st.sampled_from(["000002-0", "000002-3", "x", "1-2-3", "2-", "٣-0", "-"])
+)
+def test_spoiled_weights_for_the_cosine(one_step, data, name):
+    kept = one_step / "replay" / "000002-0.safetensors"
+    good = kept.read_bytes()
+    file = kept.with_stem(name)
+    former = file.read_bytes() if file.exists() else None
+    file.write_bytes(data.draw(spoiled_bytes([good])))
+
+    def measure():
+        run = RecordedRun.read(one_step)
+        if has_weights(run):
+            cosines(run, {"fspo": replay(run, run.config.clip)}, run.updates[0].edges.tolist())
+
+    try:
+        SURFACE.check(measure, str(one_step), "kept weights of step 2")
+    finally:
+        file.unlink() if former is None else file.write_bytes(former)
+
+
+@held_to_the_law("recorded rollouts", 0.03, data=st.data())
+def test_spoiled_responses(one_step, data):
+    file = one_step / "rollouts" / "000002.jsonl"
+    good = file.read_bytes()
+    file.write_bytes(data.draw(spoiled_bytes([good])))
+    try:
+        SURFACE.check(lambda: list(sampled_completions(one_step, 2)), str(file))
+    finally:
+        file.write_bytes(good)

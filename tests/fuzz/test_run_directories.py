@@ -1,0 +1,193 @@
+"""Run directories: one that is torn or changed is read, left out with a note, or refused by its name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import strategies as st
+
+from rlzoo.cli.resume import check_unchanged, run_to_resume
+from rlzoo.config import RunConfig
+from rlzoo.engine.manifest import damage, seal
+from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.engine.state import RunState, newest_state
+from rlzoo.lab.race_report import race_report
+from rlzoo.lab.races import find_runs, race
+from rlzoo.tracking.record import Record, Sent, run_id_of, sent_to
+from tests.fuzz.law import SURFACES, held_to_the_law
+from tests.fuzz.spoiled import ODD_TEXTS, spoiled_bytes, spoiled_trees
+
+SURFACE = SURFACES["run directories"]
+
+
+@pytest.fixture(scope="module")
+def run(small_run, tmp_path_factory):
+    """A copy of the run to be spoiled file by file."""
+    folder = tmp_path_factory.mktemp("fuzz") / "runs" / "spoiled"
+    shutil.copytree(small_run, folder, ignore=shutil.ignore_patterns("replay"))
+    Record.new("mine", "run", tags={}, params={"a": 1}).write(folder)
+    Sent("x", run_id="y", step=1).write(folder, "sqlite:///x.db")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scores(run, tmp_path_factory):
+    """The run without what it recorded, which has tests of its own: its scores alone are compared."""
+    folder = tmp_path_factory.mktemp("fuzz") / "scores"
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints", "*.safetensors"))
+    return folder
+
+
+def compare(folder):
+    """What ``rlzoo compare`` does."""
+    result = race([folder], match=None)
+    json.dumps(result.as_dict(), allow_nan=False)
+    for contender in result.contenders:
+        for record in contender.runs:
+            run_id_of(record.path)
+            assert record.seconds >= 0
+    return result
+
+
+def resume(folder):
+    """What ``rlzoo train --resume`` reads before it loads a model."""
+    config = RunConfig.compose(run_to_resume(folder))
+    check_unchanged(config, RunConfig.compose(run_to_resume(folder), steps=100))
+    state = RunState.read(newest_state(folder))
+    directory = RunDirectory(folder)
+    try:
+        directory.cut_after(state.step)
+    finally:
+        directory.close()
+
+
+def restored(folder):
+    """The files that a case may change, as they were."""
+    kept = {
+        file: file.read_bytes() for pattern in ("*.yaml", "*.json*", "rollouts/*", "*/*.json") for file in folder.glob(pattern)
+    }
+
+    def restore():
+        for file, content in kept.items():
+            file.write_bytes(content)
+
+    return restore
+
+
+@held_to_the_law(
+    "run directories", 0.25, data=st.data(), name=st.sampled_from(["config.yaml", "metrics.jsonl", "summary.json"])
+)
+def test_spoiled_files_are_compared(scores, data, name):
+    file = scores / name
+    good = file.read_bytes()
+    file.write_bytes(data.draw(spoiled_bytes([good])))
+    try:
+        SURFACE.check(lambda: compare(scores), str(scores))
+    finally:
+        file.write_bytes(good)
+
+
+@held_to_the_law("run directories", 0.3, data=st.data(), name=st.sampled_from(["config.yaml", "metrics.jsonl", "summary.json"]))
+def test_files_with_other_values_are_compared(scores, data, name):
+    file = scores / name
+    good = file.read_bytes()
+    if name == "config.yaml":
+        text = yaml.safe_dump(data.draw(spoiled_trees([yaml.safe_load(good)])))
+    elif name == "summary.json":
+        text = json.dumps(data.draw(spoiled_trees([json.loads(good)])))
+    else:
+        rows = data.draw(spoiled_trees([[json.loads(line) for line in good.splitlines()]]))
+        text = "\n".join(map(json.dumps, rows))
+    file.write_text(text)
+    try:
+        SURFACE.check(lambda: compare(scores), str(scores))
+    finally:
+        file.write_bytes(good)
+
+
+@pytest.mark.filterwarnings("default")  # a glyph that the font of a figure lacks
+@held_to_the_law("run directories", 0.05, data=st.data())
+def test_two_runs_of_which_one_is_spoiled(scores, tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp() / "two"
+    shutil.rmtree(folder, ignore_errors=True)
+    for seed in (0, 1):
+        shutil.copytree(scores, folder / str(seed))
+        settings = yaml.safe_load((scores / "config.yaml").read_text())
+        settings = data.draw(spoiled_trees([settings])) if seed else settings
+        (folder / str(seed) / "config.yaml").write_text(yaml.safe_dump(settings))
+
+    def compare_both():
+        race_report(compare(folder))
+
+    SURFACE.check(compare_both, str(folder))
+
+
+@held_to_the_law("run directories", 0.05, name=st.sampled_from(ODD_TEXTS) | st.text(max_size=20))
+def test_names_of_run_directories(scores, name):
+    SURFACE.check(lambda: find_runs([Path(name)]), "is not a folder", "no finished run")
+
+
+@held_to_the_law("run directories", 0.15, data=st.data(), name=st.sampled_from(["config.yaml", "metrics.jsonl", "rollouts/x"]))
+def test_spoiled_runs_are_resumed(run, data, name):
+    restore = restored(run)
+    file = run / name
+    if name == "rollouts/x":
+        file = file.with_name(
+            data.draw(st.sampled_from(["000009.jsonl", "x.jsonl", "-1", "٣.jsonl", "1e5.safetensors", ".part"]))
+        )
+        file.mkdir() if data.draw(st.booleans()) else file.write_bytes(b"")
+    else:
+        file.write_bytes(data.draw(spoiled_bytes([file.read_bytes()])))
+    try:
+        SURFACE.check(lambda: resume(run), str(run), *RunConfig.model_fields)
+    finally:
+        if file.is_dir():
+            file.rmdir()
+        elif name == "rollouts/x":
+            file.unlink(missing_ok=True)
+        restore()
+
+
+@held_to_the_law("run directories", 0.1, data=st.data(), sealed=st.booleans())
+def test_spoiled_states_are_resumed(run, data, sealed):
+    restore = restored(run)
+    checkpoint = run / "checkpoints" / "step-000002"
+    file = checkpoint / "state" / "state.json"
+    manifest, good = (checkpoint / "manifest.json").read_bytes(), file.read_bytes()
+    as_bytes = spoiled_trees([json.loads(good)]).map(lambda tree: json.dumps(tree).encode())
+    file.write_bytes(data.draw(spoiled_bytes([good]) | as_bytes))
+    if sealed:
+        seal(checkpoint)
+    try:
+        SURFACE.check(lambda: resume(run), str(run), *RunConfig.model_fields)
+    finally:
+        file.write_bytes(good)
+        (checkpoint / "manifest.json").write_bytes(manifest)
+        restore()
+
+
+@held_to_the_law("run directories", 0.05, data=st.data())
+def test_spoiled_manifests(run, data):
+    checkpoint = run / "checkpoints" / "step-000001"
+    file = checkpoint / "manifest.json"
+    good = file.read_bytes()
+    as_bytes = spoiled_trees([json.loads(good)]).map(lambda tree: json.dumps(tree).encode())
+    file.write_bytes(data.draw(spoiled_bytes([good]) | as_bytes))
+    try:
+        SURFACE.check(lambda: damage(checkpoint))
+    finally:
+        file.write_bytes(good)
+
+
+@held_to_the_law("run directories", 0.05, data=st.data(), name=st.sampled_from(["record.json", "sent.json"]))
+def test_spoiled_records_of_tracking(run, data, name):
+    (file,) = run.glob(f"*/{name}")
+    good = file.read_bytes()
+    as_bytes = spoiled_trees([json.loads(good)]).map(lambda tree: json.dumps(tree).encode())
+    file.write_bytes(data.draw(spoiled_bytes([good]) | as_bytes))
+    try:
+        SURFACE.check(lambda: (Record.read(run), sent_to(run), run_id_of(run)), str(run))
+    finally:
+        file.write_bytes(good)
