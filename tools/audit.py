@@ -87,14 +87,16 @@ def needed() -> dict[str, str]:
 
 def licence(distribution: metadata.Distribution) -> str:
     """The licence as an SPDX expression, as far as the distribution tells it; else in its own words."""
-    told = distribution.metadata
-    if told["License-Expression"]:
+    told = dict(distribution.metadata)  # MLflow brings another importlib.metadata, which raises where a key is missing
+    if "License-Expression" in told:
         return str(told["License-Expression"])
-    classifiers = [line.rpartition(" :: ")[2] for line in told.get_all("Classifier") or [] if line.startswith("License")]
+    classifiers = [
+        line.rpartition(" :: ")[2] for line in distribution.metadata.get_all("Classifier") or [] if line.startswith("License")
+    ]
     known = [_CLASSIFIERS.get(name, name) for name in classifiers if name not in ("OSI Approved", "DFSG approved")]
     if known:
         return " AND ".join(known)
-    words = (told["License"] or "").strip().partition("\n")[0]
+    words = told.get("License", "").strip().partition("\n")[0]
     if words in PERMISSIVE or re.fullmatch(r"[\w.\-]+( (AND|OR) [\w.\-]+)+", words):
         return words
     first = re.sub(r"(software )?licen[sc]e|[\d.,\-]|clause|version", " ", words.lower()).split()

@@ -92,14 +92,19 @@ class Started(Exception):  # noqa: N818
     """The server would run now."""
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """Ask for the UI; returns what would be run, with its environment."""
+@pytest.fixture(autouse=True)
+def stays(monkeypatch):
+    """What would become the server is stopped: these tests' own process is not replaced."""
 
     def execute(program, command, environment):
         raise Started(command, environment)
 
     monkeypatch.setattr(os, "execve", execute)
+
+
+@pytest.fixture
+def started():
+    """Ask for the UI; returns what would be run, with its environment."""
 
     def run(host, **options):
         with pytest.raises(Started) as told:
