@@ -21,12 +21,12 @@ MAX_SECONDS = 5.0
 MAX_BYTES = 2**30
 LONGEST_MESSAGE = 4000  # characters: what fits on a screen
 SHARES = {  # of the cases; what is cheap gets most of them
-    "model outputs, read in process": 0.530,
-    "data lines": 0.270,
-    "config files": 0.060,
-    "overrides": 0.060,
-    "run directories": 0.030,
-    "recorded rollouts": 0.030,
+    "model outputs, read in process": 0.580,
+    "data lines": 0.280,
+    "config files": 0.040,
+    "overrides": 0.040,
+    "run directories": 0.020,
+    "recorded rollouts": 0.020,
     "evaluation directories": 0.010,
     "model outputs, graded in a worker": 0.010,
 }
