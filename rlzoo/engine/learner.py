@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rlzoo.analysis.response_table import ResponseTable
@@ -22,6 +23,7 @@ from rlzoo.engine.optimization import Applied, make_optimization, named_weights
 from rlzoo.engine.passes import Passes
 from rlzoo.engine.processes import make_accelerator
 from rlzoo.engine.shaping import with_kl_in_the_reward
+from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
 from rlzoo.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig
@@ -123,9 +125,18 @@ class Learner:
             (folder / "policy.json").write_text(self.policy.model_dump_json(), encoding="utf-8")
 
     def load(self, folder: Path, num_optimizer_steps: int, scheduler: dict[str, Any]) -> None:
-        """Read them back, and go on with the schedule from there."""
-        self.optimization.load(folder)
-        self.policy = type(self.policy).model_validate_json((folder / "policy.json").read_text(encoding="utf-8"))
+        """Read them back, and go on with the schedule from there.
+
+        Raises:
+            UserError: they are not those of such a run.
+        """
+        try:
+            self.optimization.load(folder)
+            self.policy = type(self.policy).model_validate_json((folder / "policy.json").read_text(encoding="utf-8"))
+        except UserError:
+            raise
+        except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"--resume: {str(folder)!r} does not belong to this run: {error}") from error
         self.scheduler.load_state_dict(scheduler)
         for group, lr in zip(self.optimization.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = lr  # the scheduler sets it only with its next step
