@@ -230,6 +230,8 @@ def read_config(config: str | Path) -> dict[str, Any]:
         raise UserError(f"config {str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"config {str(path)!r} must hold keys and values such as 'steps: 40', not {type(content).__name__}")
+    if odd := [key for key in content if not isinstance(key, str)]:
+        raise UserError(f"config {str(path)!r}: {shown(odd[0])} is no key; keys are words, such as steps")
     return content
 
 

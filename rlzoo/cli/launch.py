@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -13,8 +14,13 @@ from pathlib import Path
 
 from rlzoo.config import RunConfig
 
+LAUNCHER = "RLZOO_LAUNCHER"
+"""Environment variable with the process that has started this one, if that was our launcher."""
+
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
 """Environment variable that every launcher of torch's sets."""
+
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 HINTS = {
     "SIGKILL": "; the system does that when memory runs out",
@@ -51,11 +57,21 @@ def _run_name(config: RunConfig) -> str:
     return f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
 
 
+def end_with_the_launcher() -> None:
+    """In a process that our launcher has started: be killed when the launcher is, instead of going on unseen (Linux)."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(launcher):  # it is gone already
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _environment(processes: int, config: RunConfig) -> dict[str, str]:
     """What the processes need to know beside their numbers, unless the user has said it."""
     import torch
 
-    told = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    told = {LAUNCHER: str(os.getpid()), "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
     if not torch.cuda.is_available():
         # Accelerate's own --cpu would start one process, and with DeepSpeed a CPU is not named at all
         told |= {"DS_ACCELERATOR": "cpu"} if config.launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}

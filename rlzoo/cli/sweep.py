@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rlzoo.errors import UserError
 from rlzoo.lab.sweep import Child, Sweep, parse_seeds
 from rlzoo.lab.workers import Worker, run_children
+from rlzoo.parsing import parse_json
 from rlzoo.tracking.runs import close_parent, open_parent
 
 
@@ -72,7 +73,10 @@ def parent_of(sweep: Sweep) -> str | None:
         return None
     file = sweep.folder / "sweep.json"
     if file.exists():
-        return str(json.loads(file.read_text(encoding="utf-8"))["mlflow_run_id"])
+        try:
+            return str(parse_json(file.read_text(encoding="utf-8"))["mlflow_run_id"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{str(file)!r} names no MLflow run; remove it to begin a new one") from error
     tags = {"kind": "sweep", "clip": ",".join(sweep.clips), "seed": ",".join(map(str, sweep.seeds))}
     run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags)
     sweep.folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rlzoo.cli.chart import clip_by_length
-from rlzoo.cli.launch import launch, must_launch
+from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
 from rlzoo.cli.outside import announce_plugins
 from rlzoo.cli.resume import check_unchanged, run_to_resume
 from rlzoo.config import RunConfig
@@ -55,6 +55,7 @@ def run(
     if must_launch(config):
         launch(config, resume=resume)
         return
+    end_with_the_launcher()
     is_main = os.environ.get("RANK", "0") == "0"
     _show_our_log(logging.INFO if is_main else logging.ERROR)
     announce_plugins(config)

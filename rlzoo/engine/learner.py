@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rlzoo.analysis.response_table import ResponseTable
@@ -23,7 +24,7 @@ from rlzoo.engine.optimization import Applied, make_optimization, named_weights
 from rlzoo.engine.passes import Passes
 from rlzoo.engine.processes import make_accelerator
 from rlzoo.engine.shaping import with_kl_in_the_reward
-from rlzoo.errors import RunError
+from rlzoo.errors import RunError, UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
 from rlzoo.redaction import redact_settings, with_secrets_of
@@ -129,11 +130,20 @@ class Learner:
             (folder / "policy.json").write_text(json.dumps(settings), encoding="utf-8")
 
     def load(self, folder: Path, num_optimizer_steps: int, scheduler: dict[str, Any]) -> None:
-        """Read them back, and go on with the schedule from there."""
-        self.optimization.load(folder)
-        written = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
-        settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
-        self.policy = type(self.policy).model_validate_json(json.dumps(settings))
+        """Read them back, and go on with the schedule from there.
+
+        Raises:
+            UserError: they are not those of such a run.
+        """
+        try:
+            self.optimization.load(folder)
+            written = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+            settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
+            self.policy = type(self.policy).model_validate_json(json.dumps(settings))
+        except UserError:
+            raise
+        except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"--resume: {str(folder)!r} does not belong to this run: {error}") from error
         self.scheduler.load_state_dict(scheduler)
         for group, lr in zip(self.optimization.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = lr  # the scheduler sets it only with its next step

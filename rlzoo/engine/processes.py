@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import resource
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, shown
+from rlzoo.parsing import UnreadableError, parse_json
 from rlzoo.sections import LaunchConfig, LearnerConfig
 
 if TYPE_CHECKING:
@@ -112,11 +112,13 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
 def _read(name: str) -> dict[str, Any]:
     allowed = f"allowed: {', '.join(STAGES)}, or a JSON file"
     try:
-        settings = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"launch.deepspeed={name!r}: no such file ({allowed})") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"launch.deepspeed={name!r}: not JSON, line {error.lineno}: {error.msg} ({allowed})") from error
+        text = Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"launch.deepspeed={shown(name)}: no such file ({allowed})") from error
+    try:
+        settings = parse_json(text)
+    except UnreadableError as error:
+        raise UserError(f"launch.deepspeed={name!r}: not JSON: {error} ({allowed})") from error
     if not isinstance(settings, dict):
         raise UserError(f"launch.deepspeed={name!r}: must hold DeepSpeed's settings as one object")
     return settings

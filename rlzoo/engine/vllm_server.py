@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from torch import Tensor
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("rlzoo")
+
+T = TypeVar("T")
 
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)
@@ -103,18 +105,16 @@ class ServerSampler:
             log_probs = choice["logprobs"]["token_logprobs"]
             return make_rollout(self.tokenizer, self.end_ids, rows[row], choice["token_ids"], log_probs, policy_version)
 
-        drawn: dict[int, Rollout] = {}
-
-        def draw_missing() -> None:
+        def draw_all() -> list[Rollout]:
             with ThreadPoolExecutor(self.batch_size) as pool:
-                answers = {row: pool.submit(draw, row) for row in range(len(rows)) if row not in drawn}
+                answers = [pool.submit(draw, row) for row in range(len(rows))]
                 try:
-                    drawn.update((row, answer.result()) for row, answer in answers.items())
+                    return [answer.result() for answer in answers]
                 finally:
                     pool.shutdown(wait=False, cancel_futures=True)  # after a failure the rest is not asked for
 
-        self._patiently(draw_missing)
-        return [drawn[row] for row in range(len(rows))]
+        # after a failure all anew: a server that was just started again may have answered some without our weights
+        return self._patiently(draw_all)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Write the weights into the folder and have the server read them and forget what it computed with the old ones.
@@ -157,10 +157,14 @@ class ServerSampler:
             shutil.rmtree(part, ignore_errors=True)
         self._forget_weights()
         self.weights = whole  # kept, for a server that is started again
-        if self.has_weights:
-            self._patiently(self._load)
-        else:
-            self._load()  # what is wrong at the start does not mend itself
+        try:
+            if self.has_weights:
+                self._patiently(self._load)
+            else:
+                self._load()  # what is wrong at the start does not mend itself
+        except Exception:
+            self._forget_weights()
+            raise
 
     def _load(self) -> None:
         """Have the server take our weights."""
@@ -173,7 +177,7 @@ class ServerSampler:
         if self.weights is not None:
             shutil.rmtree(self.weights, ignore_errors=True)
 
-    def _patiently(self, work: Callable[[], None]) -> None:
+    def _patiently(self, work: Callable[[], T]) -> T:
         """Do it, and if the server does not answer, again after pauses.
 
         Whoever starts the server again gives it the weights it was first started with, so it gets ours before it goes on.
@@ -188,8 +192,7 @@ class ServerSampler:
                 if tries:
                     time.sleep(pause)
                     self._load()
-                work()
-                return
+                return work()
             except SilentServerError as error:
                 reason = error
                 if PartialState().num_processes > 1:  # only one of them could give it the weights

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.parsing import parse_json, parse_yaml
 
 VOLATILE = ("output",)  # what a run's configuration may differ in and still be the same run
 
@@ -39,8 +39,8 @@ class Child:
     def summary(self) -> dict[str, Any]:
         """Its ``summary.json``; empty if it never started."""
         try:
-            return dict(json.loads((self.path / "summary.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+            return dict(parse_json((self.path / "summary.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return {}
 
     @property
@@ -57,8 +57,8 @@ class Child:
         """The last whole line of its metrics; empty before the first."""
         try:
             lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            return dict(json.loads(lines[-1])) if lines else {}
-        except (OSError, ValueError):
+            return dict(parse_json(lines[-1])) if lines else {}
+        except (OSError, ValueError, TypeError):
             return {}
 
 
@@ -143,7 +143,14 @@ def _check_same(child: Child) -> None:
     """Refuse a run that was configured otherwise: its numbers would stand for something they are not."""
     if not child.is_begun:
         return
-    before = yaml.safe_load((child.path / "config.yaml").read_text(encoding="utf-8"))
+    try:
+        before = parse_yaml((child.path / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{str(child.path)!r} is a finished run whose config.yaml cannot be read: {error}; remove it"
+        ) from error
+    if not isinstance(before, Mapping):
+        raise UserError(f"{str(child.path)!r} is a finished run whose config.yaml is none; remove it")
     asked = yaml.safe_load(child.config.to_yaml())
     changed = sorted(_differences(before, asked))
     if changed:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlzoo.errors import UserError
+from rlzoo.parsing import parse_json
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _QWEN3_HEAD_DIM = 128  # what transformers takes where a Qwen3 config has no head_dim
@@ -182,6 +182,6 @@ def _folder(path: str) -> Path | None:
 
 def _read(file: Path, path: str) -> Architecture | None:
     try:
-        return Architecture.from_config(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Architecture.from_config(parse_json(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"model.path={path!r}: its config.json is not a model's: {type(error).__name__} {error}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlzoo.errors import UserError
+from rlzoo.parsing import parse_json
 from rlzoo.sections import LaunchConfig
 
 _STAGES = {"zero2": 2, "zero3": 3}
@@ -62,8 +62,8 @@ class Sharding:
 
 def _zero_settings(file: str) -> dict[str, Any]:
     try:
-        settings = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        settings = parse_json(Path(file).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"launch.deepspeed={file!r}: neither zero2 nor zero3, nor a file of DeepSpeed's settings in JSON"
         ) from error
@@ -75,7 +75,8 @@ def _zero_settings(file: str) -> dict[str, Any]:
 
 def _offload(zero: dict[str, Any]) -> str | None:
     def is_off(part: str) -> bool:
-        return bool((zero.get(part) or {}).get("device", "none") != "none")
+        settings = zero.get(part)
+        return isinstance(settings, dict) and settings.get("device", "none") != "none"
 
     if is_off("offload_param"):
         return "all"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MEMORY = 900_000_000
+MEMORY = 768 * 2**20
 """Bytes of its own that a grading worker may hold. The libraries take 0.14 GB; an answer that wants more than the
 rest, as 9^{9^{9}} does, counts 0."""
 

@@ -75,7 +75,7 @@ def checked_reward(value: object) -> float:
     if hasattr(value, "__float__"):  # numbers, and one-element arrays and tensors; not strings
         try:
             number = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"returned {shown(value)}, not a finite number")

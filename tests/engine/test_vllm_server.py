@@ -108,7 +108,7 @@ def sampler(server):
 
 
 @pytest.mark.parametrize("failures", [["restart"], ["error", "error"], ["restart", "restart", "error"]])
-def test_a_server_that_comes_back_gets_the_weights_again_and_is_asked_for_what_is_missing(failures, server, sampler, caplog):
+def test_a_server_that_comes_back_gets_the_weights_again_and_is_asked_for_all_of_it(failures, server, sampler, caplog):
     server.failures = [None, None, *failures]
     rollouts = sampler.sample(["3+5="] * 6, 2, seed=1)
     assert [rollout.response_ids[0] for rollout in rollouts] == [5] * 12, "sampled by the weights it was started with"

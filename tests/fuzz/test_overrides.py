@@ -68,4 +68,4 @@ def test_overrides_from_nothing(text, value):
 
 def _names(*overrides):
     """What of them a refusal may name: the option, or a section of the configuration."""
-    return "--set", *RunConfig.model_fields, "clip policy", "per_clip"
+    return "--set", *RunConfig.model_fields, "clip policy", "per_clip", "plugin '"
