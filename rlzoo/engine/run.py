@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from contextlib import ExitStack
@@ -265,6 +266,8 @@ class Run:
         figure = self.monitor.figure(step) if wanted else None
         if figure is not None:
             self.directory.save_figure(figure, f"clip_by_length/step-{step:06d}.png")
+            del figure
+            gc.collect()  # two megabytes that refer to themselves, and would wait long for their turn
 
     def evaluate(self) -> dict[str, float]:
         """Metrics on the held-out problems."""
