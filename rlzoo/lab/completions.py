@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -138,6 +139,8 @@ class EvaluationDirectory:
                 raise UserError(
                     f"{file} line {number}: not a completion of an evaluation; remove the file to begin anew"
                 ) from error
+            if not _fits(answered[-1].completions, len(answered[0].completions)):
+                raise UserError(f"{file} line {number}: not the completions that the first has; remove the file to begin anew")
             if answered[-1].problem != problem:
                 raise UserError(
                     f"{file} line {number} answers another question than suite {suite!r} has; name another --output"
@@ -172,6 +175,13 @@ class EvaluationDirectory:
 
     def _file(self, suite: str) -> Path:
         return self.path / "completions" / f"{suite}.jsonl"
+
+
+def _fits(completions: Sequence[Completion], number: int) -> bool:
+    """Whether an evaluation of so many responses to a problem could have written them."""
+    places = [item.answer_group for item in completions if item.answer_group is not None]
+    values = all(math.isfinite(item.reward) and item.length >= 0 for item in completions)
+    return len(completions) == number > 0 and values and all(0 <= place < number for place in places)
 
 
 def _differences(before: Mapping[str, Any], asked: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -78,11 +79,22 @@ class Surface:
         """As plain JSON."""
         return {key: value for key, value in vars(self).items() if key != "clock"}
 
-    def note_workers(self) -> None:
-        """Count the memory of processes that this one started, those that are over included."""
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        alive = [_memory("VmHWM", child) for child in _children()]
-        self.peak_bytes = max(self.peak_bytes, ended, *alive)
+    @contextmanager
+    def watching_workers(self) -> Iterator[None]:
+        """Count the memory of processes that this one starts; looked at often, for some are killed."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.02):
+                self.peak_bytes = max([self.peak_bytes, *(_memory("VmHWM", child) for child in _children())])
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
         assert self.peak_bytes < MAX_BYTES, f"{self.name}: a worker took {self.peak_bytes / 2**20:.0f} MB"
 
 
@@ -167,4 +179,8 @@ def _memory(what: str, process: str = "self") -> int:
 
 
 def _children() -> list[str]:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    found = []
+    for thread in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # a thread that is over
+            found += (thread / "children").read_text().split()
+    return found

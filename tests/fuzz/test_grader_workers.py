@@ -140,8 +140,8 @@ PUZZLES += ["polynomial_equations", "letter_counting", "fraction_simplification"
 def grader():
     found = MathGrader(math_worker_process(TIMEOUT))
     found.grade(PROBLEMS[:1], ["\\boxed{1}"])  # it is started before the clock
-    yield found
-    SURFACE.note_workers()
+    with SURFACE.watching_workers():
+        yield found
     found.close()
 
 
@@ -176,8 +176,8 @@ def puzzles():
         other.__dict__["_grader"] = tasks[0]._grader
     for task, problem in pairs:
         task.grade([problem], [f"<answer>{problem.answer}</answer>"])
-    yield pairs
-    SURFACE.note_workers()
+    with SURFACE.watching_workers():
+        yield pairs
     tasks[0].close()
 
 

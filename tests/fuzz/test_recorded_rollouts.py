@@ -85,6 +85,7 @@ def changed(tensors, changes):
     return tensors
 
 
+@pytest.mark.filterwarnings("default")  # complex numbers that are made real
 @held_to_the_law("recorded rollouts", 0.6, changes=spoiled_tensors())
 def test_rollouts_with_other_tensors(one_step, zoo, changes):
     file = one_step / "rollouts" / "000002.safetensors"

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rlzoo.errors import UserError
-from rlzoo.lab.completions import EvaluationDirectory
+from rlzoo.lab.completions import Answered, Completion, EvaluationDirectory
 from rlzoo.lab.evaluate import evaluate
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.types import Problem
@@ -169,3 +169,7 @@ def test_a_damaged_line_of_completions_is_named(tmp_path):
         (tmp_path / "completions" / "mine.jsonl").write_bytes(line)
         with pytest.raises(UserError, match=r"mine.jsonl line 1: not a completion"):
             directory.read("mine", problems)
+    rows = [Answered(problem, (Completion("2", 1.0, 0, 1, True),) * (1 + place)) for place, problem in enumerate(problems * 2)]
+    (tmp_path / "completions" / "mine.jsonl").write_text("".join(row.to_line(0) for row in rows))
+    with pytest.raises(UserError, match=r"mine.jsonl line 2: not the completions that the first has"):
+        directory.read("mine", problems * 2)
