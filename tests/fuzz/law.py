@@ -179,8 +179,15 @@ def _memory(what: str, process: str = "self") -> int:
 
 
 def _children() -> list[str]:
-    found = []
+    """Worker processes; one that is about to become one still shares, and shows, this process's memory."""
+    found: list[str] = []
     for thread in Path("/proc/self/task").glob("*"):
         with suppress(OSError):  # a thread that is over
             found += (thread / "children").read_text().split()
-    return found
+    return [child for child in found if "spawn_main" in _command(child)]
+
+
+def _command(process: str) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text()
+    return ""

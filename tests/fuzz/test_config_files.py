@@ -19,7 +19,7 @@ TREES = [
     },
     *(yaml.safe_load(text) for text in TEXTS),
 ]
-NAMES = [*RunConfig.model_fields, "is not a file", "plugin '"]  # the key, if it is not the file
+NAMES = [*RunConfig.model_fields, "is not a file", "is not installed", "plugin '"]  # the key, if it is not the file
 FROM_NOTHING = st.text(max_size=200) | st.lists(
     st.sampled_from(["a", "&b ", "*b", ": ", "\n", "- ", "[", "]", "{", "}", "!!set ", "? "])
 ).map("".join)
