@@ -105,7 +105,8 @@ def test_a_run_prints_plain_lines_when_piped(tmp_path):
     assert "tok/s" in steps[1]
     assert "MLflow run" in answer.stdout
     assert "\x1b" not in answer.stdout
-    assert answer.stderr == ""
+    waiting = "MLflow is sent the rest"  # said after five seconds, which a busy machine may take to make a store
+    assert [line for line in answer.stderr.splitlines() if not line.startswith(waiting)] == []
     assert (tmp_path / "out" / "config.yaml").is_file()
 
 
