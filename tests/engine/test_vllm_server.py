@@ -31,6 +31,7 @@ class Server(ThreadingHTTPServer):
     """Answers with a token that tells whether it was given weights; ``failures`` says what becomes of the next requests."""
 
     daemon_threads = True
+    request_queue_size = 128  # connections that wait; beyond it a busy machine resets them
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)

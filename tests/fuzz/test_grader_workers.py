@@ -164,7 +164,8 @@ def test_long_mathematics(grader, response, end):
 
 @held_to_the_law("model outputs, graded in a worker", 0.03, texts=st.lists(outputs, min_size=2, max_size=4))
 def test_the_same_answers(grader, texts):
-    groups = SURFACE.check(lambda: grader.answer_groups(texts, [0.0] * len(texts)))
+    parts = len(texts) * (len(texts) + 1) // 2  # each is compared with itself, and with those before it
+    groups = SURFACE.check(lambda: grader.answer_groups(texts, [0.0] * len(texts)), parts=parts)
     assert len(groups) == len(texts)
 
 

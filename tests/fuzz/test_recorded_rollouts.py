@@ -54,6 +54,15 @@ def spoiled_tensors(draw):
     return changes
 
 
+def _fitting(value, dtype):
+    """The value, or what comes nearest to it in a type."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.tensor(value, dtype=torch.float64).to(dtype)
+    if dtype == torch.bool or not math.isfinite(value):
+        return 0
+    return max(torch.iinfo(dtype).min // 2, min(torch.iinfo(dtype).max // 2, int(value)))
+
+
 def changed(tensors, changes):
     tensors = dict(tensors)
     for kind, name, value, place in changes:
@@ -62,8 +71,7 @@ def changed(tensors, changes):
         tensor = tensors[name].clone()
         flat = tensor.view(-1)
         if kind == "value" and len(flat):
-            whole = 0 if not math.isfinite(value) else max(-(2**62), min(2**62, int(value)))
-            flat[place % len(flat)] = value if tensor.is_floating_point() else whole
+            flat[place % len(flat)] = _fitting(value, tensor.dtype)
         elif kind == "cut":
             tensor = tensor[: place % (len(tensor) + 1)]
         elif kind == "double":
