@@ -44,16 +44,18 @@ class Surface:
     cases: int = 0
     refused: int = 0
     worst_seconds: float = 0.0
+    tried_again: int = 0  # cases that took too long on the clock the first time
     clock: Callable[[], float] = time.process_time  # computing time: a busy machine breaks no law
     peak_bytes: int = 0  # above what the process had before; of worker processes, all they had
 
-    def check(self, act: Callable[[], object], *names: str, parts: int = 1) -> object:
+    def check(self, act: Callable[[], object], *names: str, parts: int = 1, again: bool = False) -> object:
         """Hold one case to the law; returns what ``act`` returned, None if it was refused.
 
         Args:
             act: what reads the input.
             names: one of these must stand in a refusal.
             parts: how many inputs it reads one after the other, each of which has the time limit.
+            again: the first try took too long on the clock.
         """
         refusal, taken = None, None
         before = _peak_reset()
@@ -65,6 +67,9 @@ class Surface:
             refusal = str(error)
         seconds = (self.clock() - began) / parts
         grown = _memory("VmHWM") - before
+        if seconds >= MAX_SECONDS and self.clock is time.perf_counter and not again:  # perhaps the machine is busy
+            self.tried_again += 1
+            return self.check(act, *names, parts=parts, again=True)
         self.cases += 1
         self.refused += refusal is not None
         self.worst_seconds, self.peak_bytes = max(self.worst_seconds, seconds), max(self.peak_bytes, grown)
