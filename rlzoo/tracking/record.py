@@ -36,7 +36,7 @@ class Record:
     """What MLflow is told of a directory beside the rows of its ``metrics.jsonl``.
 
     Example:
-        ``Record.new("rlzoo", "my-run", tags={"seed": "0"}, params={"clip": {"name": "fspo"}}).write(Path("runs/my-run"))``
+        ``Record.new("rlzoo", "my-run", tags={"seed": "0"}, params={"steps": 40}).write(Path("runs/my-run"))``
     """
 
     id: str  # a tag of the run in every store, by which it is found again
