@@ -108,7 +108,7 @@ def test_what_was_sent_and_not_written_down_is_not_sent_again(directory, known):
         step = 0 if known.endswith("step") else -1
         Sent(Record.read(directory).id, run_id, step=step).write(directory, tracking_uri())
     add_row(directory, 3)
-    send(directory)
+    assert send(directory).num_rows == 1  # a store that keeps every point would show the others twice
     assert run_id_of(directory) == run_id
     assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
     assert len(store().search_runs([store().get_experiment_by_name("tests").experiment_id])) == 1
