@@ -31,7 +31,7 @@ def _sync(directory: Path, console: Console) -> bool:
     lock = Lock(directory / FOLDER)
     try:
         outbox = Sync(directory, uri)
-        outbox.send(is_over=True)
+        outbox.send(is_over=_is_over(directory))
     except Exception as error:
         console.print(f"{directory}: MLflow at {without_password(uri)} was not told: {describe(error, uri)}", soft_wrap=True)
         return False
@@ -39,4 +39,13 @@ def _sync(directory: Path, console: Console) -> bool:
         lock.release()
     sent = f"{outbox.num_rows} steps and {outbox.num_files} files sent" if outbox.num_rows or outbox.num_files else "complete"
     console.print(f"{directory}: {sent}, run {outbox.sent.run_id} at {without_password(uri)}", soft_wrap=True)
+    return True
+
+
+def _is_over(directory: Path) -> bool:
+    """Whether no process writes there any more."""
+    try:
+        Lock(directory).release()
+    except UserError:
+        return False
     return True

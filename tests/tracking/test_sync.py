@@ -6,7 +6,9 @@ from dataclasses import replace
 import mlflow
 import pytest
 
+from rlzoo.cli.sync import sync
 from rlzoo.errors import UserError
+from rlzoo.lock import Lock
 from rlzoo.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
 from rlzoo.tracking.sync import Sync, sampled_completions
 
@@ -152,6 +154,15 @@ def test_steps_that_are_done_anew_are_not_shown_twice(directory):
 
 def test_a_run_whose_process_is_gone_was_killed(directory):
     send(directory)
+    assert store().get_run(run_id_of(directory)).info.status == "KILLED"
+
+
+def test_a_run_that_still_goes_on_is_not_ended_by_hand(directory):
+    lock = Lock(directory)
+    assert sync([directory])
+    assert store().get_run(run_id_of(directory)).info.status == "RUNNING"
+    lock.release()
+    assert sync([directory])
     assert store().get_run(run_id_of(directory)).info.status == "KILLED"
 
 
