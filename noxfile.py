@@ -1,7 +1,7 @@
 """What continuous integration runs, session by session; ``nox`` alone runs those of `nox.options.sessions`.
 
 A fresh environment costs minutes and about a gigabyte, so there are only two: ``.nox/project`` (this checkout, editable, with
-the development tools) and ``.nox/installed`` (a wheel, as a user would have it).
+the development tools) and ``.nox/installed`` (a wheel, as a user would have it, beside the libraries of the first).
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ def environment(session: nox.Session, name: str, *requirements: str, constraints
     if not stamp.exists() or stamp.read_text() != digest:
         shutil.rmtree(folder, ignore_errors=True)
         session.run(sys.executable, "-m", "venv", str(folder), external=True)
-        install(session, folder / "bin", *requirements, constraints=constraints)
+        if requirements:
+            install(session, folder / "bin", *requirements, constraints=constraints)
         stamp.write_text(digest)
     return folder / "bin"
 
 
 def install(session: nox.Session, bin_folder: Path, *requirements: str, constraints: str = EVERYTHING) -> None:
-    """Install into one of our environments, under the constraints."""
-    options = ["-q", "-c", str(ROOT / constraints)]
+    """Install into one of our environments, under the constraints; what is never imported need not be compiled."""
+    options = ["-q", "--no-compile", "-c", str(ROOT / constraints)]
     session.run(str(bin_folder / "python"), "-m", "pip", "install", *options, *requirements, external=True)
 
 
@@ -169,8 +170,14 @@ def browser(session: nox.Session) -> None:
 
 
 def installed(session: nox.Session) -> Path:
-    """A wheel of this checkout, installed as a user would."""
-    bin_folder = environment(session, "installed", ".", "pytest")
+    """A wheel of this checkout, installed as a user would; the libraries are those of `project`, not fetched once more.
+
+    That everything imported is also required is tests/test_requirements.py's to say.
+    """
+    libraries = next((project(session).parent / "lib").glob("python*/site-packages"))
+    bin_folder = environment(session, "installed")
+    own = next((bin_folder.parent / "lib").glob("python*/site-packages"))
+    (own / "libraries.pth").write_text(f"{libraries}\n")  # its own .pth files, and so this checkout, are not followed
     install(session, bin_folder, "--force-reinstall", "--no-deps", str(ROOT))
     return bin_folder
 
@@ -195,7 +202,8 @@ def outside_plugin(session: nox.Session) -> None:
         for name, plugin in (("sapo", ROOT / "examples" / "rlzoo-sapo"), ("my-rule", folder / "rlzoo-my-rule")):
             install(session, bin_folder, str(plugin))
             settings = ["-c", str(plugin / "pyproject.toml"), "-W", "error"]  # the plugin's, not those of this checkout
-            session.run(str(bin_folder / "pytest"), *settings, str(plugin / "tests"), external=True, env=OFFLINE)
+            python = str(bin_folder / "python")
+            session.run(python, "-m", "pytest", *settings, str(plugin / "tests"), external=True, env=OFFLINE)
             session.run(str(bin_folder / "rlzoo"), "clips", "check", name, external=True, env=OFFLINE)
             command = [str(bin_folder / "rlzoo"), "train", "--clip", name, "--steps", "2", "--output", f"run-{name}"]
             session.run(*command, external=True, env=OFFLINE)

@@ -1,0 +1,47 @@
+"""What is imported is required: at the top of a module by the project itself, within a function by it or one of its extras."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OURS = {"rlzoo", *(folder.name for folder in (ROOT / "plugins").iterdir())}
+ELSEWHERE = {"vllm", "bitsandbytes"}  # named in the messages and pages that ask for them; no extra can pin what fits a machine
+DEVELOPERS = {"pytest"}  # of `rlzoo.testing`, which a plugin's author has
+
+
+def names(requirements):
+    return {re.split(r"[\[<>=!~;\s]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
+
+
+def imports(node, within=False):
+    """Each imported top-level package, and whether the import waits until a function is called, or is for types alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name.split(".")[0], within) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield (child.module or "").split(".")[0], within
+        is_typing = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        yield from imports(child, within or is_typing or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_what_is_imported_is_required():
+    distributions = packages_distributions()
+    required = names(PROJECT["dependencies"])
+    extras = PROJECT["optional-dependencies"]
+    wanted = required | names(line for extra, lines in extras.items() if extra != "dev" for line in lines)
+    seen, wrong = set(), []
+    for source in sorted([*(ROOT / "rlzoo").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]):
+        for package, within in imports(ast.parse(source.read_text())):
+            if package in sys.stdlib_module_names | OURS | ELSEWHERE or (within and package in DEVELOPERS):
+                continue
+            seen.add(package)
+            providers = names(distributions.get(package, [package]))
+            if not providers & (wanted if within else required):
+                wrong.append(f"{source.relative_to(ROOT)}: {package}, {'in a function' if within else 'at its top'}")
+    assert {"torch", "mlflow", "transformers", "peft"} <= seen
+    assert wrong == []
