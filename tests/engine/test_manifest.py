@@ -8,7 +8,6 @@ import pytest
 import rlzoo
 from rlzoo import UserError
 from rlzoo.engine.manifest import damage, seal
-from rlzoo.lock import Lock
 from tests.engine.test_loop import without_times
 from tests.engine.test_resume import config
 
@@ -80,12 +79,3 @@ def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path):
         (checkpoint / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"--resume: every checkpoint in .* is damaged"):
         rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
-
-
-def test_a_run_directory_in_use_is_refused(tmp_path):
-    whole = rlzoo.train(config("fspo", tmp_path / "run"))
-    lock = Lock(whole.path)
-    with pytest.raises(UserError, match=r"directory .* is in use by process \d+; stop it, or wait for its end"):
-        rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
-    lock.release()
-    assert rlzoo.train(config("fspo", tmp_path / "run"), resume=True).metrics

@@ -1,11 +1,6 @@
 """Which sampler a run has, what it is refused for, and how weights are written for vLLM; all without vLLM."""
 
-import dataclasses
-import json
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -18,6 +13,7 @@ from rlzoo.engine.samplers import make_sampler
 from rlzoo.engine.vllm_model import cpu_head_size, vllm_weights
 from rlzoo.engine.vllm_sampler import request_seed
 from rlzoo.errors import UserError
+from tests.engine.stand_in import running
 
 MODEL, TOKENIZER = load_pretrained("embedded")
 
@@ -102,54 +98,10 @@ def test_heads_that_cannot_be_padded_are_refused():
         cpu_head_size(LlamaConfig(hidden_size=64, num_attention_heads=4))
 
 
-@dataclasses.dataclass
-class Answers:
-    """What a server that only talks answers: status and JSON by path; None is no answer within the time."""
-
-    by_path: dict
-    address: str = ""
-
-
 @pytest.fixture
 def server():
-    """A server on loopback that answers as vLLM's would; the tests of a real one are in tests/vllm."""
-    config = {
-        "model_config": {
-            "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "dtype": "torch.float32", "max_model_len": 256,
-        },
-        "device_config": {"device": "cpu"},
-        "scheduler_config": {"enable_chunked_prefill": False},
-    }  # fmt: skip
-    answers = Answers(
-        {
-            "/v1/models": (200, {"data": [{"id": "embedded"}]}),
-            "/server_info": (200, {"vllm_config": config}),
-            "/collective_rpc": (200, {"results": [None]}),
-            "/reset_prefix_cache": (200, {"success": True}),
-        }
-    )
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            answer = answers.by_path.get(self.path.partition("?")[0], (404, {"detail": "Not Found"}))
-            if answer is None:
-                time.sleep(1.5)
-                return
-            self.send_response(answer[0])
-            self.end_headers()
-            self.wfile.write(json.dumps(answer[1]).encode())
-
-        do_POST = do_GET  # noqa: N815
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        answers.address = f"http://127.0.0.1:{listening.server_port}"
-        yield answers
-        listening.shutdown()
+    with running() as server:
+        yield server
 
 
 def test_a_server_that_fits_is_taken_and_its_folder_removed(server, tmp_path):

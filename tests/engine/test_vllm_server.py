@@ -3,13 +3,7 @@
 A small server stands in for vLLM's; tests/vllm has the real one.
 """
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-
 import pytest
-from safetensors.torch import load_file
 
 import rlzoo
 from rlzoo.engine import vllm_server
@@ -17,82 +11,15 @@ from rlzoo.engine.pretrained import load_pretrained
 from rlzoo.engine.vllm_server import ServerSampler
 from rlzoo.errors import RunError, UserError
 from rlzoo.sections import VLLMConfig
+from tests.engine.stand_in import running
 from tests.engine.test_loop import lines, quick
-
-SETTINGS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm", "max_model_len": 64, "dtype": "torch.float32"}
-INFO = {
-    "model_config": SETTINGS,
-    "device_config": {"device": "cpu"},
-    "scheduler_config": {"enable_chunked_prefill": False},
-}
-
-
-class Server(ThreadingHTTPServer):
-    """Answers with a token that tells whether it was given weights; ``failures`` says what becomes of the next requests."""
-
-    daemon_threads = True
-    request_queue_size = 128  # connections that wait; beyond it a busy machine resets them
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.failures, self.asked, self.loads = [], 0, []
-        self.has_weights = False
-        self.lock = threading.Lock()
-
-    @property
-    def address(self):
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        served = {"/v1/models": {"data": [{"id": "embedded"}]}}
-        self.reply(served.get(self.path, {"vllm_config": INFO}))
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
-        with self.server.lock:
-            failure = self.server.failures.pop(0) if self.server.failures and self.path == "/v1/completions" else None
-            self.server.asked += self.path == "/v1/completions"
-            if failure == "restart":  # it comes back as it was first started
-                self.server.has_weights = False
-        if failure == "error":
-            self.reply({"error": "the engine is dead"}, 500)
-        elif failure == "refuse":
-            self.reply({"error": "too long"}, 400)
-        elif failure == "restart":
-            self.connection.close()
-        elif self.path == "/collective_rpc":
-            self.server.loads.append(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
-            self.server.has_weights = True
-            self.reply({})
-        elif self.path == "/v1/completions":
-            token = 5 if self.server.has_weights else 4
-            self.reply({"choices": [{"token_ids": [token, 1], "logprobs": {"token_logprobs": [-1.0, -0.5]}}]})
-        else:
-            self.reply({"success": True})
-
-    def reply(self, answer, status=200):
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments):
-        pass
 
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(vllm_server, "PAUSES", (0.01, 0.02, 0.03))
-    running = Server()
-    thread = threading.Thread(target=running.serve_forever)
-    thread.start()
-    yield running
-    running.shutdown()
-    thread.join()
-    running.server_close()
+    with running() as server:
+        yield server
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import contextmanager
 
 from hypothesis import strategies as st
 
@@ -132,3 +133,19 @@ def _places(tree):
 def as_json(tree):
     """A line of JSON, with NaN and lone surrogates as Python writes them."""
     return json.dumps(tree)
+
+
+def spoiled_json(good):
+    """A JSON file with something wrong in its bytes, or in what they say."""
+    return spoiled_bytes([good]) | spoiled_trees([json.loads(good)]).map(lambda tree: json.dumps(tree).encode())
+
+
+@contextmanager
+def holding(file, content):
+    """A file that holds something else within the block."""
+    good = file.read_bytes()
+    file.write_bytes(content)
+    try:
+        yield
+    finally:
+        file.write_bytes(good)

@@ -1,6 +1,5 @@
 """Recorded rollouts: a file that is torn or changed is replayed, or refused by its name."""
 
-import json
 import math
 import shutil
 import struct
@@ -16,7 +15,7 @@ from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from rlzoo.tracking.sync import sampled_completions
 from tests.fuzz.law import SURFACES, held_to_the_law
-from tests.fuzz.spoiled import spoiled_bytes, spoiled_trees
+from tests.fuzz.spoiled import holding, spoiled_bytes, spoiled_json
 
 SURFACE = SURFACES["recorded rollouts"]
 NUMBERS = [0.0, -0.0, 1.0, -1e30, 3e38, math.nan, math.inf, -math.inf, 2**31, -1, 2**62]
@@ -97,23 +96,15 @@ def changed(tensors, changes):
 @held_to_the_law("recorded rollouts", 0.6, changes=spoiled_tensors())
 def test_rollouts_with_other_tensors(one_step, zoo, changes):
     file = one_step / "rollouts" / "000002.safetensors"
-    good = file.read_bytes()
-    file.write_bytes(save(changed(load_file(file), changes)))
-    try:
+    with holding(file, save(changed(load_file(file), changes))):
         SURFACE.check(lambda: read(one_step, [zoo["grpo"]()]), str(one_step))
-    finally:
-        file.write_bytes(good)
 
 
 @held_to_the_law("recorded rollouts", 0.2, data=st.data())
 def test_spoiled_rollout_files(one_step, data):
     file = one_step / "rollouts" / "000002.safetensors"
-    good = file.read_bytes()
-    file.write_bytes(data.draw(spoiled_bytes([good])))
-    try:
+    with holding(file, data.draw(spoiled_bytes([file.read_bytes()]))):
         SURFACE.check(lambda: read(one_step), str(one_step))
-    finally:
-        file.write_bytes(good)
 
 
 @held_to_the_law("recorded rollouts", 0.15, data=st.data(), size=st.sampled_from([None, 0, 1, 10**6, 2**40, 2**63, 2**64 - 1]))
@@ -121,14 +112,9 @@ def test_spoiled_headers_of_rollout_files(one_step, data, size):
     file = one_step / "rollouts" / "000002.safetensors"
     good = file.read_bytes()
     end = 8 + struct.unpack("<Q", good[:8])[0]
-    header = data.draw(
-        spoiled_trees([json.loads(good[8:end])]).map(lambda tree: json.dumps(tree).encode()) | spoiled_bytes([good[8:end]])
-    )
-    file.write_bytes(struct.pack("<Q", len(header) if size is None else size) + header + good[end:])
-    try:
+    header = data.draw(spoiled_json(good[8:end]))
+    with holding(file, struct.pack("<Q", len(header) if size is None else size) + header + good[end:]):
         SURFACE.check(lambda: read(one_step), str(one_step))
-    finally:
-        file.write_bytes(good)
 
 
 @held_to_the_law(
@@ -155,9 +141,5 @@ def test_spoiled_weights_for_the_cosine(one_step, data, name):
 @held_to_the_law("recorded rollouts", 0.03, data=st.data())
 def test_spoiled_responses(one_step, data):
     file = one_step / "rollouts" / "000002.jsonl"
-    good = file.read_bytes()
-    file.write_bytes(data.draw(spoiled_bytes([good])))
-    try:
+    with holding(file, data.draw(spoiled_bytes([file.read_bytes()]))):
         SURFACE.check(lambda: list(sampled_completions(one_step, 2)), str(file))
-    finally:
-        file.write_bytes(good)

@@ -18,7 +18,7 @@ from rlzoo.lab.race_report import race_report
 from rlzoo.lab.races import find_runs, race
 from rlzoo.tracking.record import Record, Sent, run_id_of, sent_to
 from tests.fuzz.law import SURFACES, held_to_the_law
-from tests.fuzz.spoiled import ODD_TEXTS, spoiled_bytes, spoiled_trees
+from tests.fuzz.spoiled import ODD_TEXTS, holding, spoiled_bytes, spoiled_json, spoiled_trees
 
 SURFACE = SURFACES["run directories"]
 
@@ -82,12 +82,8 @@ def restored(folder):
 )
 def test_spoiled_files_are_compared(scores, data, name):
     file = scores / name
-    good = file.read_bytes()
-    file.write_bytes(data.draw(spoiled_bytes([good])))
-    try:
+    with holding(file, data.draw(spoiled_bytes([file.read_bytes()]))):
         SURFACE.check(lambda: compare(scores), str(scores))
-    finally:
-        file.write_bytes(good)
 
 
 @held_to_the_law("run directories", 0.3, data=st.data(), name=st.sampled_from(["config.yaml", "metrics.jsonl", "summary.json"]))
@@ -101,11 +97,8 @@ def test_files_with_other_values_are_compared(scores, data, name):
     else:
         rows = data.draw(spoiled_trees([[json.loads(line) for line in good.splitlines()]]))
         text = "\n".join(map(json.dumps, rows))
-    file.write_text(text)
-    try:
+    with holding(file, text.encode()):
         SURFACE.check(lambda: compare(scores), str(scores))
-    finally:
-        file.write_bytes(good)
 
 
 @pytest.mark.filterwarnings("default")  # a glyph that the font of a figure lacks
@@ -158,8 +151,7 @@ def test_spoiled_states_are_resumed(run, data, sealed):
     checkpoint = run / "checkpoints" / "step-000002"
     file = checkpoint / "state" / "state.json"
     manifest, good = (checkpoint / "manifest.json").read_bytes(), file.read_bytes()
-    as_bytes = spoiled_trees([json.loads(good)]).map(lambda tree: json.dumps(tree).encode())
-    file.write_bytes(data.draw(spoiled_bytes([good]) | as_bytes))
+    file.write_bytes(data.draw(spoiled_json(good)))
     if sealed:
         seal(checkpoint)
     try:
@@ -174,22 +166,12 @@ def test_spoiled_states_are_resumed(run, data, sealed):
 def test_spoiled_manifests(run, data):
     checkpoint = run / "checkpoints" / "step-000001"
     file = checkpoint / "manifest.json"
-    good = file.read_bytes()
-    as_bytes = spoiled_trees([json.loads(good)]).map(lambda tree: json.dumps(tree).encode())
-    file.write_bytes(data.draw(spoiled_bytes([good]) | as_bytes))
-    try:
+    with holding(file, data.draw(spoiled_json(file.read_bytes()))):
         SURFACE.check(lambda: damage(checkpoint))
-    finally:
-        file.write_bytes(good)
 
 
 @held_to_the_law("run directories", 0.05, data=st.data(), name=st.sampled_from(["record.json", "sent.json"]))
 def test_spoiled_records_of_tracking(run, data, name):
     (file,) = run.glob(f"*/{name}")
-    good = file.read_bytes()
-    as_bytes = spoiled_trees([json.loads(good)]).map(lambda tree: json.dumps(tree).encode())
-    file.write_bytes(data.draw(spoiled_bytes([good]) | as_bytes))
-    try:
+    with holding(file, data.draw(spoiled_json(file.read_bytes()))):
         SURFACE.check(lambda: (Record.read(run), sent_to(run), run_id_of(run)), str(run))
-    finally:
-        file.write_bytes(good)

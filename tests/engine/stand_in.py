@@ -1,0 +1,96 @@
+"""A server on loopback that answers as vLLM's would; the tests of a real one are in tests/vllm."""
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+INFO = {
+    "model_config": {
+        "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "dtype": "torch.float32", "max_model_len": 256,
+    },
+    "device_config": {"device": "cpu"},
+    "scheduler_config": {"enable_chunked_prefill": False},
+}  # fmt: skip
+
+
+class StandIn(ThreadingHTTPServer):
+    """Answers with a token that tells whether it was given weights.
+
+    ``failures`` says what becomes of the next requests for completions; ``by_path`` holds a status and an answer for each
+    other path, None for no answer in time.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128  # connections that wait; beyond it a busy machine resets them
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.failures, self.asked, self.loads = [], 0, []
+        self.has_weights = False
+        self.lock = threading.Lock()
+        self.address = f"http://127.0.0.1:{self.server_port}"
+        self.by_path = {
+            "/v1/models": (200, {"data": [{"id": "embedded"}]}),
+            "/server_info": (200, {"vllm_config": INFO}),
+            "/collective_rpc": (200, {"results": [None]}),
+            "/reset_prefix_cache": (200, {"success": True}),
+        }
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        path = self.path.partition("?")[0]
+        answer = (
+            self.completions() if path == "/v1/completions" else self.server.by_path.get(path, (404, {"detail": "Not Found"}))
+        )
+        if path == "/collective_rpc" and answer is not None and answer[0] == 200:
+            self.server.loads.append(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
+            self.server.has_weights = True
+        if answer is None:
+            time.sleep(1.5)
+        elif answer == "restart":
+            self.connection.close()
+        else:
+            self.reply(*answer)
+
+    do_POST = do_GET  # noqa: N815
+
+    def completions(self):
+        with self.server.lock:
+            failure = self.server.failures.pop(0) if self.server.failures else None
+            self.server.asked += 1
+            if failure == "restart":  # it comes back as it was first started
+                self.server.has_weights = False
+        token = 5 if self.server.has_weights else 4
+        choices = [{"token_ids": [token, 1], "logprobs": {"token_logprobs": [-1.0, -0.5]}}]
+        failed = {"error": (500, {"error": "the engine is dead"}), "refuse": (400, {"error": "too long"}), "restart": "restart"}
+        return failed.get(failure, (200, {"choices": choices}))
+
+    def reply(self, status, answer):
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@contextmanager
+def running():
+    """A server that answers until the block ends."""
+    with StandIn() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
