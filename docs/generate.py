@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from rlzoo.cli.clips import settings
-from rlzoo.config import RunConfig, config_names
+from rlzoo.composition import config_names
+from rlzoo.config import RunConfig
 from rlzoo.zoo import load_zoo
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -11,9 +10,9 @@ import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
 
 from rlzoo.advantages import TOKEN_ADVANTAGES, min_group_size
+from rlzoo.composition import clip_name, clip_settings, config_names, for_clip, listed, merge, parse_overrides, read_config
 from rlzoo.discovery import absolute
-from rlzoo.errors import UserError, did_you_mean, explain, shown
-from rlzoo.parsing import DEEPEST, UnreadableError, parse_yaml
+from rlzoo.errors import UserError, explain, shown
 from rlzoo.policy import ClipPolicy
 from rlzoo.redaction import redact_settings, redacted_keys
 from rlzoo.sections import (
@@ -167,14 +166,14 @@ class RunConfig(Section):
             layers.insert(0, read_config(DEFAULT_RUN))
         layers.append(parse_overrides(overrides))
         layers.append({key: value for key, value in settings.items() if value is not None})
-        name = clip or next((n for n in map(_clip_name, reversed(layers)) if n), None)
+        name = clip or next((n for n in map(clip_name, reversed(layers)) if n), None)
         merged: dict[str, Any] = {}
         for layer in layers:
-            merged = _merge(merged, _for_clip(layer, name))
+            merged = merge(merged, for_clip(layer, name))
         if name:
-            merged["clip"] = {**_clip_settings(merged.get("clip")), "name": name}
+            merged["clip"] = {**clip_settings(merged.get("clip")), "name": name}
         if plugins:
-            merged["plugins"] = [*_listed(merged.get("plugins")), *map(absolute, plugins)]
+            merged["plugins"] = [*listed(merged.get("plugins")), *map(absolute, plugins)]
         try:
             return cls.model_validate(merged)
         except ValidationError as error:
@@ -200,102 +199,3 @@ class RunConfig(Section):
             raise UserError(
                 f"{key}: holds a secret, which is not kept in config.yaml; give it again, with --set {key}=VALUE or in a config"
             )
-
-
-def config_folders() -> list[Path]:
-    """Where configs are found by name: in an installed wheel, and in a checkout."""
-    package = Path(str(resources.files("rlzoo")))
-    return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
-
-
-def config_names() -> list[str]:
-    """Names of the shipped configs, with the folder if they are in one: ``paper/qwen3-1.7b``."""
-    files = [(folder, file) for folder in config_folders() for file in folder.rglob("*.yaml")]
-    return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
-
-
-def read_config(config: str | Path) -> dict[str, Any]:
-    """A config file as a dict: a shipped one by name, or any file by path."""
-    shipped = [folder / f"{config}.yaml" for folder in config_folders()]
-    try:
-        path = next((file for file in shipped if file.is_file()), Path(config))
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # not there, not a text, or a name that no file can have
-        names = config_names()
-        hint = did_you_mean(str(config), names)
-        raise UserError(f"no config {shown(str(config))} (a file, or one of: {', '.join(names)}){hint}") from error
-    try:
-        content = parse_yaml(text)
-    except UnreadableError as error:
-        raise UserError(f"config {str(path)!r} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"config {str(path)!r} must hold keys and values such as 'steps: 40', not {type(content).__name__}")
-    if odd := [key for key in content if not isinstance(key, str)]:
-        raise UserError(f"config {str(path)!r}: {shown(odd[0])} is no key; keys are words, such as steps")
-    return content
-
-
-def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """``"section.key=value"`` as nested settings, the values in YAML; later ones win."""
-    parsed: dict[str, Any] = {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not all(key.split(".")) or not key.isprintable():
-            raise UserError(f"--set {shown(override)}: write KEY=VALUE, such as learner.lr=1e-5")
-        if key.count(".") > DEEPEST:
-            raise UserError(f"--set {shown(override)}: more than {DEEPEST} dots in a key")
-        try:
-            value = parse_yaml(text)
-        except UnreadableError as error:
-            raise UserError(f"--set {shown(override)}: {shown(text)} is not a YAML value: {error}") from error
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        parsed = _merge(parsed, value)
-    return parsed
-
-
-def _clip_name(layer: Mapping[str, Any]) -> str | None:
-    clip = layer.get("clip")
-    name = clip.get("name") if isinstance(clip, dict) else clip
-    if not isinstance(name, str | None):
-        raise UserError(f"clip={shown(clip)}: a policy's name, or settings with a name")
-    return name
-
-
-def _clip_settings(clip: object) -> Mapping[str, Any]:
-    if not isinstance(clip, Mapping | None):
-        raise UserError(f"clip={shown(clip)}: a policy's name, or settings with a name")
-    return clip or {}
-
-
-def _listed(plugins: object) -> Sequence[str]:
-    if not isinstance(plugins, list | tuple | None):
-        raise UserError(f"plugins={shown(plugins)}: a list of files and folders")
-    return plugins or ()
-
-
-def _for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """A layer without what it says of other policies, and with what it says of this one."""
-    own = {key: value for key, value in layer.items() if key != "per_clip"}
-    if isinstance(own.get("clip"), str):
-        own["clip"] = {"name": own["clip"]}
-    if (_clip_name(own) or name) != name:
-        del own["clip"]
-    per_clip = layer.get("per_clip") or {}
-    changed = per_clip.get(name) or {} if isinstance(per_clip, dict) else None
-    if not isinstance(changed, dict):
-        raise UserError(f"per_clip must hold policy names, each with the settings it changes, not {shown(per_clip)}")
-    return _merge(own, changed)
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            # another task's settings mean nothing to this one
-            replaces = key == "task" and value.get("name", old.get("name")) != old.get("name")
-            merged[key] = dict(value) if replaces else _merge(old, value)
-        else:
-            merged[key] = value
-    return merged

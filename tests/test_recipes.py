@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rlzoo import RunConfig
-from rlzoo.config import config_folders, config_names, read_config
+from rlzoo.composition import config_folders, config_names, read_config
 from rlzoo.planner import Prompts, find_architecture, make_plan, parse_devices
 from rlzoo.planner.preflight import check_length, check_memory, check_settings
 

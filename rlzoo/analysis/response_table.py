@@ -82,10 +82,7 @@ class ResponseTable:
         if advantages.shape[-1] != 1:
             advantages = advantages.masked_fill(~mask, 0.0)
         clipped, log_ratio, band = result.clipped, result.log_ratio, result.band
-        high = clipped & (advantages > 0)
-        dual = clipped & (advantages < 0)
-        dual = dual & (log_ratio > band.ceiling) if band is not None and band.ceiling is not None else dual & False
-        low = clipped & (advantages < 0) & ~dual
+        high, low, dual = _by_edge(result, advantages)
         edges = [] if band is None else [band.low, band.high]
         token = ops.log_ratio(inputs)
         none = torch.zeros_like(advantages[:, :1])
@@ -133,6 +130,14 @@ def pooled(tables: Iterable[ResponseTable]) -> ResponseTable:
         numbered.append(replace(table, group=table.group + start))
         start += float(table.group.max()) + 1 if len(table.group) else 0.0
     return ResponseTable.concat(numbered)
+
+
+def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What was clipped above the band with A > 0, below it with A < 0, and above the dual-clip ceiling with A < 0."""
+    clipped, band = result.clipped, result.band
+    below = clipped & (advantages < 0)
+    dual = below & (result.log_ratio > band.ceiling) if band is not None and band.ceiling is not None else below & False
+    return clipped & (advantages > 0), below & ~dual, dual
 
 
 def _multiple(gradient: Tensor, on_policy_gradient: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlzoo.config import config_names
+from rlzoo.composition import config_names
 from rlzoo.redaction import redact
 from rlzoo.tracking.record import tracking_uri
 from rlzoo.zoo import load_zoo

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlzoo.engine.rollout import HFSampler, Sampler
 from rlzoo.sections import ModelConfig, RolloutConfig
@@ -33,39 +33,21 @@ def make_sampler(
     Raises:
         UserError: vLLM is not installed or cannot sample as asked, or the server is not there or serves something else.
     """
+    common: dict[str, Any] = {
+        "end_ids": end_ids,
+        "max_new_tokens": settings.max_new_tokens,
+        "batch_size": settings.batch_size,
+        "chat_template": named.chat_template,
+    }
     if settings.engine in ("hf", "generate"):
-        return HFSampler(
-            model,
-            tokenizer,
-            end_ids=end_ids,
-            max_new_tokens=settings.max_new_tokens,
-            batch_size=settings.batch_size,
-            chat_template=named.chat_template,
-            own_weights=own_weights,
-            way="generate" if settings.engine == "generate" else None,
-        )
+        reference: dict[str, Any] = {"way": "generate"} if settings.engine == "generate" else {}
+        return HFSampler(model, tokenizer, own_weights=own_weights, **reference, **common)
     from rlzoo.engine.vllm_sampler import VLLMSampler
 
     if settings.vllm.server is not None:
         from rlzoo.engine.vllm_server import ServerSampler
 
-        return ServerSampler(
-            model,
-            tokenizer,
-            end_ids=end_ids,
-            max_new_tokens=settings.max_new_tokens,
-            served=named.path,
-            settings=settings.vllm,
-            batch_size=settings.batch_size,
-            chat_template=named.chat_template,
-        )
+        return ServerSampler(model, tokenizer, served=named.path, settings=settings.vllm, **common)
     overlaps = settings.max_staleness > 0  # then it samples while the learner works, and never sleeps
-    return VLLMSampler(
-        model,
-        tokenizer,
-        end_ids=end_ids,
-        max_new_tokens=settings.max_new_tokens,
-        batch_size=settings.batch_size,
-        chat_template=named.chat_template,
-        settings=settings.vllm.model_copy(update={"sleep": False}) if overlaps else settings.vllm,
-    )
+    awake = settings.vllm.model_copy(update={"sleep": False}) if overlaps else settings.vllm
+    return VLLMSampler(model, tokenizer, settings=awake, **common)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from rlzoo.analysis.at_k import Estimate, LengthBin, by_length, estimates
-from rlzoo.config import parse_overrides
+from rlzoo.composition import parse_overrides
 from rlzoo.errors import UserError, explain
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain

@@ -10,7 +10,7 @@ import yaml
 
 from rlzoo.cli import app as command_line
 from rlzoo.cli import main
-from rlzoo.config import parse_overrides
+from rlzoo.composition import parse_overrides
 from rlzoo.errors import PolicyError, UserError
 
 IN_THE_ENVIRONMENT, IN_A_SETTING = "planted-env-0", "planted-key-1"

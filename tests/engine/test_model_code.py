@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from rlzoo.config import config_names, read_config
+from rlzoo.composition import config_names, read_config
 from rlzoo.engine.pretrained import load_named, load_pretrained
 from rlzoo.sections import ModelConfig
 from tests.engine.tiny import refuses, save

@@ -4,7 +4,8 @@ import json
 
 from hypothesis import strategies as st
 
-from rlzoo.config import RunConfig, parse_overrides
+from rlzoo.composition import parse_overrides
+from rlzoo.config import RunConfig
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import ODD_TEXTS, spoiled_bytes, trees
 
