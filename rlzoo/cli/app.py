@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from rlzoo.cli.clips_app import clips
-from rlzoo.cli.options import AsJson, Overrides, Plugins
+from rlzoo.cli.options import AsJson, Plugins, Quiet, interruptible, loading
+from rlzoo.cli.train_app import calibrate, sweep, train
 
 app = typer.Typer(
     name="rlzoo",
@@ -17,54 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(clips, name="clips")
-
-
-@app.command()
-def train(
-    clip: Annotated[str | None, typer.Option(help="Clip policy, see `rlzoo clips list`.")] = None,
-    config: Annotated[list[str] | None, typer.Option(help="Shipped config or YAML file; later ones win.")] = None,
-    set_: Overrides = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run directory.")] = False,
-    plugin: Plugins = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Processes to train with, one for each GPU.")] = None,
-    deepspeed: Annotated[
-        str | None, typer.Option(metavar="zero2|zero3|FILE", help="What the processes share, or DeepSpeed's settings as JSON.")
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check the run, print its complete configuration, and its plan on stderr; then stop."),
-    ] = False,
-    devices: Annotated[
-        str | None, typer.Option(metavar="NxNAME", help="With --dry-run: plan for these, such as 8xH100 or 2x24GB.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: configuration and plan as JSON.")] = False,
-) -> None:
-    """Train a model; without --config, the shipped model on arithmetic."""
-    from rlzoo.cli import INTERRUPTED
-    from rlzoo.cli.train import run
-
-    launch = {"launch.processes": processes, "launch.deepspeed": deepspeed}
-    overrides = [*(set_ or []), *(f"{key}={value}" for key, value in launch.items() if value is not None)]
-
-    try:
-        run(
-            clip=clip,
-            configs=config or [],
-            overrides=overrides,
-            seed=seed,
-            steps=steps,
-            output=output,
-            resume=resume,
-            plugins=plugin or [],
-            dry_run=dry_run,
-            devices=devices,
-            as_json=as_json,
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+app.command()(train)
 
 
 @app.command()
@@ -77,80 +31,8 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run 
         raise typer.Exit(FAILED)
 
 
-@app.command()
-def sweep(
-    clip: Annotated[str, typer.Option(help="Clip policies, with commas between them.")],
-    seeds: Annotated[str, typer.Option(help="A number of seeds (5: 0 to 4), or seeds with commas between them.")] = "5",
-    grid: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Also every one of these values; may be repeated.")
-    ] = None,
-    config: Annotated[list[str] | None, typer.Option(help="Shipped config or YAML file; later ones win.")] = None,
-    set_: Overrides = None,
-    steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from, in each run.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the sweep; finished runs in it are not done again.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at once; as many as the machine has room for.")] = None,
-    plugin: Plugins = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and stop.")] = False,
-) -> None:
-    """Race policies: every policy with every seed, nested under one MLflow run; started again, it goes on."""
-    from rlzoo.cli import FAILED, INTERRUPTED
-    from rlzoo.cli.sweep import run_sweep
-
-    try:
-        succeeded = run_sweep(
-            clips=clip.split(","),
-            seeds=seeds,
-            grid=grid or [],
-            configs=config or [],
-            overrides=set_ or [],
-            steps=steps,
-            output=output,
-            jobs=jobs,
-            plugins=plugin or [],
-            dry_run=dry_run,
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    if not succeeded:
-        raise typer.Exit(FAILED)
-
-
-@app.command()
-def calibrate(
-    clip: Annotated[str, typer.Option(help="Clip policy with a width.")],
-    target: Annotated[
-        float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of the responses to clip.")
-    ] = 0.1,
-    config: Annotated[list[str] | None, typer.Option(help="Shipped config or YAML file; later ones win.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.lr=1e-5.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the pilots.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Rollout batches of a pilot.")] = 10,
-    pilots: Annotated[int, typer.Option(min=1, max=50, help="Pilots at most.")] = 6,
-    output: Annotated[Path | None, typer.Option(help="Config file to write; NAME-calibrated.yaml without it.")] = None,
-    plugin: Plugins = None,
-) -> None:
-    """Find the width that clips a wanted share of the responses, by short pilot runs, and write it as a config."""
-    from rlzoo.cli import FAILED, INTERRUPTED
-    from rlzoo.cli.calibrate import run_calibration
-
-    try:
-        is_met = run_calibration(
-            clip=clip,
-            target=target,
-            configs=config or [],
-            overrides=set_ or [],
-            plugins=plugin or [],
-            seed=seed,
-            steps=steps,
-            max_pilots=pilots,
-            output=output,
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    if not is_met:
-        raise typer.Exit(FAILED)
+app.command()(sweep)
+app.command()(calibrate)
 
 
 @app.command()
@@ -171,12 +53,13 @@ def replay(
     plugin: Plugins = None,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write; RUN/replay.html without it.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Judge one run's recorded rollouts by other rules: what each would have clipped of the same data."""
-    from rlzoo.cli import INTERRUPTED
-    from rlzoo.cli.replay import run_replay
+    with interruptible():
+        with loading(is_quiet=quiet):
+            from rlzoo.cli.replay import run_replay
 
-    try:
         run_replay(
             path=run,
             clips=clip,
@@ -189,9 +72,8 @@ def replay(
             with_cosine=cosine,
             as_json=as_json,
             report=report,
+            is_quiet=quiet,
         )
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command("eval")
@@ -217,16 +99,17 @@ def eval_(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder; an evaluation begun in it goes on.")] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
     mlflow: Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log the results to MLflow.")] = True,
 ) -> None:
     """Evaluate a model: mean@k, pass@k and maj@k on mathematics suites; started again, it goes on."""
-    from rlzoo.cli import INTERRUPTED
-    from rlzoo.cli.evaluate import run_evaluation
-
     options = {"group_size": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
     overrides = [f"rollout.{key}={value}" for key, value in options.items()]
     overrides += [] if chat_template is None else [f"model.chat_template={chat_template}"]
-    try:
+    with interruptible():
+        with loading(is_quiet=quiet):
+            from rlzoo.cli.evaluate import run_evaluation
+
         run_evaluation(
             model=model,
             suites=suite,
@@ -236,9 +119,8 @@ def eval_(
             output=output,
             as_json=as_json,
             mlflow=mlflow,
+            is_quiet=quiet,
         )
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()
@@ -252,13 +134,11 @@ def compare(
     report: Annotated[Path | None, typer.Option(help="HTML report to write; compare.html beside the runs without it.")] = None,
 ) -> None:
     """Compare runs by policy: scores with intervals, pairs, fairness by length, time and memory."""
-    from rlzoo.cli import INTERRUPTED
-    from rlzoo.cli.compare import compare as show
+    with interruptible():
+        with loading():
+            from rlzoo.cli.compare import compare as show
 
-    try:
         show(runs, as_json=as_json, report=report, match=match, skip_steps=skip_steps)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()
@@ -280,7 +160,8 @@ def ui(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Show what is installed and what this machine can run."""
-    from rlzoo.cli.doctor import report
+    with loading():
+        from rlzoo.cli.doctor import report
 
     report(as_json)
 

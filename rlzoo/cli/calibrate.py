@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from rlzoo.cli.train import ProgressDisplay
+from rlzoo.cli.display import Plain
+from rlzoo.cli.progress import display_for
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.calibrate import Pilot, calibrate, is_met, nearest, overlay
@@ -24,6 +23,7 @@ def run_calibration(
     steps: int,
     max_pilots: int,
     output: Path | None,
+    is_quiet: bool = False,
 ) -> bool:
     """Calibrate a policy; whether the wanted clip fraction was met."""
     path = output or Path(f"{clip}-calibrated.yaml")
@@ -32,22 +32,22 @@ def run_calibration(
     if not path.parent.is_dir():
         raise UserError(f"--output {str(path)!r}: there is no folder {str(path.parent)!r}")
     config = RunConfig.compose(configs, clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps)
-    console = Console(highlight=False, markup=False)
+    console = Plain()
 
     def told(pilot: Pilot) -> None:
         settings = {name: getattr(pilot.policy, name) for name in pilot.policy.width_fields()}
         widths = ", ".join(f"{name} {value:.4g}" for name, value in settings.items() if value is not None)
-        display.print(f"clip fraction {pilot.clip_fraction:.3f} with {widths}")
+        display.say(f"clip fraction {pilot.clip_fraction:.3f} with {widths}")
 
-    with ProgressDisplay(console, f"pilots of {steps} steps: {config.clip.name} on {config.task.name}", steps) as display:
+    title = f"pilots of {steps} steps: {config.clip.name} on {config.task.name}"
+    with display_for(console, title, steps, is_quiet=is_quiet) as display:
         pilots = calibrate(config, target, max_pilots=max_pilots, told=told, observer=display.show)
     best = nearest(pilots, target)
     path.write_text(overlay(best, target, config), encoding="utf-8")
-    console.print(f"wrote {path}; use it with: rlzoo train --config {path}", soft_wrap=True)
+    console.print(f"wrote {path}; use it with: rlzoo train --config {path}")
     if not is_met(best, target):
         console.print(
             f"the nearest of {len(pilots)} pilots clipped {best.clip_fraction:.3f}, not {target}; try more with --pilots",
             style="red",
-            soft_wrap=True,
         )
     return is_met(best, target)

@@ -15,7 +15,9 @@ from rlzoo.cli.tables import number
 if TYPE_CHECKING:
     from rlzoo.analysis.profile import LengthProfile
 
-WIDTH = 40  # characters of a bar
+WIDTH = 40  # characters of a bar, where there is room
+
+NARROWEST = 10
 
 
 class IntervalBar:
@@ -26,13 +28,14 @@ class IntervalBar:
     """
 
     def __init__(self, value: float, low: float, high: float, largest: float) -> None:
-        self._ends = [round(WIDTH * min(1.0, part / largest)) for part in (low, value, high)]
+        self._ends = [min(1.0, part / largest) for part in (low, value, high)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw it."""
         bar, line, left, right, middle = "━─├┤┼" if options.encoding.startswith("utf") else "=-|||"
-        low, value, high = self._ends
-        signs = [bar if place < value else " " for place in range(WIDTH + 1)]
+        width = min(WIDTH, options.max_width - 1)
+        low, value, high = (round(width * end) for end in self._ends)
+        signs = [bar if place < value else " " for place in range(width + 1)]
         for place in range(low, high + 1):
             signs[place] = line
         signs[low], signs[high], signs[value] = left, right, middle
@@ -40,15 +43,16 @@ class IntervalBar:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """As wide as the longest bar."""
-        return Measurement(10, WIDTH + 1)
+        return Measurement(NARROWEST, WIDTH + 1)
 
 
 def clip_by_length(profile: LengthProfile) -> Table:
     """A row for each length bin that holds any response: lengths, bar with a 95 % interval, and the numbers."""
     table = Table(box=None, pad_edge=False, show_header=False, title="clip fraction by response length", title_justify="left")
     table.title_style = "bold"
-    for justify in ("right", "left", "left"):
-        table.add_column(justify=justify, no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()  # what gives way on a narrow screen
+    table.add_column(no_wrap=True)
     both = profile.both
     known = [high for high in both.high if not math.isnan(high)]
     largest = max([0.01, *known])

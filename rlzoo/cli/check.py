@@ -6,24 +6,24 @@ import json
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from rlzoo.cli.display import Plain
 from rlzoo.policy import ClipPolicy
 from rlzoo.testing import LAWS, Outcome, check
 from rlzoo.testing.data import ALL_FIELDS
 from rlzoo.types import ClipInputs
 from rlzoo.zoo import find_policies
 
-STYLES = {"pass": "green", "fail": "bold red", "opted out": "yellow"}
+STYLES = {"pass": "green", "fail": "bold red", "opted out": "dim"}
 SHOWN = 8  # rows and tokens of a failing input that are printed
 
 
 def check_policies(name: str, as_json: bool) -> bool:
     """Check one policy, or every policy of a plugin file or folder; whether all laws hold."""
-    console = Console(highlight=False)
+    console = Plain()
     reports = []
     for policy in find_policies(name):
         started = time.perf_counter()
@@ -36,7 +36,7 @@ def check_policies(name: str, as_json: bool) -> bool:
     return all(outcome.status != "fail" for _, outcomes in reports for outcome in outcomes)
 
 
-def _print(console: Console, policy: type[ClipPolicy], outcomes: list[Outcome], seconds: float) -> None:
+def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], seconds: float) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("", "law", "", ""):
         table.add_column(column, overflow="fold")
@@ -48,7 +48,7 @@ def _print(console: Console, policy: type[ClipPolicy], outcomes: list[Outcome], 
     console.print(Text.assemble((policy.name, "bold"), f"  {policy.paper}"))  # plain text: brackets are no markup
     console.print(table)
     for outcome in failed:
-        console.print(f"\n[bold]{outcome.law}[/]: {statements[outcome.law]}")
+        console.print(f"\n{outcome.law}: {statements[outcome.law]}", style="bold")
         if outcome.inputs is not None:
             console.print(Text(f"fails on\n{describe(outcome.inputs)}"))
     kept = len(outcomes) - len(failed) - opted_out

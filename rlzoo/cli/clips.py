@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rlzoo.cli.display import Plain
 from rlzoo.policy import ClipPolicy
 from rlzoo.zoo import Entry, load_zoo
 
@@ -22,7 +22,7 @@ def list_policies(plugins: Sequence[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    console = Console(highlight=False)
+    console = Plain()
     for row in rows:
         defaults = f"{row['scope']}, {row['advantage']}, {row['reduction']}"
         console.print(Text.assemble((row["name"], "bold"), f"  {defaults}  ", (f"{row['paper']}  {row['from']}", "dim")))
@@ -43,9 +43,9 @@ def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
         }
         print(json.dumps({**_summary(zoo.entries[name]), **more}, indent=2))
         return
-    console = Console(highlight=False)
+    console = Plain()
     console.print(Text.assemble((name, "bold"), f"  {zoo.entries[name].source}  {policy.paper}\n"))
-    console.print(inspect.getdoc(policy) or "", markup=False)
+    console.print(inspect.getdoc(policy) or "")
     table = Table(title="\nSettings (--set clip.NAME=VALUE)", title_justify="left", box=None, pad_edge=False)
     for column in ("name", "default", "allowed", "meaning"):
         table.add_column(column, overflow="fold")
@@ -55,7 +55,7 @@ def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
     console.print(table)
     for title, notes in (("Watch these metrics", policy.watch), ("Laws it opts out of", policy.exempt)):
         if notes:
-            console.print(f"\n[bold]{title}[/]")
+            console.print(f"\n{title}", style="bold")
         for key, text in notes.items():
             console.print(Padding(Text(f"{key}: {text}"), (0, 0, 0, 2)))
 

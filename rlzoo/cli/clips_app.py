@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlzoo.cli.options import AsJson, Plugins
+from rlzoo.cli.options import AsJson, Plugins, loading
 
 clips = typer.Typer(help="The clip policies that are installed.", no_args_is_help=True)
 
@@ -15,7 +15,8 @@ clips = typer.Typer(help="The clip policies that are installed.", no_args_is_hel
 @clips.command("list")
 def clips_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
     """List the installed clip policies."""
-    from rlzoo.cli.clips import list_policies
+    with loading():
+        from rlzoo.cli.clips import list_policies
 
     list_policies(plugin or [], as_json)
 
@@ -25,7 +26,8 @@ def clips_show(
     name: Annotated[str, typer.Argument(help="A policy's name.")], plugin: Plugins = None, as_json: AsJson = False
 ) -> None:
     """Show a policy: its formula, settings with bounds and defaults, metrics to watch, reference."""
-    from rlzoo.cli.clips import show_policy
+    with loading():
+        from rlzoo.cli.clips import show_policy
 
     show_policy(name, plugin or [], as_json)
 
@@ -36,7 +38,8 @@ def clips_check(
     as_json: AsJson = False,
 ) -> None:
     """Hold a policy to the laws every rule keeps; exit code 1 if it breaks one."""
-    from rlzoo.cli.check import check_policies
+    with loading():
+        from rlzoo.cli.check import check_policies
 
     if not check_policies(name, as_json):
         raise typer.Exit(1)
@@ -48,6 +51,7 @@ def clips_new(
     folder: Annotated[Path, typer.Option(help="Folder to put rlzoo-NAME in.")] = Path(),
 ) -> None:
     """Write a distribution with a new policy: module, test, page and packaging, ready to change."""
-    from rlzoo.cli.new import write_distribution
+    with loading():
+        from rlzoo.cli.new import write_distribution
 
     write_distribution(name, folder)

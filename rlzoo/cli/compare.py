@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from rich.console import Console
 from rich.table import Table
 
-from rlzoo.cli.tables import counted, interval, number, signed
+from rlzoo.cli.display import Plain, counted
+from rlzoo.cli.tables import interval, number, signed
 from rlzoo.errors import UserError
 from rlzoo.lab.races import SCORES, Race, race
 from rlzoo.tracking.record import run_id_of
@@ -21,7 +21,13 @@ MANY = 4  # contenders; of more, only the pairs with the best are shown
 
 
 def compare(
-    paths: Sequence[Path], *, as_json: bool, report: Path | None, match: float | None = 0.1, skip_steps: int = 0
+    paths: Sequence[Path],
+    *,
+    as_json: bool,
+    report: Path | None,
+    match: float | None = 0.1,
+    skip_steps: int = 0,
+    is_quiet: bool = False,
 ) -> None:
     """Compare runs, show what came of it, and add the report to the sweep's run in MLflow if they have one.
 
@@ -30,8 +36,8 @@ def compare(
     """
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise UserError(f"--report {str(report)!r}: give the name of a file, in a folder that exists")
-    console = Console(highlight=False, markup=False)
-    with counted(console) as told:
+    console = Plain()
+    with counted(is_quiet=is_quiet) as told:
         result = race(paths, match=match, skip_steps=skip_steps, told=told)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
@@ -42,8 +48,8 @@ def compare(
 
         page = report or Path(os.path.commonpath([path.resolve() for path in paths])) / "compare.html"
         _write(page, race_report(result))
-        messages = Console(stderr=as_json, highlight=False, markup=False)
-        messages.print(f"report {os.path.relpath(page)}", soft_wrap=True)
+        messages = Plain(stderr=as_json)
+        messages.print(f"report {os.path.relpath(page)}")
         ids = [run_id_of(run.path) for contender in result.contenders for run in contender.runs]
         parent = common_parent([run_id for run_id in ids if run_id])
         if parent:
@@ -57,8 +63,8 @@ def _write(page: Path, text: str) -> None:
         raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; name another with --report") from error
 
 
-def _print(console: Console, result: Race) -> None:
-    console.print(f"score: {SCORES[result.metric]}", soft_wrap=True)
+def _print(console: Plain, result: Race) -> None:
+    console.print(f"score: {SCORES[result.metric]}")
     table = Table(box=None, pad_edge=False)
     matched = "" if result.match is None else f"lre@{result.match:g}"
     for column in ("policy", "seeds", "mean", "gain", "IQM", "95 %", "clip", matched, "noise", "len", "s"):
@@ -96,4 +102,4 @@ def _print(console: Console, result: Race) -> None:
     if shown:
         console.print(pairs)
     for note in result.notes:
-        console.print(note, soft_wrap=True)
+        console.print(note)

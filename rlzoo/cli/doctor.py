@@ -8,10 +8,10 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlzoo.cli.display import Plain
 from rlzoo.composition import config_names
 from rlzoo.redaction import redact
 from rlzoo.tracking.record import tracking_uri
@@ -41,7 +41,7 @@ def show(findings: Mapping[str, str]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, found in findings.items():
         table.add_row(name, Text(found))  # plain text: rlzoo[extra] is no markup
-    Console(highlight=False).print(table)
+    Plain().print(table)
 
 
 def examine() -> dict[str, str]:

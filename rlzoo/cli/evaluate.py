@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TaskID, TextColumn
 from rich.table import Table
 
 from rlzoo.analysis.at_k import Estimate
+from rlzoo.cli.display import Bars, Plain, show_log, timed
 from rlzoo.cli.tables import interval, number
 from rlzoo.errors import UserError
 from rlzoo.lab.evaluate import evaluate
@@ -32,6 +32,7 @@ def run_evaluation(
     output: Path | None,
     as_json: bool,
     mlflow: bool,
+    is_quiet: bool = False,
 ) -> None:
     """Evaluate, and show what came of it; stopped, say where it goes on."""
     names = tuple(dict.fromkeys(name.strip() for name in suites.split(",") if name.strip()))
@@ -39,13 +40,13 @@ def run_evaluation(
         raise UserError(f"--suite {suites!r}: give suites with commas between them, such as gsm8k,math500")
     config = EvaluationConfig.compose(model, overrides, suites=names, data=data, **settings)
     path = output or default_output(config)
-    console = Console(highlight=False, markup=False)
-    messages = Console(stderr=as_json, highlight=False, markup=False)
+    show_log(logging.WARNING if is_quiet else logging.INFO)
+    console, messages = Plain(), Plain(stderr=as_json)
     try:
-        with EvaluationDisplay(messages, names) as display:
+        with EvaluationDisplay(messages, names, is_quiet=is_quiet) as display:
             result = evaluate(config, path, experiment=EXPERIMENT if mlflow else None, told=display.show)
     except (KeyboardInterrupt, SystemExit):
-        messages.print(f"stopped; the same command goes on where it was, in {path}", soft_wrap=True)
+        messages.print(f"stopped; the same command goes on where it was, in {path}")
         raise
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
@@ -54,46 +55,32 @@ def run_evaluation(
             console.print(_table(result.results[start : start + SIDE_BY_SIDE]))
         for suite in result.results:
             console.print(_by_length(suite))
-    messages.print(f"completions and results in {path}", soft_wrap=True)
+    if is_quiet:
+        return
+    messages.print(f"completions and results in {path}")
     if result.mlflow_run_id:
-        messages.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui", soft_wrap=True)
+        messages.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui")
 
 
-class EvaluationDisplay:
-    """A row with a bar for each suite on a terminal, a plain line per batch elsewhere."""
+class EvaluationDisplay(Bars):
+    """A row with a bar for each suite on a screen, a plain line per batch elsewhere."""
 
-    def __init__(self, console: Console, suites: Sequence[str]) -> None:
-        self._console = console
-        self._progress = Progress(
-            TextColumn("{task.fields[suite]}"),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
+    def __init__(self, console: Plain, suites: Sequence[str], *, is_quiet: bool = False) -> None:
+        self._is_quiet = is_quiet
+        super().__init__(
+            console, TextColumn("{task.fields[suite]}"), *timed(), TextColumn("{task.description}"), is_quiet=is_quiet
         )
-        self._bars: dict[str, TaskID] = {
-            suite: self._progress.add_task("waiting", total=None, start=False, suite=suite) for suite in suites
+        self._suites: dict[str, TaskID] = {
+            suite: self.add_task("", total=None, start=False, visible=False, suite=suite) for suite in suites
         }
 
     def show(self, suite: str, done: int, total: int, so_far: Mapping[str, float]) -> None:
         """Show how far a suite is."""
         words = "  ".join(f"{name} {number(value)}" for name, value in so_far.items())
-        if not self._console.is_terminal:
-            self._console.print(f"{suite} {done}/{total}  {words}".rstrip(), soft_wrap=True)
-            return
-        self._progress.start_task(self._bars[suite])
-        self._progress.update(self._bars[suite], completed=done, total=total, description=words)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._progress.stop()
+        if self.is_drawn:
+            self.reach(self._suites[suite], done, total=total, description=words)
+        elif not self._is_quiet:
+            self.console.print(f"{suite} {done}/{total}  {words}".rstrip())
 
 
 def _table(results: Sequence[SuiteResult]) -> Table:

@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlzoo.config import RunConfig
@@ -34,27 +34,26 @@ def must_launch(config: RunConfig) -> bool:
     return (config.launch.processes or 1) > 1 and STARTED_BY_A_LAUNCHER not in os.environ
 
 
-def launch(config: RunConfig, *, resume: bool = False) -> None:
+def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = ()) -> None:
     """Run the configuration in ``launch.processes`` processes on this machine, and wait for them.
+
+    Args:
+        config: the run, whose directory has a name.
+        resume: go on with what is in that directory.
+        options: of `rlzoo train`, on what to print.
 
     Exits with the code of the first process that failed.
     """
     processes = config.launch.processes
     assert processes is not None, "asked by must_launch"
     config.refuse_redacted()
-    config = config.model_copy(update={"output": config.output or Path("runs") / _run_name(config)})
     with tempfile.TemporaryDirectory(prefix="rlzoo-launch-") as folder:
         file = Path(folder) / "run.yaml"
         file.write_text(config.to_yaml(with_secrets=True), encoding="utf-8")  # in a folder of this user's alone
-        command = ["-m", "rlzoo", "train", "--config", str(file)]
+        command = ["-m", "rlzoo", "train", "--config", str(file), *options]
         if resume:
             command += ["--resume", "--output", str(config.output)]
         _run_accelerate(processes, command, _environment(processes, config))
-
-
-def _run_name(config: RunConfig) -> str:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
 
 
 def end_with_the_launcher() -> None:

@@ -6,9 +6,9 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
+from rlzoo.cli.display import Plain
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.planner import Plan, find_architecture, longest_prompt, make_plan, parse_devices, this_machine
@@ -85,9 +85,9 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _print(plan: Plan, command: str, notes: Sequence[str]) -> None:
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = Plain(stderr=True)
     for name, text in [*_facts(plan), ("command", command), *(("note", note) for note in notes)]:
-        console.print(f"{name:<12} {text}", soft_wrap=True)
+        console.print(f"{name:<12} {text}")
     if plan.memory is not None:
         console.print(_memory_table(plan.memory))
 

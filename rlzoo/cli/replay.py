@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from rlzoo.cli.tables import counted, interval, number
+from rlzoo.cli.display import Plain, counted
+from rlzoo.cli.tables import interval, number
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
@@ -30,6 +30,7 @@ def run_replay(
     with_cosine: bool,
     as_json: bool,
     report: Path | None,
+    is_quiet: bool = False,
 ) -> None:
     """Replay, and show what came of it."""
     run = RecordedRun.read(path)
@@ -37,8 +38,8 @@ def run_replay(
     if not names:
         raise UserError(f"--clip {clips!r}: give policies with commas between them; see `rlzoo clips list`")
     policies = [_policy(run, name, configs, overrides, plugins) for name in names]
-    console = Console(highlight=False, markup=False)
-    with counted(console) as told:
+    console = Plain()
+    with counted(is_quiet=is_quiet) as told:
         result = study(
             run,
             policies,
@@ -57,7 +58,8 @@ def run_replay(
 
         page = report or path / "replay.html"
         page.write_text(study_report(result), encoding="utf-8")
-        Console(stderr=as_json, highlight=False, markup=False).print(f"report {page}", soft_wrap=True)
+        if not is_quiet:
+            Plain(stderr=as_json).print(f"report {page}")
 
 
 def _policy(
@@ -70,11 +72,11 @@ def _policy(
     return config.clip
 
 
-def _print(console: Console, result: Study, with_cosine: bool) -> None:
+def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     run = result.run
     matched = f", each at a clip fraction of {result.match}" if result.match else ""
     steps = f", after step {result.skip_steps}" if result.skip_steps else ""
-    console.print(f"{run.num_responses} responses to update on in {run.path}{steps}{matched}", soft_wrap=True)
+    console.print(f"{run.num_responses} responses to update on in {run.path}{steps}{matched}")
     table = Table(box=None, pad_edge=False)
     for column in ("policy", "clipped", "A < 0", "A > 0", "lre_max", "95 %", "noise", "ess", "cosine"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
@@ -100,11 +102,11 @@ def _print(console: Console, result: Study, with_cosine: bool) -> None:
     console.print(by_length)
     for rule in result.rules:
         widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
-        console.print(f"{rule.label}: {rule.note or widths or 'no width'}", soft_wrap=True)
+        console.print(f"{rule.label}: {rule.note or widths or 'no width'}")
     for label in result.sweep:
         console.print(_width_table(label, result))
     if with_cosine and result.rules[0].cosine is None:
-        console.print("no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)", soft_wrap=True)
+        console.print("no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)")
 
 
 def _width_table(label: str, result: Study) -> Table:

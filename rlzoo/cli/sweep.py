@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TaskID, TextColumn
 
+from rlzoo.cli.display import Bars, Plain, timed
 from rlzoo.errors import UserError
 from rlzoo.lab.sweep import Child, Sweep, parse_seeds
 from rlzoo.lab.workers import Worker, run_children
@@ -30,6 +28,7 @@ def run_sweep(
     jobs: int | None,
     plugins: Sequence[str],
     dry_run: bool,
+    is_quiet: bool = False,
 ) -> bool:
     """Run or finish a sweep; whether every run of it came to its end."""
     names = tuple(dict.fromkeys(name.strip() for name in clips if name.strip()))
@@ -39,20 +38,20 @@ def run_sweep(
     if (folder / "config.yaml").exists():
         raise UserError(f"--output {str(folder)!r} is a run directory; a sweep needs a folder of its own")
     sweep = Sweep(folder, names, parse_seeds(seeds), tuple(configs), tuple(overrides), tuple(grid), _absolute(plugins), steps)
-    console = Console(highlight=False, markup=False)
+    console = Plain()
     if dry_run:
         for child in sweep.children:
-            console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}", soft_wrap=True)
+            console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
         return True
     parent = parent_of(sweep)
     status = "FAILED"
     try:
-        with SweepDisplay(console, sweep) as display:
+        with SweepDisplay(console, sweep, is_quiet=is_quiet) as display:
             failed = run_children(sweep.children, jobs, parent, display.look, display.ended)
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
-        console.print(f"stopped; the same command goes on where it was, in {folder}", soft_wrap=True)
+        console.print(f"stopped; the same command goes on where it was, in {folder}")
         raise
     finally:
         if parent:
@@ -60,9 +59,9 @@ def run_sweep(
     if len(sweep.children) > len(failed):
         from rlzoo.cli.compare import compare
 
-        compare([folder], as_json=False, report=None)
+        compare([folder], as_json=False, report=None, is_quiet=is_quiet)
     for child in failed:
-        console.print(f"{child.name} did not finish: see {folder / 'logs' / child.name}.log", style="red", soft_wrap=True)
+        console.print(f"{child.name} did not finish: see {folder / 'logs' / child.name}.log", style="red")
     return not failed
 
 
@@ -88,53 +87,39 @@ def _absolute(plugins: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(Path(plugin).expanduser().resolve()) for plugin in plugins)
 
 
-class SweepDisplay:
-    """Bars for the whole and for each running child on a terminal, a line per ended child elsewhere."""
+class SweepDisplay(Bars):
+    """Bars for the whole and for each running child on a screen, and a line per ended child."""
 
-    def __init__(self, console: Console, sweep: Sweep) -> None:
-        self._console = console
-        self._sweep = sweep
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
+    def __init__(self, console: Plain, sweep: Sweep, *, is_quiet: bool = False) -> None:
+        self._sweep, self._is_quiet = sweep, is_quiet
+        self._children: dict[str, TaskID] = {}
+        super().__init__(
+            console, TextColumn("{task.description}"), *timed(), TextColumn("{task.fields[words]}"), is_quiet=is_quiet
         )
-        self._whole = self._progress.add_task("all steps", total=sweep.total_steps)
-        self._bars: dict[str, TaskID] = {}
+        self._whole = self.add_task("all steps", total=sweep.total_steps, words="")
 
     def look(self, running: Sequence[Worker]) -> None:
         """Show how far the running children are."""
         done = sum(child.config.steps for child in self._sweep.children if child.is_finished)
         for worker in running:
             child, metrics = worker.child, worker.child.last_metrics()
-            if child.name not in self._bars:
-                self._bars[child.name] = self._progress.add_task(child.name, total=child.config.steps)
+            if child.name not in self._children:
+                self._children[child.name] = self.add_task(child.name, total=child.config.steps, words="")
             step = int(metrics.get("step", 0))
             done += step
-            reward = f"  reward {metrics['reward/mean']:.2f}" if "reward/mean" in metrics else ""
-            self._progress.update(self._bars[child.name], completed=step, description=f"{child.name}{reward}")
-        self._progress.update(self._whole, completed=done)
+            words = f"reward {metrics['reward/mean']:.2f}" if "reward/mean" in metrics else ""
+            self.reach(self._children[child.name], step, words=words)
+        self.reach(self._whole, done)
 
     def ended(self, child: Child, code: int) -> None:
         """Say what came of a child."""
-        if child.name in self._bars:
-            self._progress.remove_task(self._bars.pop(child.name))
+        if child.name in self._children:
+            self.remove_task(self._children.pop(child.name))
+        if self._is_quiet and child.is_finished:
+            return
         finished = sum(other.is_finished for other in self._sweep.children)
         metrics = child.last_metrics()
         shown = {"accuracy": "eval/accuracy", "reward": "reward/mean", "clip": "clip/fraction"}
         words = "  ".join(f"{word} {metrics[name]:.3f}" for word, name in shown.items() if name in metrics)
         outcome = "finished" if child.is_finished else f"ended with exit code {code}"
-        line = f"{child.name} {outcome}  {words}  ({finished} of {len(self._sweep.children)})"
-        self._progress.console.print(line, soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._progress.stop()
+        self.console.print(f"{child.name} {outcome}  {words}  ({finished} of {len(self._sweep.children)})")

@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from rlzoo.cli.chart import clip_by_length
+from rlzoo.cli.completions import completions, is_due
+from rlzoo.cli.display import Plain, show_log
 from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
 from rlzoo.cli.outside import announce_plugins
+from rlzoo.cli.progress import display_for
 from rlzoo.cli.resume import check_unchanged, run_to_resume
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
+
+if TYPE_CHECKING:
+    from rlzoo.engine.loop import RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """What to print of a run.
+
+    Example:
+        ``Showing(is_quiet=True)``
+    """
+
+    is_quiet: bool = False  # only warnings and the result
+    as_json: bool = False
+    completions: int = 0  # responses to print, every tenth of the run
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be shown together."""
+        if self.completions and (self.is_quiet or self.as_json):
+            other = "--json" if self.as_json else "--quiet"
+            raise UserError(f"--show-completions: not with {other}; every response is in rollouts/*.jsonl of the run directory")
+
+    def arguments(self) -> list[str]:
+        """The options again, for the processes of a launcher."""
+        number = ["--show-completions", str(self.completions)] if self.completions else []
+        return [*(["--quiet"] if self.is_quiet else []), *(["--json"] if self.as_json else []), *number]
 
 
 def run(
@@ -32,12 +59,12 @@ def run(
     resume: bool,
     plugins: Sequence[str],
     dry_run: bool,
+    showing: Showing,
     devices: str | None = None,
-    as_json: bool = False,
 ) -> None:
     """Train as the options say."""
-    if (devices or as_json) and not dry_run:
-        raise UserError(f"{'--devices' if devices else '--json'}: only together with --dry-run")
+    if devices and not dry_run:
+        raise UserError("--devices: only together with --dry-run")
     before = run_to_resume(output) if resume else ()
     config = RunConfig.compose(
         [*before, *configs], clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
@@ -50,32 +77,71 @@ def run(
         given = _arguments(
             clip=clip, configs=configs, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
         )
-        show_plan(config, given, devices, as_json)
+        show_plan(config, given, devices, showing.as_json)
         return
+    config = config.model_copy(update={"output": config.output or Path("runs") / _run_name(config)})
     if must_launch(config):
-        launch(config, resume=resume)
+        launch(config, resume=resume, options=showing.arguments())
         return
     end_with_the_launcher()
-    is_main = os.environ.get("RANK", "0") == "0"
-    _show_our_log(logging.INFO if is_main else logging.ERROR)
-    announce_plugins(config)
-    from rlzoo.engine.loop import train
+    _train(config, resume, showing)
 
+
+def _train(config: RunConfig, resume: bool, showing: Showing) -> None:
+    """Train in this process, which is one of several if a launcher has started it."""
+    is_main = os.environ.get("RANK", "0") == "0"
+    is_brief = showing.is_quiet or showing.as_json
+    show_log((logging.WARNING if is_brief else logging.INFO) if is_main else logging.ERROR)
+    announce_plugins(config)
     if not is_main:
+        from rlzoo.engine.loop import train
+
         train(config, resume=resume)
         return
-    console = Console(highlight=False, markup=False)  # paths and names may hold brackets
+    path = config.output
+    assert path is not None, "named before"
+    console = Plain()
     title = f"{config.clip.name} on {config.task.name}, model {config.model.path}, seed {config.seed}"
-    with ProgressDisplay(console, title, config.steps) as display:
-        result = train(config, display.show, resume=resume)
+    how = {"is_quiet": showing.is_quiet, "as_json": showing.as_json}
+    with display_for(console, title, config.steps, run=path, **how) as display:
+        from rlzoo.engine.loop import train  # takes seconds, seen on the display
+
+        def observe(step: int, metrics: Mapping[str, float]) -> None:
+            display.show(step, metrics)
+            if showing.completions and is_due(step, config.steps):
+                display.say(completions(path, step, showing.completions))
+
+        result = train(config, observe, resume=resume)
+    _print_result(console, result, showing)
+
+
+def _print_result(console: Plain, result: RunResult, showing: Showing) -> None:
+    """What the run came to, and where it is."""
     accuracies = [metrics["eval/accuracy"] for metrics in result.metrics if "eval/accuracy" in metrics]
+    if showing.as_json:
+        first, last = (accuracies[0], accuracies[-1]) if accuracies else (None, None)
+        told = {
+            "run": str(result.path),
+            "mlflow_run": result.mlflow_run_id,
+            "accuracy_first": first,
+            "accuracy_last": last,
+        }
+        console.out(json.dumps({"result": told}), highlight=False)
+        return
     if accuracies:
         console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
-    if result.profile is not None:
+    if result.profile is not None and not showing.is_quiet:
+        from rlzoo.cli.chart import clip_by_length
+
         console.print(clip_by_length(result.profile))
-    console.print(f"run directory {result.path}", soft_wrap=True)
-    if result.mlflow_run_id:
-        console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui", soft_wrap=True)
+    console.print(f"run directory {result.path}")
+    if result.mlflow_run_id and not showing.is_quiet:
+        console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui")
+
+
+def _run_name(config: RunConfig) -> str:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
 
 
 def _arguments(
@@ -94,55 +160,3 @@ def _arguments(
     pairs = [(name, value) for name, values in repeated.items() for value in values]
     pairs += [(name, str(value)) for name, value in once.items() if value is not None]
     return [word for pair in pairs for word in pair]
-
-
-class ProgressDisplay:
-    """A progress bar on a terminal, a plain line per step elsewhere."""
-
-    def __init__(self, console: Console, title: str, steps: int) -> None:
-        self._console = console
-        self._title = title
-        self._steps = steps
-        self._progress = Progress(
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._bar = self._progress.add_task("starting", total=steps)
-
-    def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show one step's metrics."""
-        if step == 0:
-            self._progress.console.print(self._title, style="bold")
-        words = {"reward": metrics.get("reward/mean"), "clip": metrics.get("clip/fraction")}
-        if not self._console.is_terminal:  # there, accuracy has a line of its own
-            words["accuracy"] = metrics.get("eval/accuracy")
-        text = "  ".join(f"{word} {value:.3f}" for word, value in words.items() if value is not None)
-        if "throughput/tokens_per_second" in metrics:
-            text += f"  {metrics['throughput/tokens_per_second']:,.0f} tok/s"
-        self._progress.update(self._bar, completed=step, description=text)
-        if not self._console.is_terminal:
-            self._console.print(f"step {step}/{self._steps}  {text}", soft_wrap=True)
-        elif "eval/accuracy" in metrics:
-            self._progress.console.print(f"step {step}: held-out accuracy {metrics['eval/accuracy']:.3f}")
-
-    def print(self, line: str) -> None:
-        """Print a line above the bar."""
-        self._progress.console.print(line, soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._progress.stop()
-
-
-def _show_our_log(level: int) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("rlzoo").setLevel(level)

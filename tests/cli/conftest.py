@@ -1,10 +1,12 @@
 """Commands run in a directory of their own, and plugin files for them."""
 
 import sys
+from contextlib import ExitStack
 
 import pytest
 
 from rlzoo.cli import main
+from tests.cli.terminal import Pseudo
 
 SOUND = '''
 from typing import Annotated, ClassVar
@@ -87,3 +89,22 @@ def plugin(tmp_path):
         return file
 
     return write
+
+
+@pytest.fixture
+def a_terminal(monkeypatch):
+    """Let stdout and stderr go to a terminal of some columns and rows; returns what can be read there."""
+    with ExitStack() as stack:
+
+        def opened(columns, rows):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            monkeypatch.setenv("LINES", str(rows))
+            monkeypatch.setenv("TERM", "xterm-256color")
+            terminal = stack.enter_context(Pseudo(columns, rows))
+            file = stack.enter_context(open(terminal.theirs, "w", closefd=False))
+            monkeypatch.setattr(sys, "stdout", file)
+            monkeypatch.setattr(sys, "stderr", file)
+            return terminal.screen
+
+        yield opened
+        monkeypatch.undo()

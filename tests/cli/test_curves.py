@@ -1,0 +1,77 @@
+"""Curves in the terminal: true to the numbers, as wide as the screen at most, in few points whatever the run."""
+
+import io
+import math
+from statistics import fmean
+
+import pytest
+
+from rlzoo.cli.curves import MOST, SHOWN, Curve, Curves, sparkline
+from rlzoo.cli.display import Plain
+
+SIGNS = "▁▂▃▄▅▆▇█"
+
+
+def console(width=80, encoding="utf-8"):
+    return Plain(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding), width=width)
+
+
+def lines(rows, **options):
+    curves = Curves()
+    for row in rows:
+        curves.add(row)
+    return [line.plain for line in curves.lines(console(**options))]
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, SIGNS) == SIGNS
+    assert sparkline([7, 0, 3.4, 3.6], 8, SIGNS) == "█▁▄▅"  # 3.4 is nearest to the sign of 3
+    assert sparkline([5, 5, 5], 8, SIGNS) == "▁▁▁"
+    assert sparkline([], 8, SIGNS) == ""
+
+
+def test_more_values_than_signs_are_means():
+    # pairs (0, 2), (6, 8), (3, 5): means 1, 7, 4
+    assert sparkline([0, 2, 6, 8, 3, 5], 3, SIGNS) == "▁█▅"
+    assert len(sparkline(list(range(1000)), 40, SIGNS)) == 40
+
+
+@pytest.mark.parametrize("number", [1, MOST - 1, MOST, 1000, 12345])
+def test_a_curve_has_few_points_that_are_means_of_all_steps(number):
+    curve = Curve()
+    values = [math.sin(step / 50) for step in range(number)]
+    for value in values:
+        curve.add(value)
+    assert 0 < len(curve.points) < MOST
+    each = 2 ** math.ceil(math.log2((number + 1) / MOST)) if number >= MOST else 1
+    assert curve.points == pytest.approx([fmean(values[at : at + each]) for at in range(0, number - each + 1, each)])
+    assert (curve.first, curve.last) == (values[0], values[-1])
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_every_metric_of_a_real_run_has_a_line_that_fits(trained, width):
+    drawn = lines(trained.metrics, width=width)
+    measured = [shown for shown in SHOWN if any(shown.metric in row for row in trained.metrics)]
+    assert len(measured) == 5  # it has no held-out problems
+    assert [line.split("  ")[0] for line in drawn] == [shown.label for shown in measured]
+    assert max(map(len, drawn)) <= width
+    assert len({len(line) for line in drawn}) == 1  # the numbers stand in columns
+    for line, shown in zip(drawn, measured, strict=True):
+        values = [row[shown.metric] for row in trained.metrics if shown.metric in row]
+        if width >= 60:
+            assert line.split()[-3:] == [shown.number(values[0]), "→", shown.number(values[-1])]
+
+
+def test_a_terminal_without_block_signs_gets_plain_ones(trained):
+    assert "".join(lines(trained.metrics, encoding="ascii")).isascii()
+
+
+def test_what_was_not_measured_in_a_step_stays_as_it_was():
+    (line,) = lines([{"eval/accuracy": 0.5}, {}, {}, {"eval/accuracy": 0.75}])
+    assert line.split() == ["held-out", "accuracy", "▁▁▁█", "0.500", "→", "0.750"]
+
+
+def test_values_without_a_place_on_a_scale_are_left_out():
+    assert lines([{"reward/mean": math.nan}, {"reward/mean": math.inf}]) == []
+    (line,) = lines([{"reward/mean": 1.0}, {"reward/mean": math.nan}])
+    assert line.split()[-3:] == ["1.000", "→", "1.000"]

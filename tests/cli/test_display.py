@@ -1,0 +1,138 @@
+"""What every command prints on: text as it is, folded on a screen, whole elsewhere, and nothing that steers a terminal."""
+
+import io
+import logging
+import os
+import sys
+
+import pytest
+
+from rlzoo.cli.display import Bars, Plain, counted, folded, printable, show_log, timed
+
+LONG = "clip is inert: nothing clipped for 10 steps; narrow clip.width_low, or find a width with `rlzoo calibrate`"
+STOPPED = "stopped after step 3 of 40; go on with: rlzoo train --resume --output runs/fspo-arithmetic-0-20261122-054750"
+
+
+def test_lines_are_folded_between_words():
+    parts = folded(LONG, 40).split("\n")
+    assert max(map(len, parts)) <= 40
+    assert " ".join(parts) == LONG
+
+
+def test_a_command_stays_in_one_line_to_be_copied():
+    assert folded(STOPPED, 60).split("\n") == [
+        "stopped after step 3 of 40; go on with:",
+        "rlzoo train --resume --output runs/fspo-arithmetic-0-20261122-054750",
+    ]
+    assert folded("an MLflow run; look at it with: rlzoo ui", 30).split("\n") == ["an MLflow run; look at it", "with: rlzoo ui"]
+
+
+def test_what_fits_is_left_as_it_is():
+    assert folded("two  spaces", 40) == "two  spaces"
+    assert folded("  - one\n\n  - two", 40) == "  - one\n\n  - two"
+
+
+def test_in_a_file_a_line_is_a_line():
+    file = io.StringIO()
+    Plain(file=file, width=20).print(LONG)
+    assert file.getvalue() == f"{LONG}\n"
+
+
+def test_brackets_numbers_and_colons_are_text():
+    file = io.StringIO()
+    Plain(file=file, force_terminal=True).print("[bold]3[/] :warning: /tmp/a")
+    assert file.getvalue() == "[bold]3[/] :warning: /tmp/a\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x1b[2Jb", "\x1b]0;title\x07", "over\rwritten", "\x9b31m", "\u202eturned", "a\u200bb", "\ud800", "\t"]
+)
+def test_control_characters_become_escapes(text):
+    shown = printable(text)
+    assert shown.isprintable()
+    assert "\\" in shown
+    assert printable("grüße 数学 ∑") == "grüße 数学 ∑"
+
+
+def test_a_pipe_is_no_screen_whatever_is_said_of_colours(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w") as file:
+        assert not Plain(file=file).is_screen
+
+
+def test_a_terminal_that_cannot_draw_is_no_screen(a_terminal, monkeypatch):
+    a_terminal(60, 20)
+    assert Plain().is_screen
+    monkeypatch.setenv("TERM", "dumb")
+    assert not Plain().is_screen
+
+
+def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatch):
+    screen = a_terminal(60, 20)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    show_log(logging.INFO)
+    console = Plain()
+    with Bars(console, *timed()) as bars:
+        bar = bars.add_task("", total=3)
+        bars.refresh()
+        logging.getLogger("rlzoo").warning(STOPPED)
+        print("to stderr \x1b[31mby another library", file=sys.stderr)
+        console.print(LONG)
+        bars.reach(bar, 2)
+        bars.refresh()
+    console.print("after")
+    screen.wait_for("after")
+    *above, drawn, after = screen.text.split("\n")
+    assert "\n".join(above) == "\n".join(
+        [
+            "stopped after step 3 of 40; go on with:",
+            "rlzoo train --resume --output runs/fspo-arithmetic-0-2026112",
+            "2-054750",  # the terminal's own fold, which is none in what is copied
+            "to stderr by another library",
+            *folded(LONG, 60).split("\n"),
+        ]
+    )
+    assert "2/3" in drawn
+    assert after == "after"
+    assert screen.is_cursor_shown
+
+
+def test_a_warning_cannot_steer_the_terminal(a_terminal, monkeypatch):
+    screen = a_terminal(60, 20)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    show_log(logging.INFO)
+    logging.getLogger("rlzoo").warning("the server said %s", "\x1b[2J\x1b[Hnothing\u202e")
+    screen.wait_for("nothing")
+    assert screen.text == r"the server said \x1b[2J\x1b[Hnothing\u202e"
+
+
+def test_bars_are_gone_when_what_they_counted_is_done(a_terminal):
+    screen = a_terminal(60, 20)
+    with counted() as told:
+        told("matching", 1, 4)
+    Plain().print("after")
+    screen.wait_for("after")
+    assert screen.text == "after"
+
+
+def test_quiet_bars_are_not_drawn(a_terminal):
+    screen = a_terminal(60, 20)
+    with counted(is_quiet=True) as told:
+        told("matching", 1, 4)
+    Plain().print("after")
+    screen.wait_for("after")
+    assert screen.frames[-1] == "after"
+    assert not any("matching" in frame for frame in screen.frames)
+
+
+def test_colours_are_those_of_the_terminal(a_terminal, monkeypatch):
+    screen = a_terminal(60, 20)
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    with Bars(Plain(), *timed()) as bars:
+        for done in (0, 1, 3):
+            bars.reach(bars.task_ids[0] if bars.task_ids else bars.add_task("", total=3), done)
+            bars.refresh()
+    Plain().print("after")
+    screen.wait_for("after")
+    assert {part for style in screen.styles for part in style.split(";")} <= {"", "0", "1", "2", "32"}

@@ -1,0 +1,137 @@
+"""A run as it is seen while it goes on: curves that stay in place on a terminal of any size, lines and JSON elsewhere."""
+
+import io
+import json
+import math
+import re
+import sys
+import time
+
+import pytest
+
+from rlzoo.cli.curves import SHOWN
+from rlzoo.cli.display import Plain, folded
+from rlzoo.cli.progress import JsonLines, Lines, Screen, Silent, display_for
+
+TITLE = "fspo on arithmetic, model embedded, seed 0"
+
+
+def is_bar(line):
+    return re.search(r"\d+/\d+ \d:\d\d:\d\d left", line)
+
+
+def drawn(screen, rows, **more):
+    """Show a real run's rows, each at rest for a moment."""
+    with Screen(Plain(), TITLE, len(rows) - 1, **more) as display:
+        for step, metrics in enumerate(rows):
+            display.show(step, metrics)
+            display._view.refresh()
+            if step == 2:
+                print("a warning", file=sys.stderr)
+    Plain().print("after")
+    screen.wait_for("after")
+    return screen.text.split("\n")
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20), (60, 5), (40, 10)])
+def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size):
+    screen = a_terminal(*size)
+    rows = trained.metrics
+    lines = drawn(screen, rows)
+    title = folded(TITLE, size[0]).split("\n")
+    assert lines[: len(title) + 1] == [*title, "a warning"]
+    lines = lines[len(title) - 1 :]
+    assert re.fullmatch(r"4 of 4 steps in 0:00:\d\d", lines[2])
+    measured = [shown.label for shown in SHOWN if any(shown.metric in row for row in rows)]
+    assert [line.split("  ")[0] for line in lines[3:-1]] == measured
+    assert lines[-1] == "after"
+    assert screen.is_cursor_shown
+    frames = [frame.split("\n") for frame in screen.frames]
+    assert max(len(line) for frame in frames for line in frame) <= size[0]
+    assert any(is_bar(line) for frame in frames for line in frame) or size[0] == 40
+    for frame in frames:  # at most one bar, and the view under it
+        assert sum(bool(is_bar(line)) for line in frame) <= 1
+
+
+def test_nothing_stays_of_a_run_that_did_not_begin(a_terminal):
+    screen = a_terminal(80, 24)
+    with Screen(Plain(), TITLE, 40) as display:  # a directory that is taken, say, would end it here
+        display._view.refresh()
+    Plain().print("after")
+    screen.wait_for("after")
+    assert any("starting" in frame for frame in screen.frames)
+    assert screen.text == "after"
+
+
+def test_a_run_that_goes_on_shows_what_it_came_to_before(trained, a_terminal):
+    screen = a_terminal(80, 24)
+    first, *_, last = [row["response/length_mean"] for row in trained.metrics if "response/length_mean" in row]
+    with Screen(Plain(), TITLE, 4, trained.path) as display:
+        display.show(4, trained.metrics[4])
+    Plain().print("after")
+    screen.wait_for("after")
+    (line,) = [line for line in screen.text.split("\n") if line.startswith("response length")]
+    assert line.split()[-3:] == [f"{first:.1f}", "→", f"{last:.1f}"]
+    assert len(line.split()[2]) == 4
+
+
+def test_the_time_left_is_known_from_the_first_step_on_however_long_it_takes(a_terminal):
+    a_terminal(80, 24)
+    with Screen(Plain(), TITLE, 11) as display:
+        display.show(0, {})
+        (task,) = display._view.tasks
+        display._view.get_time = lambda: time.monotonic() + 90  # a step of a minute and a half
+        display.show(1, {})
+        assert task.time_remaining == pytest.approx(10 * 90, rel=0.05)
+
+
+def test_a_new_pilot_begins_with_new_curves(a_terminal):
+    screen = a_terminal(80, 24)
+    with Screen(Plain(), TITLE, 1) as display:
+        for reward in (0.25, 0.75):
+            display.show(0, {})
+            display.show(1, {"reward/mean": reward})
+    Plain().print("after")
+    screen.wait_for("after")
+    assert screen.text.split("\n")[-2].split() == ["reward", "▁", "0.750", "→", "0.750"]
+
+
+def test_a_title_cannot_steer_the_terminal(a_terminal):
+    screen = a_terminal(80, 24)
+    with Screen(Plain(), "model \x1b[2Jbad", 1) as display:
+        display.show(0, {})
+    screen.wait_for("bad")
+    assert screen.text.split("\n")[0] == r"model \x1b[2Jbad"
+
+
+def test_elsewhere_a_step_is_a_line(trained):
+    file = io.StringIO()
+    with Lines(Plain(file=file), TITLE, 4) as display:
+        for step, metrics in enumerate(trained.metrics):
+            display.show(step, metrics)
+    title, *lines = file.getvalue().splitlines()
+    assert title == TITLE
+    assert [line.split()[1] for line in lines] == [f"{step}/4" for step in range(5)]
+    words = lines[1].split()
+    for word, metric in (("reward", "reward/mean"), ("clip", "clip/fraction"), ("lre", "fairness/lre_max")):
+        assert float(words[words.index(word) + 1]) == pytest.approx(trained.metrics[1][metric], abs=5e-4)
+
+
+def test_json_lines_are_the_rows_of_the_run(trained):
+    file = io.StringIO()
+    rows = [dict(row) for row in trained.metrics]
+    rows[1]["reward/mean"] = math.nan  # which JSON does not have
+    with JsonLines(Plain(file=file, width=20)) as display:
+        for step, metrics in enumerate(rows):
+            display.show(step, metrics)
+    read = [json.loads(line, parse_constant=pytest.fail) for line in file.getvalue().splitlines()]
+    rows[1]["reward/mean"] = None
+    assert read == [{"step": step, **row} for step, row in enumerate(rows)]
+
+
+def test_what_is_shown_fits_where_it_goes(a_terminal):
+    a_terminal(80, 24)
+    kinds = [type(display_for(Plain(), TITLE, 1, is_quiet=quiet, as_json=as_json)) for quiet, as_json in
+             ((False, False), (True, False), (False, True), (True, True))]  # fmt: skip
+    assert kinds == [Screen, Silent, JsonLines, Silent]
+    assert type(display_for(Plain(file=io.StringIO()), TITLE, 1)) is Lines
