@@ -26,16 +26,21 @@ def main() -> NoReturn:
     try:
         app()
     except UserError as error:
-        print(f"rlzoo: {redact(str(error))}", file=sys.stderr)
+        _complain(str(error))
         sys.exit(USERS_MISTAKE)
     except (PolicyError, RunError) as error:
-        told = ": ".join([*getattr(error, "__notes__", ()), str(error)])
-        print(f"rlzoo: {redact(told)}", file=sys.stderr)
+        _complain(": ".join([*getattr(error, "__notes__", ()), str(error)]))
         sys.exit(FAILED)
     except Exception:
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         sys.exit(FAILED)
     sys.exit(DONE)
+
+
+def _complain(text: str) -> None:
+    from rlzoo.cli.display import tell
+
+    tell(f"rlzoo: {redact(text)}")
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

@@ -157,15 +157,20 @@ def show_log(level: int) -> None:
     logging.getLogger("rlzoo").setLevel(level)
 
 
+def tell(text: str) -> None:
+    """Print to what stderr is now, which while bars are drawn is above them: on a screen folded, without control characters."""
+    stream = sys.stderr
+    if stream.isatty():
+        text = folded(printable(text, keep="\n"), shutil.get_terminal_size().columns)
+    stream.write(f"{text}\n")
+    stream.flush()
+
+
 class _Stderr(logging.Handler):
-    """Writes to what stderr is now, which while bars are drawn is above them."""
+    """Tells every record."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            text, stream = self.format(record), sys.stderr
-            if stream.isatty():
-                text = folded(printable(text, keep="\n"), shutil.get_terminal_size().columns)
-            stream.write(f"{text}\n")
-            stream.flush()
+            tell(self.format(record))
         except Exception:  # as every handler of the logging module does
             self.handleError(record)

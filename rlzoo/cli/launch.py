@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlzoo.cli.display import tell
 from rlzoo.config import RunConfig
 
 LAUNCHER = "RLZOO_LAUNCHER"
@@ -96,10 +97,7 @@ def _run_accelerate(processes: int, command: list[str], environment: dict[str, s
         if failure.exitcode > 0:  # the process has said why
             sys.exit(failure.exitcode)
         name = signal.Signals(-failure.exitcode).name
-        print(
-            f"rlzoo: process {rank} of {processes} was killed ({name}), the others were ended{HINTS.get(name, '')}",
-            file=sys.stderr,
-        )
+        tell(f"rlzoo: process {rank} of {processes} was killed ({name}), the others were ended{HINTS.get(name, '')}")
         sys.exit(128 - failure.exitcode)
     except SignalException as error:
         sys.exit(128 + error.sigval)

@@ -92,6 +92,10 @@ class Screen(Silent):
             self._view.begin()
         self._view.take(step, metrics)
 
+    def __rich__(self) -> RenderableType:
+        """The view as it is now."""
+        return self._view.get_renderable()
+
     def _go_on(self, step: int) -> None:
         """Begin with what a run came to before it was stopped."""
         if step == 0 or self._run is None:

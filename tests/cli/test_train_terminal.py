@@ -1,0 +1,173 @@
+"""`rlzoo train` as a whole: on a terminal, quiet, as JSON, on two processes, and how soon the command line answers."""
+
+import fcntl
+import json
+import os
+import re
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from itertools import pairwise
+
+import pytest
+
+from rlzoo.cli.curves import SHOWN
+from rlzoo.engine.run_directory import read_metrics
+from tests.cli.terminal import Pseudo
+
+# what is started in the background of a shell ignores Ctrl-C, and so do its children, tests included
+LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from rlzoo.cli import main; main()"
+SETTINGS = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20"]
+QUICK = [word for setting in (*SETTINGS, "eval.num_problems=20") for word in ("--set", setting)]
+
+
+@pytest.fixture
+def on_a_terminal(tmp_path):
+    """Run a command on a terminal; returns its exit code and the terminal."""
+
+    def run(columns, rows, *arguments, interrupted_at=None, **variables):
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", **variables}
+        with Pseudo(columns, rows) as terminal:
+            ends = {"stdin": terminal.theirs, "stdout": terminal.theirs, "stderr": terminal.theirs}
+            fcntl.ioctl(terminal.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            command = [sys.executable, "-c", LISTEN, *map(str, arguments)]
+            process = subprocess.Popen(command, cwd=tmp_path, env=environment, **ends)
+            while process.poll() is None:
+                if interrupted_at and interrupted_at in terminal.screen.text:
+                    process.send_signal(signal.SIGINT)
+                    interrupted_at = None
+                time.sleep(0.05)
+        return process.returncode, terminal.screen
+
+    return run
+
+
+def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
+    # all but the first of eight updates is clipped, which is said after three steps
+    narrow = ["--set", "clip.clip_low=1e-5", "--set", "clip.clip_high=1e-5", "--set", "learner.num_epochs=2"]
+    arguments = ["train", "--clip", "rloo", "--steps", "5", "--output", "out", "--show-completions", "1", *narrow, *QUICK]
+    code, screen = on_a_terminal(80, 24, *arguments)
+    assert code == 0, screen.text
+    lines = screen.text.split("\n")
+    assert max(map(len, lines)) <= 80
+    assert screen.is_cursor_shown
+    # above the view stay the title, the warning and the responses of each step, in this order
+    places = ("rloo on arithmetic", "step 1 ", "band is saturated", "step 5 ", "5 of 5 steps in")
+    found = [next(at for at, line in enumerate(lines) if text in line) for text in places]
+    assert found == sorted(found)
+    assert not any(re.search(r"\d/5 .* left", line) for line in lines)  # no bar is left
+    view = lines[found[-1] + 1 : found[-1] + 1 + len(SHOWN)]
+    assert [line.split("  ")[0].strip() for line in view] == [shown.label for shown in SHOWN]
+    last = read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]
+    assert [line.split()[-1] for line in view] == [shown.number(last[shown.metric]) for shown in SHOWN]
+    assert "run directory out" in lines
+    # what was drawn meanwhile: one bar at most, which only went on
+    steps = [re.findall(r"(\d)/5 \d:\d\d:\d\d left", frame) for frame in screen.frames]
+    assert max(map(len, steps)) == 1
+    assert all(int(now[0]) >= int(before[0]) for before, now in pairwise([step for step in steps if step]))
+    # the terminal's own colours: bold, dim and one of the first eight
+    assert {part for style in screen.styles for part in style.split(";")} <= {"", "0", "1", "2", "22", "32"}
+
+
+def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
+    arguments = ["train", "--steps", "500", "--output", "out", *QUICK]
+    code, screen = on_a_terminal(60, 8, *arguments, interrupted_at=" 2/500", NO_COLOR="1")
+    assert code == 130, screen.text
+    lines = screen.text.split("\n")
+    assert "stopping after this step; once more to stop at once" in lines
+    assert "rlzoo train --resume --output out" in screen.text
+    assert "Traceback" not in screen.text
+    assert any(re.fullmatch(r"\d+ of 500 steps in \d:\d\d:\d\d", line) for line in lines)
+    assert not any(re.search(r"\d/500 .* left", line) for line in lines)
+    assert not any(part[:1] in "349" and len(part) > 1 for style in screen.styles for part in style.split(";"))
+
+
+def test_a_mistake_leaves_nothing_but_its_line(on_a_terminal, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").write_text("in the way")
+    code, screen = on_a_terminal(60, 20, "train", "--output", "out", *QUICK)
+    assert code == 2
+    assert screen.text.replace("\n", " ") == (
+        "rlzoo: output directory 'out' is not empty; name another with --output, or remove it"
+    )
+    assert all(len(line) <= 60 for line in screen.text.split("\n"))
+
+
+def test_quiet_leaves_the_result(rlzoo):
+    code, out, err = rlzoo("train", "--quiet", "--steps", "1", "--output", "out", *QUICK)
+    assert code == 0, err
+    accuracy, directory = out.splitlines()
+    assert re.fullmatch(r"held-out accuracy 0\.\d{3} -> 0\.\d{3}", accuracy)
+    assert directory == "run directory out"
+
+
+def test_json_is_the_rows_and_the_result_and_nothing_else(rlzoo, tmp_path):
+    code, out, err = rlzoo("train", "--json", "--steps", "2", "--output", "out", *QUICK)
+    assert code == 0, err
+    *rows, last = map(json.loads, out.splitlines())
+    assert rows == read_metrics(tmp_path / "here" / "out" / "metrics.jsonl")
+    accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
+    result = last["result"]
+    assert (result["run"], result["accuracy_first"], result["accuracy_last"]) == ("out", accuracies[0], accuracies[-1])
+    assert len(result["mlflow_run"]) == 32
+
+
+def test_quiet_json_is_the_result_alone(rlzoo):
+    code, out, err = rlzoo("train", "--json", "--quiet", "--steps", "1", "--output", "out", *QUICK)
+    assert code == 0, err
+    assert json.loads(out)["result"]["run"] == "out"
+
+
+def test_responses_are_printed_with_the_lines_of_a_pipe(rlzoo, tmp_path):
+    code, out, err = rlzoo("train", "--show-completions", "2", "--steps", "1", "--output", "out", *QUICK)
+    assert code == 0, err
+    assert out.count("question ") == 2
+    assert out.index("step 1/1") < out.index("question ") < out.index("held-out accuracy")
+
+
+def test_what_cannot_be_shown_together_is_refused(refused):
+    line = refused("train", "--show-completions", "2", "--json")
+    assert line == "--show-completions: not with --json; every response is in the run directory, in rollouts/*.jsonl"
+    assert refused("train", "--show-completions", "2", "--quiet").startswith("--show-completions: not with --quiet;")
+    assert refused("train", "--devices", "8xH100") == "--devices: only together with --dry-run"
+
+
+@pytest.mark.parametrize("option", ["--json", "--quiet"])
+def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, option):
+    inert = [f"--set={key}" for key in ("learner.num_minibatches=1", "learner.num_epochs=1", "tracking.mlflow=false")]
+    done = subprocess.run(
+        [sys.executable, "-m", "rlzoo", "train", option, "--processes", "2", "--steps", "1", *QUICK, *inert, "--output", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("clip is inert: one update per rollout") == 1
+    lines = done.stdout.splitlines()
+    if option == "--json":
+        *rows, last = map(json.loads, lines)
+        assert rows == read_metrics(tmp_path / "out" / "metrics.jsonl")
+        assert last["result"]["run"] == "out"
+    else:
+        assert [line.split(" 0.")[0] for line in lines] == ["held-out accuracy", "run directory out"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["trian"], ["train", "--stepz", "3"]])
+def test_help_and_mistakes_in_typing_answer_in_half_a_second(arguments):
+    def spent():  # of the processor, whatever else the machine does
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    times = []
+    for _ in range(3):
+        before = spent()
+        subprocess.run([sys.executable, "-m", "rlzoo", *arguments], capture_output=True, check=False)
+        times.append(spent() - before)
+    assert min(times) < 0.5
