@@ -27,6 +27,9 @@ from rich.theme import Theme
 REFRESHES = 4
 """Times a second that what is drawn on a screen is drawn anew, however often it changes."""
 
+NARROW = 78
+"""Columns of a screen, below which bars leave something out."""
+
 _JOINED = "\0"  # instead of a space at which no line is folded
 
 MEMORY = 3600.0
@@ -112,7 +115,7 @@ class Bars(Progress):
     """Bars on a screen, and nothing elsewhere; what is printed and logged meanwhile stands above them.
 
     Example:
-        ``with Bars(console, *timed()) as bars: bars.update(bars.add_task("", total=3), completed=1)``
+        ``with Bars(console, *timed(console)) as bars: bars.update(bars.add_task("", total=3), completed=1)``
     """
 
     def __init__(self, console: Plain, *columns: ProgressColumn, is_quiet: bool = False, is_passing: bool = False) -> None:
@@ -137,9 +140,12 @@ class Bars(Progress):
         self.update(bar, completed=completed, visible=True, **fields)
 
 
-def timed(bar_width: int = 16) -> tuple[ProgressColumn, ...]:
-    """Columns of a bar, how much is done of how much, and the time it has taken and will take."""
-    return BarColumn(bar_width), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+def timed(console: Plain) -> tuple[ProgressColumn, ...]:
+    """Columns of a bar, how much is done of how much, and the time it has taken and will take; on a narrow screen the half."""
+    left = (TextColumn("left"), TimeRemainingColumn())
+    if console.width < NARROW:
+        return MofNCompleteColumn(), *left
+    return BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(), *left
 
 
 @contextmanager

@@ -68,7 +68,7 @@ class EvaluationDisplay(Bars):
     def __init__(self, console: Plain, suites: Sequence[str], *, is_quiet: bool = False) -> None:
         self._is_quiet = is_quiet
         super().__init__(
-            console, TextColumn("{task.fields[suite]}"), *timed(), TextColumn("{task.description}"), is_quiet=is_quiet
+            console, TextColumn("{task.fields[suite]}"), *timed(console), TextColumn("{task.description}"), is_quiet=is_quiet
         )
         self._suites: dict[str, TaskID] = {
             suite: self.add_task("", total=None, start=False, visible=False, suite=suite) for suite in suites

@@ -94,7 +94,7 @@ class SweepDisplay(Bars):
         self._sweep, self._is_quiet = sweep, is_quiet
         self._children: dict[str, TaskID] = {}
         super().__init__(
-            console, TextColumn("{task.description}"), *timed(), TextColumn("{task.fields[words]}"), is_quiet=is_quiet
+            console, TextColumn("{task.description}"), *timed(console), TextColumn("{task.fields[words]}"), is_quiet=is_quiet
         )
         self._whole = self.add_task("all steps", total=sweep.total_steps, words="")
 

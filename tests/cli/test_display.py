@@ -73,7 +73,7 @@ def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatc
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     show_log(logging.INFO)
     console = Plain()
-    with Bars(console, *timed()) as bars:
+    with Bars(console, *timed(console)) as bars:
         bar = bars.add_task("", total=3)
         bars.refresh()
         logging.getLogger("rlzoo").warning(STOPPED)
@@ -81,8 +81,8 @@ def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatc
         console.print(LONG)
         bars.reach(bar, 2)
         bars.refresh()
-    console.print("after")
-    screen.wait_for("after")
+    console.print("the end")
+    screen.wait_for("the end")
     *above, drawn, after = screen.text.split("\n")
     assert "\n".join(above) == "\n".join(
         [
@@ -94,7 +94,7 @@ def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatc
         ]
     )
     assert "2/3" in drawn
-    assert after == "after"
+    assert after == "the end"
     assert screen.is_cursor_shown
 
 
@@ -111,28 +111,28 @@ def test_bars_are_gone_when_what_they_counted_is_done(a_terminal):
     screen = a_terminal(60, 20)
     with counted() as told:
         told("matching", 1, 4)
-    Plain().print("after")
-    screen.wait_for("after")
-    assert screen.text == "after"
+    Plain().print("the end")
+    screen.wait_for("the end")
+    assert screen.text == "the end"
 
 
 def test_quiet_bars_are_not_drawn(a_terminal):
     screen = a_terminal(60, 20)
     with counted(is_quiet=True) as told:
         told("matching", 1, 4)
-    Plain().print("after")
-    screen.wait_for("after")
-    assert screen.frames[-1] == "after"
+    Plain().print("the end")
+    screen.wait_for("the end")
+    assert screen.frames[-1] == "the end"
     assert not any("matching" in frame for frame in screen.frames)
 
 
 def test_colours_are_those_of_the_terminal(a_terminal, monkeypatch):
     screen = a_terminal(60, 20)
     monkeypatch.setenv("COLORTERM", "truecolor")
-    with Bars(Plain(), *timed()) as bars:
+    with Bars(console := Plain(), *timed(console)) as bars:
         for done in (0, 1, 3):
             bars.reach(bars.task_ids[0] if bars.task_ids else bars.add_task("", total=3), done)
             bars.refresh()
-    Plain().print("after")
-    screen.wait_for("after")
+    Plain().print("the end")
+    screen.wait_for("the end")
     assert {part for style in screen.styles for part in style.split(";")} <= {"", "0", "1", "2", "32"}

@@ -28,8 +28,8 @@ def drawn(screen, rows, **more):
             display._view.refresh()
             if step == 2:
                 print("a warning", file=sys.stderr)
-    Plain().print("after")
-    screen.wait_for("after")
+    Plain().print("the end")
+    screen.wait_for("the end")
     return screen.text.split("\n")
 
 
@@ -44,7 +44,7 @@ def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size
     assert re.fullmatch(r"4 of 4 steps in 0:00:\d\d", lines[2])
     measured = [shown.label for shown in SHOWN if any(shown.metric in row for row in rows)]
     assert [line.split("  ")[0] for line in lines[3:-1]] == measured
-    assert lines[-1] == "after"
+    assert lines[-1] == "the end"
     assert screen.is_cursor_shown
     frames = [frame.split("\n") for frame in screen.frames]
     assert max(len(line) for frame in frames for line in frame) <= size[0]
@@ -57,10 +57,10 @@ def test_nothing_stays_of_a_run_that_did_not_begin(a_terminal):
     screen = a_terminal(80, 24)
     with Screen(Plain(), TITLE, 40) as display:  # a directory that is taken, say, would end it here
         display._view.refresh()
-    Plain().print("after")
-    screen.wait_for("after")
+    Plain().print("the end")
+    screen.wait_for("the end")
     assert any("starting" in frame for frame in screen.frames)
-    assert screen.text == "after"
+    assert screen.text == "the end"
 
 
 def test_a_run_that_goes_on_shows_what_it_came_to_before(trained, a_terminal):
@@ -68,8 +68,8 @@ def test_a_run_that_goes_on_shows_what_it_came_to_before(trained, a_terminal):
     first, *_, last = [row["response/length_mean"] for row in trained.metrics if "response/length_mean" in row]
     with Screen(Plain(), TITLE, 4, trained.path) as display:
         display.show(4, trained.metrics[4])
-    Plain().print("after")
-    screen.wait_for("after")
+    Plain().print("the end")
+    screen.wait_for("the end")
     (line,) = [line for line in screen.text.split("\n") if line.startswith("response length")]
     assert line.split()[-3:] == [f"{first:.1f}", "→", f"{last:.1f}"]
     assert len(line.split()[2]) == 4
@@ -91,8 +91,8 @@ def test_a_new_pilot_begins_with_new_curves(a_terminal):
         for reward in (0.25, 0.75):
             display.show(0, {})
             display.show(1, {"reward/mean": reward})
-    Plain().print("after")
-    screen.wait_for("after")
+    Plain().print("the end")
+    screen.wait_for("the end")
     assert screen.text.split("\n")[-2].split() == ["reward", "▁", "0.750", "→", "0.750"]
 
 
