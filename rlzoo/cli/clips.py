@@ -17,15 +17,17 @@ from rlzoo.zoo import Entry, load_zoo
 
 
 def list_policies(plugins: Sequence[str], as_json: bool) -> None:
-    """Print every policy: name, scope, defaults, paper, where from, and one line on what it does."""
-    rows = [_summary(entry) for entry in load_zoo(plugins).entries.values()]
+    """Print every policy: name, scope, defaults, paper, where from if not from rlzoo, and one line on what it does."""
+    entries = load_zoo(plugins).entries.values()
+    rows = [_summary(entry) for entry in entries]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     console = Plain()
-    for row in rows:
+    for row, entry in zip(rows, entries, strict=True):
         defaults = f"{row['scope']}, {row['advantage']}, {row['reduction']}"
-        console.print(Text.assemble((row["name"], "bold"), f"  {defaults}  ", (f"{row['paper']}  {row['from']}", "dim")))
+        source = "" if entry.plugin.bundled else f"  {row['from']}"
+        console.print(Text.assemble((row["name"], "bold"), f"  {defaults}  ", (f"{row['paper']}{source}", "dim")))
         console.print(Padding(Text(row["what it does"]), (0, 0, 0, 6)))
 
 

@@ -20,7 +20,7 @@ def test_list_tells_of_every_policy_what_it_is_where_it_is_from_and_what_it_does
     assert len(lines) == 2 * len(zoo)
     for (name, policy), head, sentence in zip(zoo.items(), lines[::2], lines[1::2], strict=True):
         defaults = policy()
-        assert head == f"{name}  {policy.scope}, {defaults.advantage}, {defaults.reduction}  {policy.paper}  {OURS}"
+        assert head == f"{name}  {policy.scope}, {defaults.advantage}, {defaults.reduction}  {policy.paper}"
         assert sentence == " " * 6 + policy.__doc__.partition("\n")[0]
         assert sentence.endswith(".")
 
@@ -46,6 +46,7 @@ def test_list_and_show_take_a_plugin_file(rlzoo, plugin):
     lines = [line.rstrip() for line in out.splitlines()]
     place = lines.index(f"plain  token, group_norm, sequence_mean  arXiv 0000.00000  {file}")
     assert lines[place + 1] == "      Clips every token to a band; [brackets] stay."
+    assert f"  {OURS}" not in out  # what came with rlzoo needs no address
     assert "plain  token" not in rlzoo("clips", "list")[1]
     (row,) = [row for row in json.loads(rlzoo("clips", "list", "--plugin", file, "--json")[1]) if row["name"] == "plain"]
     assert row["from"] == str(file)
