@@ -15,6 +15,8 @@ from rlzoo.cli.display import Plain
 from rlzoo.policy import ClipPolicy
 from rlzoo.zoo import Entry, load_zoo
 
+FULL = 88  # characters of a docstring's line that another one goes on
+
 
 def list_policies(plugins: Sequence[str], as_json: bool) -> None:
     """Print every policy: name, scope, defaults, paper, where from if not from rlzoo, and one line on what it does."""
@@ -47,10 +49,12 @@ def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
         return
     console = Plain()
     console.print(Text.assemble((name, "bold"), f"  {zoo.entries[name].source}  {policy.paper}\n"))
-    console.print(inspect.getdoc(policy) or "")
+    doc = inspect.getdoc(policy) or ""
+    console.print(_rejoined(doc) if console.is_screen else doc)
     table = Table(title="\nSettings (--set clip.NAME=VALUE)", title_justify="left", box=None, pad_edge=False)
+    longest = max((len(word) for field in fields for word in field["allowed"].split()), default=0)
     for column in ("name", "default", "allowed", "meaning"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", min_width=longest if column == "allowed" else None)
     for field in fields:
         cells = (field["name"], json.dumps(field["default"]), field["allowed"], field["description"])
         table.add_row(*map(Text, cells))  # plain text: brackets in a description are no markup
@@ -60,6 +64,20 @@ def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
             console.print(f"\n{title}", style="bold")
         for key, text in notes.items():
             console.print(Padding(Text(f"{key}: {text}"), (0, 0, 0, 2)))
+
+
+def _rejoined(doc: str) -> str:
+    """A docstring whose sentences go on where its lines were full, to be folded anew; formulas stay as they are."""
+    lines: list[str] = []
+    is_formula = False
+    for line in doc.split("\n"):
+        if line and not line[0].isspace():
+            is_formula = line == "Formula:"
+        elif lines and line and len(lines[-1]) > FULL and not is_formula:
+            lines[-1] += f" {line.lstrip()}"
+            continue
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def settings(policy: type[ClipPolicy]) -> list[dict[str, Any]]:

@@ -40,7 +40,8 @@ def show(findings: Mapping[str, str]) -> None:
     """Print findings as two columns."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, found in findings.items():
-        table.add_row(name, Text(found))  # plain text: rlzoo[extra] is no markup
+        # plain text: rlzoo[extra] is no markup; a command is not folded, to be copied
+        table.add_row(name, Text(found.replace(": pip ", ":\npip ")))
     Plain().print(table)
 
 
