@@ -6,6 +6,7 @@ It draws on a terminal of its own, 80 columns wide, at the pace of the run; noth
 the processor time of the whole process above that of the same loop without a display.
 """
 
+import contextlib
 import os
 import pty
 import sys
@@ -35,8 +36,9 @@ def spent(display: Silent, rows: list[Row], pause: float) -> tuple[float, float]
 
 def read(terminal: int) -> None:
     """Take what is written to a terminal, as its window would."""
-    while True:
-        os.read(terminal, 65536)
+    with contextlib.suppress(OSError):  # at the end
+        while True:
+            os.read(terminal, 65536)
 
 
 def main() -> None:

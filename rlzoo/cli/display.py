@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.text import Text
 from rich.theme import Theme
 
-REFRESHES = 4
+REFRESHES = 2
 """Times a second that what is drawn on a screen is drawn anew, however often it changes."""
 
 NARROW = 78
