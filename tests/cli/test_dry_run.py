@@ -66,9 +66,8 @@ def test_a_dry_run_is_quick(rlzoo):
     assert time.process_time() - started < 2
 
 
-def test_devices_and_json_are_for_dry_runs(refused):
+def test_devices_are_for_dry_runs(refused):
     assert refused("train", "--devices", "8xH100") == "--devices: only together with --dry-run"
-    assert refused("train", "--json") == "--json: only together with --dry-run"
     assert refused("train", "--dry-run", "--devices", "many").startswith("--devices 'many': write 8xH100, 2x24GB or")
 
 

@@ -134,7 +134,6 @@ def test_what_cannot_be_shown_together_is_refused(refused):
     line = refused("train", "--show-completions", "2", "--json")
     assert line == "--show-completions: not with --json; every response is in rollouts/*.jsonl of the run directory"
     assert refused("train", "--show-completions", "2", "--quiet").startswith("--show-completions: not with --quiet;")
-    assert refused("train", "--devices", "8xH100") == "--devices: only together with --dry-run"
 
 
 def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path):
