@@ -10,7 +10,6 @@ from platform import python_version
 from typing import Any
 
 import yaml
-from packaging.version import Version
 
 TAG = "rlzoo_checkpoint"
 TASK, PIPELINE = "text-generation", "TextGenerationPipeline"
@@ -125,7 +124,7 @@ def _requirements() -> list[str]:
     found = []
     for name in REQUIRED:
         try:
-            found.append(f"{name}=={Version(version(name)).public}")  # +cpu is of a build that is not on PyPI
+            found.append(f"{name}=={version(name).partition('+')[0]}")  # +cpu is of a build that is not on PyPI
         except PackageNotFoundError:
             continue
     return found

@@ -305,3 +305,13 @@ def test_the_machines_load_is_told_once(directory, known):
     send(directory)
     name = "system/cpu_utilization_percentage"
     assert history(directory, name) == [(0, 0.0, 1000000), (1, 10.0, 1001000), (2, 20.0, 1002000)]
+
+
+def test_the_environment_names_store_and_experiment(directory, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/named.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named")
+    Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
+    send(directory)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/named.db")
+    assert told(directory).info.experiment_id == client.get_experiment_by_name("named").experiment_id
+    assert client.get_experiment_by_name("rlzoo") is None
