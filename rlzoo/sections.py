@@ -169,3 +169,15 @@ class TrackingConfig(Section):
         10, ge=0, description="steps between figures of the clip fraction by length, beside the last; 0: only it"
     )
     completions: int = Field(4, ge=0, description="sampled completions logged per step")
+    metrics: Literal["curated", "all"] = Field(
+        "curated", description="which metrics MLflow is sent, see docs/reference/metrics.md; metrics.jsonl keeps all of them"
+    )
+    machine_every: float = Field(
+        10.0,
+        ge=0,
+        le=86400,
+        description="seconds between samples of the machine's load: CPU, memory, disk, network, GPUs; 0: none",
+    )
+    max_model_mb: float = Field(
+        100.0, ge=0, description="largest final model, in megabytes, of which MLflow gets a copy to load; 0: never"
+    )

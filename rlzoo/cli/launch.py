@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rlzoo.cli.display import tell
 from rlzoo.config import RunConfig
+from rlzoo.tracking.command import COMMAND, typed_command
 
 LAUNCHER = "RLZOO_LAUNCHER"
 """Environment variable with the process that has started this one, if that was our launcher."""
@@ -71,7 +72,11 @@ def _environment(processes: int, config: RunConfig) -> dict[str, str]:
     """What the processes need to know beside their numbers, unless the user has said it."""
     import torch
 
-    told = {LAUNCHER: str(os.getpid()), "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    told = {
+        LAUNCHER: str(os.getpid()),
+        COMMAND: typed_command(),
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
+    }
     if not torch.cuda.is_available():
         # Accelerate's own --cpu would start one process, and with DeepSpeed a CPU is not named at all
         told |= {"DS_ACCELERATOR": "cpu"} if config.launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}

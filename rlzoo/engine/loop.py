@@ -65,7 +65,7 @@ def train(config: RunConfig, observer: Observer | None = None, *, resume: bool =
     with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
         run = Run(config, task, resume=resume)
         last.callback(run.directory.close)
-        tracker.begin(run.directory.path, run_record(run.config, task.name, run.directory.path.name))
+        tracker.begin(run.directory.path, run_record(run))
         with requested_stop() as stop, quick_garbage_collection():
             result = run_steps(run, tracker, stop, observer)
     return replace(result, mlflow_run_id=tracker.run_id)

@@ -98,7 +98,7 @@ class Run:
             self.directory.cut_after(-1)
             return
         state = RunState.read(folder)
-        if state.data != self._data:
+        if state.data != self.data:
             raise UserError(
                 f"--resume: the training problems of task {self.task.name!r} are not those the run was started with; "
                 "put its data back as it was, or start another run"
@@ -210,7 +210,8 @@ class Run:
         return version
 
     @cached_property
-    def _data(self) -> str:
+    def data(self) -> str:
+        """The fingerprint of the training problems."""
         return self.task.fingerprint()
 
     def _keep_weights(self, step: int, update: int) -> None:
@@ -232,7 +233,7 @@ class Run:
                 scheduler=self.learner.scheduler.state_dict(),
                 ahead=self.source.sampled_ahead(),
                 alarms=self.monitor.alarms.state(),
-                data=self._data,
+                data=self.data,
                 seconds=self.seconds,
             )
             if self.is_main:

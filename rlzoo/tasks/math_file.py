@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -14,7 +13,7 @@ from rlzoo.errors import UserError
 from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import is_file_name, read_problems
-from rlzoo.tasks.task import WorkerGradedTask, is_held_out, require_extra
+from rlzoo.tasks.task import Origin, WorkerGradedTask, fingerprint, is_held_out, require_extra
 from rlzoo.types import Problem
 
 
@@ -69,9 +68,17 @@ class MathFileTask(WorkerGradedTask):
         """The first ``count`` held-out problems in an order of their own, fewer if there are no more."""
         return self._problems[1][:count]
 
+    def origin(self, *, held_out: bool) -> Origin:
+        """See `Task.origin`."""
+        path = (held_out and self.eval_path) or self.path
+        size = len(self._problems[held_out])
+        if is_file_name(path):
+            return Origin(path, is_file=True, size=size)
+        return Origin(path, subset=self.subset, split="test" if held_out else "train", size=size)
+
     def fingerprint(self) -> str:
         """Of every problem in the file."""
-        return hashlib.sha256(repr([(problem.question, problem.answer) for problem in self._problems[0]]).encode()).hexdigest()
+        return fingerprint(self._problems[0])
 
     def _order(self, epoch: int) -> tuple[int, ...]:
         return _shuffled(len(self._problems[0]), f"{self.seed}:{epoch}")

@@ -8,6 +8,7 @@ import importlib.util
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -25,6 +26,21 @@ _TASKS = {
 }
 _FINGERPRINTED = 256  # problems
 _HELD_OUT_SHARE = 8  # one question in eight is kept for evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a task's problems come from.
+
+    Example:
+        ``Origin("openai/gsm8k", split="train", size=7473)``; ``Origin()`` of problems that are generated without end.
+    """
+
+    path: str | None = None  # a file, or a data set on the hub; None if they are generated
+    is_file: bool = False
+    subset: str | None = None
+    split: str | None = None
+    size: int | None = None  # None: no end
 
 
 class Task(BaseModel, ABC):
@@ -100,10 +116,13 @@ class Task(BaseModel, ABC):
         """The worker processes it grades with, which count what failed."""
         return [] if self._own_reward is None else [self._own_reward]
 
+    def origin(self, *, held_out: bool) -> Origin:
+        """Where the problems to train on, or those to evaluate on, come from."""
+        return Origin()
+
     def fingerprint(self) -> str:
         """Tells training problems that are not the same ones apart, for a run that goes on."""
-        problems = self.train_problems(0, _FINGERPRINTED)
-        return hashlib.sha256(repr([(problem.question, problem.answer) for problem in problems]).encode()).hexdigest()
+        return fingerprint(self.train_problems(0, _FINGERPRINTED))
 
     def close(self) -> None:
         """End the worker processes; the task may be used again afterwards."""
@@ -172,6 +191,11 @@ def is_held_out(question: str) -> bool:
         (False, True)
     """
     return zlib.crc32(question.encode()) % _HELD_OUT_SHARE == 0
+
+
+def fingerprint(problems: Sequence[Problem]) -> str:
+    """Tells problems that are not the same ones, in the same order, apart."""
+    return hashlib.sha256(repr([(problem.question, problem.answer) for problem in problems]).encode()).hexdigest()
 
 
 def require_extra(extra: str, *libraries: str) -> None:

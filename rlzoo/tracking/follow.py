@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlzoo.lock import Lock
-from rlzoo.tracking.record import FOLDER, tracking_uri
+from rlzoo.tracking.machine import Machine
+from rlzoo.tracking.record import FOLDER, Record, tracking_uri
 from rlzoo.tracking.sync import Sync, describe
 
 POLL = 1.0
@@ -73,10 +74,14 @@ def main() -> int:
             time.sleep(seconds)
         else:
             ended = bool(select.select([sys.stdin], [], [], seconds)[0]) or os.getppid() != parent
+            if ended:
+                machine.end()
         return ended
 
     # one that follows a run which was killed just before is about to end
     lock = Lock.wait_for(directory / FOLDER, seconds=60)
+    record = Record.read(directory)
+    machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
     try:
         return 0 if follow(Sync(directory, tracking_uri()), is_over, tracking_uri()) else 1
     finally:

@@ -18,6 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from rlzoo.errors import UserError, first_mistake
 from rlzoo.parsing import parse_json
 from rlzoo.redaction import redact, redact_settings, without_userinfo
+from rlzoo.tracking.command import source_name
+from rlzoo.tracking.inputs import Data
+from rlzoo.tracking.rows import Curves
 
 T = TypeVar("T")
 
@@ -47,6 +50,10 @@ class Record:
     files: tuple[str, ...]  # logged as artifacts, beside every picture under figures/
     completions: int  # prompts of each step whose first response is logged
     started: float  # seconds since 1970
+    data: tuple[Data, ...] = ()
+    curves: Curves = "all"
+    machine_every: float = 0.0  # seconds between samples of the machine's load; 0: none
+    max_model_mb: float = 0.0  # megabytes of a final model that is sent, at most
     status: Status = "RUNNING"
     ended: float | None = None
     step: int = 0  # which the following stand at
@@ -62,12 +69,13 @@ class Record:
         params: Mapping[str, Any],
         files: tuple[str, ...] = (),
         completions: int = 0,
+        **others: Any,
     ) -> Self:
-        """Of something that begins now."""
+        """Of something that begins now; ``others`` are fields by their names."""
         parent = os.environ.get(PARENT_RUN)
         ours = {
             "mlflow.user": _user(),
-            "mlflow.source.name": "rlzoo",
+            "mlflow.source.name": source_name(),
             "mlflow.source.type": "LOCAL",
             **({"mlflow.source.git.commit": tags["git_commit"]} if tags.get("git_commit") else {}),
             **({"mlflow.parentRunId": parent} if parent else {}),
@@ -81,6 +89,7 @@ class Record:
             files=files,
             completions=completions,
             started=time.time(),
+            **others,
         )
 
     @classmethod
@@ -105,6 +114,8 @@ class Sent:
     id: str  # the record's
     run_id: str | None = None
     step: int = -1  # the last one whose metrics were sent
+    sample: int = -1  # the last one of the machine's load
+    model: str | None = None  # the checkpoint that was sent as the final model
     files: dict[str, list[int]] = field(default_factory=dict)  # size and time of change, as they were sent
     trouble: str | None = None  # why the store could not be told the last time
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Iterator, Mapping
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlzoo.errors import UserError, shown
-from rlzoo.parsing import parse_json
 from rlzoo.redaction import redact
-from rlzoo.tracking.record import Record, Sent, without_password
+from rlzoo.tracking.completions import LOGGED, TABLE, logged_table, table_of
+from rlzoo.tracking.description import NOTE
+from rlzoo.tracking.inputs import send_inputs
+from rlzoo.tracking.machine import FILE as MACHINE
+from rlzoo.tracking.model import final_checkpoint, send_model
+from rlzoo.tracking.record import FOLDER, Record, Sent, without_password
+from rlzoo.tracking.rows import Rows, has_point, points
 
 ID_TAG = "rlzoo_id"
-TABLE = "completions.json"
-LARGEST_CALL = 1000  # metrics, MLflow's own limit
+KIND = "mlflow.experimentKind"
+"""The tag by which MLflow's pages show runs and models, rather than traces and judges."""
 
 
 class Sync:
@@ -33,8 +36,8 @@ class Sync:
         self.num_rows = self.num_files = 0  # sent by this object
         self._uri = uri
         self._client: Any = None  # made by the first call that reaches the store
-        self._offset = 0  # into metrics.jsonl
-        self._rows: list[dict[str, float]] = []  # read and not sent
+        self._rows: Rows | None = None  # of metrics.jsonl, and of the machine's load
+        self._load: Rows | None = None
         self._told: dict[str, str] = {}  # tags
 
     def send(self, *, is_over: bool) -> None:
@@ -50,7 +53,7 @@ class Sync:
         assert record is not None, "a directory is tracked after its record is written"
         if self._client is None:
             self._client = self._connect(record)
-        self._send_rows()
+        self._send_rows(record)
         self._send_tags(record)
         self._send_files(record, is_over)
         if is_over:
@@ -73,6 +76,9 @@ class Sync:
         run = client.get_run(self.sent.run_id)
         if record.status == "RUNNING" != run.info.status:  # it goes on
             client.update_run(self.sent.run_id, status="RUNNING")
+        written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # perhaps by somebody, later
+        self._told = {**run.data.tags, **written}
+        send_inputs(client, run, record.data)
         params = [Param(key, value) for key, value in record.params.items() if key not in run.data.params]
         for start in range(0, len(params), 100):  # MLflow's own limit
             client.log_batch(self.sent.run_id, params=params[start : start + 100])
@@ -82,49 +88,18 @@ class Sync:
         experiment = experiment_id(client, record.experiment)
         for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # made by one that was killed then
             return str(run.info.run_id)
-        tags = {**record.tags, ID_TAG: record.id}
+        tags = {ID_TAG: record.id, **{name: value for name, value in record.tags.items() if value}}
         started = int(record.started * 1000)
         return str(client.create_run(experiment, start_time=started, run_name=record.name, tags=tags).info.run_id)
 
-    def _has(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Whether the store has these metrics at that step."""
-        history = self._client.get_metric_history(self.sent.run_id, next(iter(metrics))) if metrics else []
-        return not metrics or any(metric.step == step for metric in history)
-
-    def _send_rows(self) -> None:
-        is_first = self._offset == 0
-        self._rows += [row for row in self._read_rows() if row["step"] > self.sent.step]
-        # of rows sent by a process that was killed before it wrote that down
-        while is_first and self._rows and self._has(int(self._rows[0]["step"]), curves(self._rows[0])):
-            self.sent.step = int(self._rows.pop(0)["step"])
-        while self._rows:
-            number = 0
-            metrics: list[Any] = []
-            while number < len(self._rows) and len(metrics) + len(curves(self._rows[number])) <= LARGEST_CALL:
-                metrics += self._metrics(self._rows[number])
-                number += 1
-            self._client.log_batch(self.sent.run_id, metrics=metrics)
-            self.sent.step, self.num_rows = int(self._rows[number - 1]["step"]), self.num_rows + number
-            del self._rows[:number]
-
-    def _read_rows(self) -> Iterator[dict[str, float]]:
-        """Whole lines that were added since the last time."""
-        file = self.directory / "metrics.jsonl"
-        if not file.exists():
-            return
-        with file.open("rb") as stream:
-            stream.seek(self._offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                yield json.loads(line)
-
-    def _metrics(self, row: Mapping[str, float]) -> list[Any]:
-        from mlflow.entities import Metric
-
-        stamp, step = int(row.get("time/clock", 0.0) * 1000), int(row["step"])
-        return [Metric(key, value, stamp, step) for key, value in curves(row).items()]
+    def _send_rows(self, record: Record) -> None:
+        if self._rows is None or self._load is None:
+            self._rows = Rows(self.directory / "metrics.jsonl", record.curves)
+            self._load = Rows(self.directory / FOLDER / MACHINE, "all")
+        for step, number in self._rows.send(self._client, str(self.sent.run_id), self.sent.step):
+            self.sent.step, self.num_rows = step, self.num_rows + number
+        for sample, _ in self._load.send(self._client, str(self.sent.run_id), self.sent.sample):
+            self.sent.sample = sample
 
     def _send_tags(self, record: Record) -> None:
         from mlflow.entities import RunTag
@@ -154,26 +129,32 @@ class Sync:
 
     def _send_end(self, record: Record) -> None:
         self._send_table(record)
-        if not self._has(record.step, record.metrics):
-            self._client.log_batch(
-                self.sent.run_id,
-                metrics=self._metrics({"step": record.step, "time/clock": record.ended or 0.0, **record.metrics}),
-            )
+        last = {"step": record.step, "time/clock": record.ended or 0.0, **record.metrics}
+        if not has_point(self._client, str(self.sent.run_id), last, record.curves):
+            self._client.log_batch(self.sent.run_id, metrics=points(last, record.curves))
+        self._send_model(record)
         status = "KILLED" if record.status == "RUNNING" else record.status  # its process is gone without a word
         ended = None if record.ended is None else int(record.ended * 1000)
         self._client.set_terminated(self.sent.run_id, status, ended)
 
     def _send_table(self, record: Record) -> None:
         """Sampled completions as a table that MLflow's UI shows."""
-        rows = list(sampled_completions(self.directory, record.completions))
-        if not rows:
+        table = table_of(self.directory, record.completions)
+        if table is None or self.sent.files.get(TABLE) == (state := [len(table), zlib.crc32(table.encode())]):
             return
-        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / TABLE
-            file.write_text(json.dumps(table), encoding="utf-8")
+            file.write_text(table, encoding="utf-8")
             self._client.log_artifact(self.sent.run_id, str(file))
-        self._client.set_tag(self.sent.run_id, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
+        self._client.set_tag(self.sent.run_id, LOGGED, logged_table())
+        self.sent.files[TABLE] = state
+
+    def _send_model(self, record: Record) -> None:
+        """The last checkpoint of a run that came to its end."""
+        checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb) if record.status == "FINISHED" else None
+        if checkpoint is not None and self.sent.model != checkpoint.name:
+            send_model(self._client, self._client.get_run(self.sent.run_id), record.id, checkpoint, record.step)
+            self.sent.model = checkpoint.name
 
 
 def experiment_id(client: Any, name: str) -> str:
@@ -183,45 +164,12 @@ def experiment_id(client: Any, name: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name))
+            return str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
         except MlflowException:  # another run was quicker
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise
     return str(found.experiment_id)
-
-
-def curves(row: Mapping[str, float]) -> dict[str, float]:
-    """What is logged of a row; the ends of the intervals of every length bin are looked at in figures, not as curves."""
-    own = ("step", "time/clock")
-    return {key: row[key] for key in row if key not in own and not ("_length_bin_" in key and "_ci_" in key)}
-
-
-def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]]:
-    """The first responses to the first ``number`` prompts of every step, from the recorded rollouts."""
-    columns = ("question", "answer", "response", "reward", "length")
-    for file in sorted((directory / "rollouts").glob("[0-9]*.jsonl")) if number else ():
-        seen = -1
-        if not file.stem.isdecimal():
-            continue
-        with file.open("rb") as stream:
-            for line_number, line in enumerate(stream, start=1):
-                row = _response(line, f"{file} line {line_number}")
-                if row["group"] >= number:
-                    break
-                if row["group"] != seen:
-                    seen = row["group"]
-                    yield {"step": int(file.stem), **{name: row.get(name) for name in columns}}
-
-
-def _response(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        row = parse_json(line.decode())
-    except ValueError as error:
-        raise UserError(f"{place}: not a recorded response: {error}") from error
-    if not isinstance(row, dict) or not isinstance(row.get("group"), int):
-        raise UserError(f"{place}: not a recorded response: {shown(row)} has no group")
-    return row
 
 
 def describe(error: Exception, uri: str) -> str:

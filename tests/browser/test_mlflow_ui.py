@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from playwright.sync_api import expect, sync_playwright
 
 FLAGS = ["--no-sandbox", "--disable-quic", "--disable-background-networking"]
@@ -75,6 +76,21 @@ def page(address):
         browser.close()
 
 
+@pytest.fixture
+def run_page(page, store):
+    """Opens a part of the page of the sweep's first run of fspo."""
+    client = MlflowClient(store)
+    (run,) = client.search_runs(["1"], "tags.mlflow.runName = 'fspo-0'")
+
+    def open_part(part=""):
+        page.goto(f"{page.url.partition('#')[0]}#/experiments/1/runs/{run.info.run_id}/{part}", wait_until="domcontentloaded")
+        expect(page.get_by_role("heading", name="fspo-0").first).to_be_visible(timeout=SLOW)
+        return page
+
+    open_part.run = run
+    return open_part
+
+
 def keep(page, name):
     if folder := os.environ.get("RLZOO_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png")
@@ -117,3 +133,43 @@ def test_the_chart_view_shows_reward_clip_fraction_and_fairness_of_every_run(pag
         expect(page.get_by_text(metric, exact=True).first).to_be_visible(timeout=SLOW)
     expect(page.locator(".js-plotly-plot")).to_have_count(len(CURVES), timeout=SLOW)
     keep(page, "charts")
+
+
+def test_a_runs_page_says_what_it_is_what_was_typed_and_what_data_it_used(run_page):
+    page = run_page()
+    for text in ("fspo on arithmetic, model embedded, seed 0", "Differences to"):
+        expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW)
+    page.get_by_text("Show more", exact=True).first.click()
+    expect(page.get_by_role("cell", name="rollout.num_prompts").first).to_be_visible(timeout=SLOW)
+    expect(page.get_by_text("rlzoo train --resume --output").first).to_be_visible(timeout=SLOW)
+    for data in run_page.run.inputs.dataset_inputs:
+        expect(page.get_by_text(f"{data.dataset.name} ({data.dataset.digest})").first).to_be_attached(timeout=SLOW)
+    expect(page.get_by_text("rlzoo train", exact=True).first).to_be_attached(timeout=SLOW)  # the source
+    keep(page, "run")
+
+
+def test_the_machines_load_has_charts_of_its_own(run_page):
+    page = run_page("system-metrics")
+    expect(page.get_by_text("cpu_utilization_percentage").first).to_be_visible(timeout=SLOW)
+    expect(page.locator(".js-plotly-plot").first).to_be_visible(timeout=SLOW)
+
+
+def test_completions_are_a_table_and_figures_are_pictures(run_page):
+    page = run_page("artifacts/completions.json")
+    expect(page.get_by_text("response", exact=True).first).to_be_visible(timeout=SLOW)
+    expect(page.get_by_role("table").or_(page.get_by_role("grid")).first).to_be_visible(timeout=SLOW)
+    keep(page, "completions")
+    page = run_page("artifacts/clip_by_length/step-000004.png")
+    expect(page.locator("img[src*='step-000004.png'], img[src^='blob:'], img[src^='data:image/png']").first).to_be_visible(
+        timeout=SLOW
+    )
+    keep(page, "figure")
+
+
+def test_the_final_model_has_a_page_with_its_run_and_its_files(page, store):
+    (model,) = [found for found in MlflowClient(store).search_logged_models(["1"]) if found.name == "fspo-0"]
+    page.goto(f"{page.url.partition('#')[0]}#/experiments/1/models/{model.model_id}", wait_until="domcontentloaded")
+    for text in ("fspo-0", model.model_id):
+        expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW)
+    expect(page.get_by_text("Ready", exact=True).first).to_be_visible(timeout=SLOW)
+    keep(page, "model")

@@ -1,0 +1,139 @@
+"""A run's final model in MLflow: what ``mlflow.transformers.load_model`` loads, made of the checkpoint's files."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import yaml
+
+TAG = "rlzoo_checkpoint"
+TASK, PIPELINE = "text-generation", "TextGenerationPipeline"
+REQUIRED = ("mlflow", "torch", "transformers", "tokenizers", "accelerate")
+WEIGHTS = (".safetensors", ".safetensors.index.json")
+NOT_ITS_FILES = ("manifest.json", "clip.json")
+
+
+def final_checkpoint(directory: Path, step: int, max_mb: float) -> Path | None:
+    """The checkpoint of a run's last step; None if there is none, or its model is larger than so many megabytes."""
+    folder = directory / "checkpoints" / f"step-{step:06d}"
+    # a directory from somebody else may point at any folder of this machine
+    files = model_files(folder) if folder.resolve().is_relative_to(directory.resolve()) else []
+    size = sum(file.stat().st_size for file in files)
+    return folder if folder / "config.json" in files and size <= max_mb * 1e6 else None
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint that ``from_pretrained`` reads; none that only point somewhere else."""
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [file for file in found if file.is_file() and not file.is_symlink() and file.name not in NOT_ITS_FILES]
+
+
+def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: int) -> None:
+    """Send a checkpoint as the run's model, once.
+
+    Args:
+        client: of the store.
+        run: there.
+        record_id: of the run here.
+        checkpoint: folder.
+        step: of the checkpoint.
+    """
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+
+    mark = f"{record_id}:{checkpoint.name}"
+    found = client.search_logged_models([run.info.experiment_id], f"tags.{TAG} = '{mark}'")
+    if found and found[0].status == LoggedModelStatus.READY:
+        return
+    # one that is there and not ready was being sent by a process that was killed
+    model = found[0] if found else client.create_logged_model(
+        run.info.experiment_id, name=_name(run.info.run_name), source_run_id=run.info.run_id, tags={TAG: mark}
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="rlzoo-model-") as folder:
+        write_model(Path(folder), checkpoint, model, run.info.run_id)
+        client.log_model_artifacts(model.model_id, folder)
+    outputs = client.get_run(run.info.run_id).outputs
+    if model.model_id not in [output.model_id for output in (outputs.model_outputs if outputs else ())]:
+        client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, step)])
+    client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+
+
+def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None:
+    """Lay a checkpoint out as a model of MLflow's transformers flavour.
+
+    ``mlflow.transformers.save_model`` writes the same, but loads torch, transformers and the tokenizer for it, which takes
+    longer than a short run's last steps, copies the optimizer's state with the rest, and looks for a card on the hub.
+
+    Args:
+        folder: to write to, empty.
+        checkpoint: folder.
+        model: MLflow's logged model.
+        run_id: of the run it is from.
+    """
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types.schema import ColSpec, Schema
+
+    (folder / "model").mkdir()
+    (folder / "components" / "tokenizer").mkdir(parents=True)
+    files = model_files(checkpoint)
+    for file in files:
+        (folder / "model" / file.name).symlink_to(file.resolve())  # what is sent is what they point at
+        if not file.name.endswith(WEIGHTS):
+            (folder / "components" / "tokenizer" / file.name).symlink_to(file.resolve())
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    text = Schema([ColSpec("string")])
+    described = Model(
+        artifact_path=model.artifact_location,
+        run_id=run_id,
+        model_uuid=model.model_id,
+        model_id=model.model_id,
+        signature=ModelSignature(inputs=text, outputs=text),
+    )
+    described.add_flavor(
+        "transformers",
+        transformers_version=version("transformers"),
+        code=None,
+        task=TASK,
+        instance_type=PIPELINE,
+        pipeline_model_type=config["architectures"][0],
+        source_model_name=checkpoint.name,
+        model_binary="model",
+        torch_dtype=f"torch.{config.get('dtype', 'float32')}",
+        components=["tokenizer"],
+        tokenizer_type="AutoTokenizer",
+    )
+    described.add_flavor(
+        "python_function",
+        loader_module="mlflow.transformers",
+        python_version=python_version(),
+        env={"virtualenv": "python_env.yaml"},
+    )
+    described.model_size_bytes = sum(file.stat().st_size for file in files)
+    described.save(str(folder / "MLmodel"))
+    _write_environment(folder)
+
+
+def _write_environment(folder: Path) -> None:
+    """The versions to load it with."""
+    (folder / "requirements.txt").write_text("\n".join(_requirements()) + "\n", encoding="utf-8")
+    environment = {"python": python_version(), "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]}
+    (folder / "python_env.yaml").write_text(yaml.safe_dump(environment, sort_keys=False), encoding="utf-8")
+
+
+def _requirements() -> list[str]:
+    found = []
+    for name in REQUIRED:
+        try:
+            found.append(f"{name}=={version(name).partition('+')[0]}")  # +cpu is of a build that is not on PyPI
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _name(run_name: str) -> str:
+    """A run's name with what MLflow takes in a model's."""
+    return "".join("-" if letter in "/:.%\"'" else letter for letter in run_name)
