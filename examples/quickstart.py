@@ -3,8 +3,8 @@
 Run it with ``python examples/quickstart.py``; it takes some seconds. Every token's log-probability has moved by a random
 amount, 0.02 in its standard deviation, independently of the others. So the sum over a response grows with the square root of
 its length and the mean shrinks with it: a band of one width on the sum (rloo) clips long responses, one on the mean (gspo)
-short ones, and one that grows with the square root (fspo) all alike. A real model's tokens are not independent: measure yours
-with ``rlzoo replay``.
+short ones, and one that grows with the square root (fspo) all alike. Most rules that judge single tokens clip nothing here: no
+token has moved far enough. A real model's tokens are not independent: measure yours with ``rlzoo replay``.
 """
 
 import torch
@@ -26,7 +26,7 @@ inputs = ClipInputs(
     rollout_log_probs=old_log_probs,
 )
 
-print("share that each rule clips with its paper's settings, by the length of the response in tokens")
+print("share that each rule clips with its default settings, by the length of the response in tokens")
 print(f"{'rule':15}", *(f"{tokens:>6}" for tokens in LENGTHS))
 for name, policy in load_zoo().items():
     clipped = policy()(inputs).clipped
