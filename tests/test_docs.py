@@ -118,7 +118,8 @@ def test_the_policy_in_the_readme_keeps_the_laws():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    text = page.read_text()
+    for target in [*re.findall(r"\]\(([^)#]+)\)", text), *re.findall(r'<img src="([^"]+)"', text)]:
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
