@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "types", "floors", "tests", "package", "outside_plugin"]
+nox.options.sessions = ["lint", "types", "floors", "tests", "package", "outside_plugin", "examples"]
 nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).parent
@@ -185,10 +185,34 @@ def installed(session: nox.Session) -> Path:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """``pip install .`` gives a working command with every bundled policy and config, from any directory."""
+    """What is in the wheel and the sdist; ``pip install .`` gives a working command with every bundled policy and config."""
+    tools = environment(session, "packaging", "hatchling>=1.26", "twine>=6", "readme-renderer[md]")
+    built = Path(session.create_tmp()).resolve() / "dist"
+    shutil.rmtree(built, ignore_errors=True)
+    session.run(str(tools / "python"), "-m", "hatchling", "build", "-d", str(built), external=True)
+    session.run(str(tools / "python"), "-m", "twine", "check", "--strict", *map(str, sorted(built.iterdir())), external=True)
+    session.run(str(tools / "python"), str(ROOT / "tests" / "distributed.py"), str(built), external=True)
     bin_folder = installed(session)
     with session.chdir(session.create_tmp()):
         session.run(str(bin_folder / "python"), str(ROOT / "tests" / "installed.py"), external=True, env=OFFLINE)
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Every example, as its first lines say, in an empty folder; rlzoo-sapo is `outside_plugin`'s."""
+    bin_folder = project(session)
+    install(session, bin_folder, "nbclient>=0.10", "ipykernel>=6")
+    python, folder = str(bin_folder / "python"), ROOT / "examples"
+    run = Path(session.create_tmp()).resolve() / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    with session.chdir(run.parent):
+        for name in ("quickstart", "custom_reward", "custom_task"):
+            session.run(python, str(folder / f"{name}.py"), external=True, env=OFFLINE)
+        quick = ["--set", "eval.num_problems=0", "--set", "tracking.mlflow=false", "--steps", "4", "--output", str(run)]
+        session.run(str(bin_folder / "rlzoo"), "train", "--clip", "gspo", *quick, external=True, env=OFFLINE)
+        session.run(python, str(folder / "clip_by_length.py"), str(run), "clip-by-length.svg", external=True, env=OFFLINE)
+        notebook = str(folder / "replay_and_plot.ipynb")
+        session.run(str(bin_folder / "jupyter-execute"), notebook, external=True, env=OFFLINE)
 
 
 @nox.session

@@ -1,22 +1,35 @@
-"""A clip policy on toy tensors: no model, no training, one screen."""
+"""What each rule of the zoo clips, short responses against long ones: no model, no training, one screen.
+
+Run it with ``python examples/quickstart.py``; it takes some seconds. Every token's log-probability has moved by a random
+amount, 0.02 in its standard deviation, independently of the others. So the sum over a response grows with the square root of
+its length and the mean shrinks with it: a band of one width on the sum (rloo) clips long responses, one on the mean (gspo)
+short ones, and one that grows with the square root (fspo) all alike. Most rules that judge single tokens clip nothing here: no
+token has moved far enough. A real model's tokens are not independent: measure yours with ``rlzoo replay``.
+"""
 
 import torch
 
 from rlzoo import ClipInputs, load_zoo
 
-# three responses of 4, 16 and 64 tokens, every token 2 % likelier than it was, all of them right (A = 1)
-length = torch.tensor([[4], [16], [64]])
-response_mask = torch.arange(64) < length
-old_log_probs = torch.full((3, 64), -1.0)
+LENGTHS = (16, 64, 256, 1024)  # tokens
+RESPONSES = 200  # of each length; half of them right (A = 1), half wrong (A = -1)
+
+torch.manual_seed(0)
+length = torch.tensor(LENGTHS).repeat_interleave(RESPONSES)[:, None]
+response_mask = torch.arange(max(LENGTHS)) < length
+old_log_probs = torch.full(response_mask.shape, -1.0)
 inputs = ClipInputs(
-    log_probs=(old_log_probs + 0.02).requires_grad_(),
+    log_probs=(old_log_probs + 0.02 * torch.randn(response_mask.shape)).requires_grad_(),
     old_log_probs=old_log_probs,
-    advantages=torch.ones(3, 1),
+    advantages=torch.tensor([[1.0], [-1.0]]).repeat(len(length) // 2, 1),
     response_mask=response_mask,
+    rollout_log_probs=old_log_probs,
 )
+
+print("share that each rule clips with its default settings, by the length of the response in tokens")
+print(f"{'rule':15}", *(f"{tokens:>6}" for tokens in LENGTHS))
 for name, policy in load_zoo().items():
-    result = policy()(inputs)
-    share = torch.where(response_mask, result.clipped, False).sum(-1) / length[:, 0]
-    if result.clipped.shape[1] == 1:
-        share = result.clipped[:, 0].float()
-    print(f"{name:5} clipped share of each response: {[round(value, 2) for value in share.tolist()]}")
+    clipped = policy()(inputs).clipped
+    clipped = clipped.expand_as(response_mask) & response_mask  # of a token rule a share of the response's tokens
+    share = clipped.sum(-1) / length[:, 0]
+    print(f"{name:15}", *(f"{part.mean():6.2f}" for part in share.split(RESPONSES)))

@@ -99,7 +99,7 @@ def test_nothing_runs_what_it_reads():
 
 def test_the_files_are_looked_at():
     looked_at = {str(file.relative_to(ROOT)) for file in files()}
-    assert {"rlzoo/config.py", "plugins/rlzoo_fspo/__init__.py", "examples/race.py", "noxfile.py"} <= looked_at
+    assert {"rlzoo/config.py", "plugins/rlzoo_fspo/__init__.py", "examples/measure/race.py", "noxfile.py"} <= looked_at
     assert len(looked_at) > 150
 
 

@@ -21,7 +21,7 @@ from rlzoo.composition import config_names, read_config
 from rlzoo.testing import check
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "plugins").glob("*/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "plugins").glob("*/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HEADINGS = ["What it clips", "Why", "Parameters", "Watch these metrics", "Differences from the paper", "Reference"]
 PLUGINS_MAY_IMPORT = {"__future__", "collections", "dataclasses", "math", "pydantic", "rlzoo", "torch", "typing"}
 OVERLAYS = [name for name in config_names() if name not in load_zoo() and "model" not in read_config(name)]
@@ -118,7 +118,8 @@ def test_the_policy_in_the_readme_keeps_the_laws():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    text = page.read_text()
+    for target in [*re.findall(r"\]\(([^)#]+)\)", text), *re.findall(r'<img src="([^"]+)"', text)]:
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
@@ -152,6 +153,18 @@ def test_examples_in_docstrings_hold(name):
 def test_quickstart_runs():
     answer = subprocess.run([sys.executable, ROOT / "examples" / "quickstart.py"], capture_output=True, text=True, check=True)
     assert all(name in answer.stdout for name in load_zoo())
+
+
+def test_examples_say_in_their_first_lines_how_to_run_them():
+    for file in sorted((ROOT / "examples").rglob("*.py")):
+        if file.parent.name in ("examples", "measure"):
+            first = "\n".join(ast.get_docstring(ast.parse(file.read_text())).splitlines()[:8])
+            is_imported = file.stem == "verl_policy_loss"  # by verl's workers
+            assert is_imported or str(file.relative_to(ROOT)) in first, file
+    for file in (ROOT / "examples").glob("*.ipynb"):
+        cells = json.loads(file.read_text())["cells"]
+        assert str(file.relative_to(ROOT)) in "".join(cells[0]["source"])
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), "outputs are not committed"
 
 
 def test_the_page_of_speeds_is_written_from_its_data():

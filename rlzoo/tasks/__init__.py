@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rlzoo.tasks.task import Task, build_task, task_names
+from rlzoo.tasks.task import Task, build_task, is_held_out, task_names
 
-__all__ = ["Task", "build_task", "task_names"]
+__all__ = ["Task", "build_task", "is_held_out", "task_names"]

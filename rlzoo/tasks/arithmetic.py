@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -21,8 +21,6 @@ _MAX_TRIES = 2000  # draws in a row without a new question before the held-out q
 
 class ArithmeticTask(Task):
     """Sums such as ``3+5+9+6``, answered by their last number after a marker: ``8,17#23``."""
-
-    name: ClassVar[str] = "arithmetic"
 
     template: str = Field(default="{question}=", description="the prompt, with {question} where the sum goes")
     operand_max: int = Field(default=9, ge=1, le=10**6, description="largest number in a sum; the smallest is 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -19,8 +19,6 @@ from rlzoo.types import Problem
 
 class MathFileTask(WorkerGradedTask):
     """Questions with a reference answer; a response earns 1 when its answer is the same mathematics, else 0."""
-
-    name: ClassVar[str] = "math_file"
 
     path: str = Field(default="openai/gsm8k", min_length=1, description="a local .jsonl file, or a data set on the hub")
     eval_path: str | None = Field(

@@ -1,10 +1,10 @@
-"""Questions and answers read from JSON-lines files and hub data sets in the layouts of GSM8K, MATH, AMC, AIME and DAPO."""
+"""Questions and answers read from JSON and Parquet files and hub data sets, in the layouts that are in use."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,23 @@ from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.task import require_extra
 from rlzoo.types import Problem
 
-_QUESTION_COLUMNS = ("question", "problem")
-_USED_COLUMNS = (*_QUESTION_COLUMNS, "prompt", "answer", "reward_model", "solution")
+_TEXT_QUESTIONS = ("question", "problem")
+_ANSWERS = ("answer", "ground_truth", "final_answer", "expected_answer")
+_ASKING = (*_TEXT_QUESTIONS, "prompt", "messages")
+_ANSWERING = (*_ANSWERS, "reward_model", "solution", "messages")
+_ALLOWED = (
+    "a question in question, problem, prompt or messages, and its answer in "
+    + ", ".join(_ANSWERS)
+    + ", reward_model.ground_truth, solution or the assistant's message"
+)
 # what BytedTsinghua-SIA/DAPO-Math-17k puts around each of its questions; the task has a template of its own
 _DAPO_BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
     "(without quotes) where $Answer is the answer to the problem.\n\n"
 )
 _DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
-_FILE_ENDINGS = (".json", ".jsonl")
+_FILE_ENDINGS = (".json", ".jsonl", ".parquet")
+_IN_DOLLARS = re.compile(r"\$([^$]+)\$")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 
@@ -53,21 +61,57 @@ def read_problems(path: str, split: str, subset: str | None) -> list[Problem]:
     return list(problems.values())
 
 
-def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
+def _file_rows(path: str) -> Iterable[tuple[str, Any]]:
+    if path.endswith(".parquet"):
+        return ((f"{path} row {index}", row) for index, row in enumerate(_parquet_rows(path)))
+    return _json_rows(path)
+
+
+def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
+    """JSON lines, or one JSON list."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: file not found (from {Path.cwd()})") from None
+        raise UserError(_not_found(path)) from None
     except (OSError, ValueError) as error:  # no text, or a name that no file can have
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if text.lstrip().startswith("["):
+        for index, row in enumerate(_json(path, text)):
+            yield f"{path} row {index}", row
+        return
     for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON strings may hold U+2028
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except UnreadableError as error:
-            raise UserError(f"{path} line {number}: not JSON: {error}") from error
-        yield f"{path} line {number}", row
+        if line.strip():
+            yield f"{path} line {number}", _json(f"{path} line {number}", line)
+
+
+def _json(place: str, text: str) -> Any:
+    try:
+        return parse_json(text)
+    except UnreadableError as error:
+        raise UserError(f"{place}: not JSON: {error}") from error
+
+
+def _parquet_rows(path: str) -> Iterator[dict[str, Any]]:
+    require_extra("datasets", "pyarrow")
+    from pyarrow.lib import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with Path(path).open("rb") as stream, ParquetFile(stream) as file:
+            used = _used(path, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=1000, columns=used):
+                yield from batch.to_pylist()
+    except FileNotFoundError:
+        raise UserError(_not_found(path)) from None
+    except UserError:
+        raise
+    except (OSError, ValueError, ArrowException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"{path}: cannot be read: {reason.splitlines()[0]}") from error
+
+
+def _not_found(path: str) -> str:
+    return f"{path}: file not found (from {Path.cwd()})"
 
 
 def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, Any]]:
@@ -84,50 +128,65 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         raise UserError(f"{name!r} is not a file, and loading it as a hub data set failed: {reason}") from error
     if rows is None:
         raise UserError(f"data set {name!r} has no split {split!r} (it has: {', '.join(splits)}): set task.eval_path")
-    return ((f"{name} {split} row {index}", row) for index, row in enumerate(_one_by_one(rows)))
+    return ((f"{name} {split} row {index}", row) for index, row in enumerate(_one_by_one(name, rows)))
 
 
-def _one_by_one(rows: Any) -> Iterator[dict[str, Any]]:
+def _one_by_one(name: str, rows: Any) -> Iterator[dict[str, Any]]:
     """The rows of a data set, a thousand read at once: DAPO's has 1.8 million, each question a hundred times."""
-    used = [column for column in rows.column_names if column in _USED_COLUMNS]
-    for batch in rows.select_columns(used or rows.column_names).iter(batch_size=1000):
+    for batch in rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000):
         for values in zip(*batch.values(), strict=True):
             yield dict(zip(batch, values, strict=True))
+
+
+def _used(place: str, columns: Sequence[str]) -> list[str]:
+    """The columns of a table that are read."""
+    for wanted, names in (("question", _ASKING), ("answer", _ANSWERING)):
+        if not set(columns) & set(names):
+            raise _missing(place, columns, wanted)
+    return [column for column in columns if column in (*_ASKING, *_ANSWERING)]
 
 
 def _problem(place: str, row: Any) -> Problem:
     if not isinstance(row, Mapping):
         raise UserError(f"{place}: a {type(row).__name__}, not an object with columns")
-    question = next((row[column] for column in _QUESTION_COLUMNS if row.get(column) is not None), None)
+    question = next((row[column] for column in _TEXT_QUESTIONS if row.get(column) is not None), None)
     if question is None:
-        question = _asked(row.get("prompt"))
+        question = _asked(place, row)
     if question is None:
-        raise _missing(place, row, "question or problem, nor prompt with messages")
+        raise _missing(place, row, "question")
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"{place}: the question is {shown(question)}, not a text")
     return Problem(question=question, answer=_answer(place, row))
 
 
-def _asked(prompt: object) -> object:
-    """The question in a list of messages, without what DAPO's data set puts around it."""
-    messages = prompt if isinstance(prompt, list) else []
-    asked = [message.get("content") for message in messages if isinstance(message, Mapping) and message.get("role") == "user"]
-    if not asked or not isinstance(asked[-1], str):
-        return None
-    return asked[-1].removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER)
+def _asked(place: str, row: Mapping[str, Any]) -> object:
+    """The question in ``prompt``, a text or a list of messages, or in ``messages``, without what DAPO's puts around it."""
+    prompt = row.get("prompt")
+    if prompt is None:
+        prompt = row.get("messages")
+    if not isinstance(prompt, list):
+        return prompt
+    asked = _said(prompt, "user")
+    if len(asked) != 1:
+        raise UserError(f"{place}: {len(asked)} messages of a user, not one: a task asks one question")
+    question = asked[0]
+    return question.removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER) if isinstance(question, str) else question
+
+
+def _said(messages: object, role: str) -> list[object]:
+    """What one side says in a list of messages."""
+    each = messages if isinstance(messages, list) else []
+    return [message.get("content") for message in each if isinstance(message, Mapping) and message.get("role") == role]
 
 
 def _answer(place: str, row: Mapping[str, Any]) -> str:
-    given = row.get("answer")
+    given = next((row[column] for column in _ANSWERS if row.get(column) is not None), None)
     if given is None and isinstance(row.get("reward_model"), Mapping):
         given = row["reward_model"].get("ground_truth")
-    if given is None and isinstance(row.get("solution"), str):
-        boxed = last_boxed(row["solution"])
-        if boxed is None:
-            raise UserError(f"{place}: no column 'answer', and no \\boxed{{}} in 'solution' to take it from")
-        given = boxed
     if given is None:
-        raise _missing(place, row, "answer, reward_model with ground_truth, or solution with \\boxed{}")
+        given = _worked_out(place, row)
+    if given is None:
+        raise _missing(place, row, "answer")
     if isinstance(given, float) and given.is_integer():
         given = int(given)  # AMC's files write 27 as 27.0
     if isinstance(given, bool) or not isinstance(given, int | float | str) or not _is_finite(given):
@@ -136,6 +195,21 @@ def _answer(place: str, row: Mapping[str, Any]) -> str:
     if not answer:
         raise UserError(f"{place}: the answer is empty")
     return answer
+
+
+def _worked_out(place: str, row: Mapping[str, Any]) -> str | None:
+    """The answer at the end of ``solution``, or of what the assistant says in ``messages``; None if there is neither."""
+    said = _said(row.get("messages"), "assistant")
+    for where, text in (("solution", row.get("solution")), ("the assistant's message", said[-1] if said else None)):
+        if not isinstance(text, str):
+            continue
+        if last_boxed(text) is not None or after_hashes(text) is not None:
+            return text
+        whole = _IN_DOLLARS.fullmatch(text.strip())  # TRL's DeepMath-103K has "$0$" there, and "True"
+        if whole or len(text.split()) == 1:
+            return whole[1] if whole else text
+        raise UserError(f"{place}: no column 'answer', and no \\boxed{{}} or #### in {where} to take it from")
+    return None
 
 
 def _is_finite(given: float | str) -> bool:
@@ -156,5 +230,6 @@ def clean_answer(answer: str) -> str:
     return answer.strip() if boxed is None else boxed
 
 
-def _missing(place: str, row: Mapping[str, Any], wanted: str) -> UserError:
-    return UserError(f"{place}: no column {wanted} (columns present: {', '.join(map(str, row)) or 'none'})")
+def _missing(place: str, columns: Iterable[str], wanted: str) -> UserError:
+    found = ", ".join(map(str, columns)) or "none"
+    return UserError(f"{place}: no column with the {wanted} (columns found: {found}; allowed: {_ALLOWED})")

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rlzoo.errors import UserError, did_you_mean, explain, shown
 from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.user_code import import_named
 from rlzoo.tasks.user_reward import import_reward, reward_worker
 from rlzoo.types import Problem
 
@@ -24,6 +25,7 @@ _TASKS = {
     "math_file": ("rlzoo.tasks.math_file", "MathFileTask"),
     "reasoning_gym": ("rlzoo.tasks.reasoning_gym", "ReasoningGymTask"),
 }
+_OWN = "<module>:<Class>"
 _FINGERPRINTED = 256  # problems
 _HELD_OUT_SHARE = 8  # one question in eight is kept for evaluation
 
@@ -63,9 +65,10 @@ class Task(BaseModel, ABC):
     seed: int | None = Field(default=None, ge=0, lt=2**32, description="order of the training problems; null: the run's seed")
 
     @property
-    @abstractmethod
     def name(self) -> str:
-        """What ``build_task`` knows the task by."""
+        """What ``build_task`` knows the task by: of a class from elsewhere, ``module:Class``."""
+        where = (type(self).__module__, type(self).__qualname__)
+        return next((name for name, known in _TASKS.items() if known == where), ":".join(where))
 
     @field_validator("template")
     @classmethod
@@ -165,22 +168,43 @@ def build_task(settings: Mapping[str, Any]) -> Task:
     name = fields.pop("name", None)
     if name is None:
         raise UserError(f"task.name is missing (allowed: {', '.join(task_names())})")
-    kind, colon, dataset = str(name).partition(":")
-    if kind not in _TASKS or bool(colon) != (kind == "reasoning_gym") or (colon and not dataset):
-        raise UserError(f"unknown task {shown(name)} (allowed: {', '.join(task_names())}){did_you_mean(kind, _TASKS)}")
-    if colon and fields.setdefault("dataset", dataset) != dataset:
-        raise UserError(f"task.dataset={shown(fields['dataset'])} contradicts task.name={name!r}: leave task.dataset out")
-    module, class_name = _TASKS[kind]
-    cls: type[Task] = getattr(importlib.import_module(module), class_name)
+    cls = _task_class(name, fields)
     try:
         return cls(**fields)
     except ValidationError as error:
         raise UserError(explain(error, cls, "task.")) from error
 
 
+def _task_class(name: object, fields: dict[str, Any]) -> type[Task]:
+    """The class; a data set that is part of the name becomes a field."""
+    kind, colon, rest = str(name).partition(":")
+    if colon and kind not in _TASKS and all(part.isidentifier() for part in [*kind.split("."), rest]):
+        return _own_class(str(name))
+    if kind not in _TASKS or bool(colon) != (kind == "reasoning_gym") or (colon and not rest):
+        raise UserError(f"unknown task {shown(name)} (allowed: {', '.join(task_names())}){did_you_mean(kind, _TASKS)}")
+    if colon and fields.setdefault("dataset", rest) != rest:
+        raise UserError(f"task.dataset={shown(fields['dataset'])} contradicts task.name={name!r}: leave task.dataset out")
+    module, class_name = _TASKS[kind]
+    cls: type[Task] = getattr(importlib.import_module(module), class_name)
+    return cls
+
+
+def _own_class(reference: str) -> type[Task]:
+    """A task class of the user's own."""
+    key = f"task.name={reference!r}"
+    cls = import_named("task.name", reference, "module:Class, for example my_task:Reversal")
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise UserError(f"{key}: is no class that derives from rlzoo.tasks.Task")
+    if missing := sorted(cls.__abstractmethods__):
+        raise UserError(f"{key}: lacks {', '.join(missing)}")
+    if getattr(cls, "name", None) is not Task.name:  # config.yaml must lead back to the class
+        raise UserError(f"{key}: has a name of its own: a task from elsewhere is known by its module and class")
+    return cls
+
+
 def task_names() -> list[str]:
     """The names ``build_task`` takes."""
-    return [f"{name}:<dataset>" if name == "reasoning_gym" else name for name in sorted(_TASKS)]
+    return [*(f"{name}:<dataset>" if name == "reasoning_gym" else name for name in sorted(_TASKS)), _OWN]
 
 
 def is_held_out(question: str) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-import sys
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 
-from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.errors import UserError, shown
 from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.user_code import import_named
 from rlzoo.types import Problem
 
 RewardFunction = Callable[[Problem, str], float]
@@ -23,22 +21,8 @@ def import_reward(reference: str) -> RewardFunction:
     Raises:
         UserError: the module or function is not found, or cannot be called with (problem, response).
     """
+    function = import_named("task.reward", reference, "module:function, for example my_rewards:exact_match")
     key = f"task.reward={shown(reference)}"
-    module_name, _, function_name = reference.partition(":")
-    parts = [*module_name.split("."), function_name]
-    if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
-        raise UserError(f"{key}: must look like module:function, for example my_rewards:exact_match")
-    here = str(Path.cwd())
-    if here not in sys.path:  # an installed command, unlike python -m, does not look in the current directory
-        sys.path.append(here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module does at import
-        raise UserError(f"{key}: cannot import {module_name!r} from {here} or the installed packages: {error}") from error
-    function = getattr(module, function_name, None)
-    if function is None:
-        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise UserError(f"{key}: {module_name} has no {function_name!r}{did_you_mean(function_name, names)}")
     if not callable(function):
         raise UserError(f"{key}: is a {type(function).__name__}, not a function (problem, response) -> float")
     try:

@@ -24,6 +24,8 @@ ROWS = [
     },
     {"id": 3, "problem": "How many apples?", "answer": 27.0, "url": "https://example.org"},
     {"prompt": [{"role": "user", "content": "What is 2 + 2?"}], "reward_model": {"ground_truth": "4", "style": "rule"}},
+    {"prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "2 + 3?"}], "solution": "$5$"},
+    {"messages": [{"role": "user", "content": "3 + 3?"}, {"role": "assistant", "content": "#### 6"}]},
 ]
 
 
@@ -35,7 +37,11 @@ def real_rows():
 
 
 TREES = [*ROWS, *real_rows()]
-FILES = [("\n".join(map(json.dumps, ROWS)) + "\n").encode(), *(json.dumps(row).encode() for row in TREES)]
+FILES = [
+    json.dumps(ROWS).encode(),
+    ("\n".join(map(json.dumps, ROWS)) + "\n").encode(),
+    *(json.dumps(row).encode() for row in TREES),
+]
 
 
 def read(file):

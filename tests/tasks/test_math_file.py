@@ -35,6 +35,12 @@ MATH = [
 ]
 
 
+ALLOWED = (
+    "allowed: a question in question, problem, prompt or messages, and its answer in answer, ground_truth, final_answer, "
+    "expected_answer, reward_model.ground_truth, solution or the assistant's message"
+)
+
+
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
@@ -184,6 +190,78 @@ def test_the_dump_of_a_task_builds_an_equal_task(gsm8k):
     assert task != math_file(gsm8k)
 
 
+def asked(text, system=None):
+    """A prompt as a list of messages."""
+    return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
+
+
+LAYOUTS = {
+    "question and answer": {"question": "1 + 2?", "answer": "3"},
+    "prompt and answer": {"prompt": "1 + 2?", "answer": 3},
+    "question beside a prompt made of it": {"question": "1 + 2?", "prompt": "Q: 1 + 2?\nA:", "answer": "3"},
+    "problem and solution": {"problem": "1 + 2?", "solution": "Together they are \\boxed{3}."},
+    "problem and expected_answer": {"problem": "1 + 2?", "generated_solution": "...", "expected_answer": "3"},
+    "question and final_answer": {"question": "1 + 2?", "final_answer": "3", "difficulty": 1.5},
+    "TRL's prompt of messages and ground_truth": {"prompt": asked("1 + 2?"), "ground_truth": "3"},
+    "TRL's DeepMath": {"prompt": asked("1 + 2?"), "solution": "$3$"},
+    "a solution of one word": {"prompt": asked("1 + 2?"), "solution": "3"},
+    "messages with the answer": {
+        "messages": [*asked("1 + 2?", system="Be brief."), {"role": "assistant", "content": "1 + 2 = 3\n#### 3"}]
+    },
+    "messages with a box": {"messages": [*asked("1 + 2?"), {"role": "assistant", "content": "It is \\boxed{3}"}]},
+    "messages and answer": {"messages": asked("1 + 2?"), "answer": "3"},
+    "verl": {
+        "data_source": "openai/gsm8k",
+        "prompt": asked("1 + 2?", system="Think first."),
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "3"},
+        "extra_info": {"index": 0, "split": "train"},
+    },
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_usual_layouts_are_read_whatever_holds_them(tmp_path, layout):
+    table = pytest.importorskip("pyarrow").Table.from_pylist([LAYOUTS[layout]])
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "rows.parquet")
+    write(tmp_path / "rows.jsonl", [LAYOUTS[layout]])
+    (tmp_path / "rows.json").write_text(json.dumps([LAYOUTS[layout]], indent=2), encoding="utf-8")
+    for name in ("rows.jsonl", "rows.json", "rows.parquet"):
+        assert read_problems(str(tmp_path / name), "train", None) == [Problem("1 + 2?", "3")], name
+
+
+def test_a_layout_is_read_from_a_data_set_too(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    rows = [{"prompt": asked(f"1 + {n}?"), "solution": f"${n + 1}$"} for n in range(3)]
+    (tmp_path / "set").mkdir()
+    write(tmp_path / "set" / "train.jsonl", rows)
+    assert read_problems(str(tmp_path / "set"), "train", None) == [Problem(f"1 + {n}?", str(n + 1)) for n in range(3)]
+    write(tmp_path / "set" / "train.jsonl", [{"text": "1 + 2 = 3", "label": 1}])
+    with pytest.raises(UserError) as caught:
+        read_problems(str(tmp_path / "set"), "train", None)
+    assert "no column with the question (columns found: text, label; allowed: " in str(caught.value)
+
+
+def test_an_answer_that_is_the_whole_solution_is_graded(grading):
+    problems = [Problem("1 + 2?", "3"), Problem("Is 7 prime?", "True")]
+    assert grading.grade(problems, ["\\boxed{3}", "\\boxed{True}"]) == [1.0, 1.0]
+    assert grading.grade(problems, ["\\boxed{4}", "\\boxed{False}"]) == [0.0, 0.0]
+
+
+def test_a_parquet_file_that_is_none_or_lacks_a_column_is_told_of(tmp_path):
+    pytest.importorskip("pyarrow")
+    file = tmp_path / "rows.parquet"
+    assert error_of(file).startswith(f"{file}: file not found")
+    file.write_bytes(b"PAR1 is not all there is to it")
+    assert error_of(file).startswith(f"{file}: cannot be read: ")
+    from pyarrow import Table, parquet
+
+    parquet.write_table(Table.from_pylist([{"text": "q", "answer": "1"}]), file)
+    assert error_of(file) == f"{file}: no column with the question (columns found: text, answer; {ALLOWED})"
+
+
 def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
     file = tmp_path / "bad.jsonl"
     good = json.dumps(GSM8K[0]) + "\n\n"  # the blank line counts: the next row is on line 3
@@ -194,16 +272,19 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
 
     assert message('{"question": ') == "not JSON: Expecting value at column 14"
     assert message("[1, 2]") == "a list, not an object with columns"
-    assert message('{"prompt": "p", "answer": "1"}') == (
-        "no column question or problem, nor prompt with messages (columns present: prompt, answer)"
-    )
-    assert message('{"question": "q", "level": 3}') == (
-        "no column answer, reward_model with ground_truth, or solution with \\boxed{} (columns present: question, level)"
-    )
+    assert message('{"text": "q", "answer": "1"}') == f"no column with the question (columns found: text, answer; {ALLOWED})"
+    assert message('{"question": "q", "level": 3}') == f"no column with the answer (columns found: question, level; {ALLOWED})"
+    assert message("{}") == f"no column with the question (columns found: none; {ALLOWED})"
     assert message('{"problem": "q", "solution": "it is 3"}') == (
-        "no column 'answer', and no \\boxed{} in 'solution' to take it from"
+        "no column 'answer', and no \\boxed{} or #### in solution to take it from"
     )
-    assert message("{}") == "no column question or problem, nor prompt with messages (columns present: none)"
+    assert message('{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "it is 3"}]}') == (
+        "no column 'answer', and no \\boxed{} or #### in the assistant's message to take it from"
+    )
+    twice = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
+    assert message(json.dumps({"prompt": twice, "answer": "1"})) == "2 messages of a user, not one: a task asks one question"
+    assert message('{"prompt": [], "answer": "1"}') == "0 messages of a user, not one: a task asks one question"
+    assert message('{"prompt": [{"role": "user"}], "answer": "1"}').startswith("no column with the question")
     assert message('{"question": 3, "answer": "1"}') == "the question is 3, not a text"
     assert message('{"question": " ", "answer": "1"}') == "the question is ' ', not a text"
     assert message('{"question": "q", "answer": ["1"]}') == "the answer is ['1'], not a text or a number"
@@ -265,7 +346,7 @@ def test_a_line_that_is_no_text_or_number_is_named(tmp_path, row):
 
 
 def test_names_of_files_that_cannot_be_are_refused():
-    for name in ("a" * 5000 + ".jsonl", "a\0.jsonl"):
+    for name in ("a" * 5000 + ".jsonl", "a\0.jsonl", "a" * 5000 + ".parquet", "a\0.parquet"):
         with pytest.raises(UserError, match="cannot be read"):
             read_problems(name, "train", None)
 

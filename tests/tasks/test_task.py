@@ -6,7 +6,9 @@ import textwrap
 import time
 
 import pytest
+import yaml
 
+from rlzoo import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.tasks import build_task, task_names
 from rlzoo.tasks.task import is_held_out
@@ -33,12 +35,13 @@ def reward_module(tmp_path, monkeypatch):
 
 
 def test_task_names_are_what_build_task_allows():
-    assert task_names() == ["arithmetic", "math_file", "reasoning_gym:<dataset>"]
+    assert task_names() == ["arithmetic", "math_file", "reasoning_gym:<dataset>", "<module>:<Class>"]
 
 
 def test_an_unknown_task_is_told_what_is_allowed():
     assert error_of(name="arithmetik") == (
-        "unknown task 'arithmetik' (allowed: arithmetic, math_file, reasoning_gym:<dataset>); did you mean 'arithmetic'?"
+        "unknown task 'arithmetik' (allowed: arithmetic, math_file, reasoning_gym:<dataset>, <module>:<Class>); "
+        "did you mean 'arithmetic'?"
     )
 
 
@@ -48,7 +51,7 @@ def test_only_reasoning_gym_takes_a_dataset_after_a_colon(name):
 
 
 def test_a_task_without_a_name_is_an_error():
-    assert error_of(seed=1) == "task.name is missing (allowed: arithmetic, math_file, reasoning_gym:<dataset>)"
+    assert error_of(seed=1).startswith("task.name is missing (allowed: arithmetic, math_file, reasoning_gym:<dataset>, ")
 
 
 def test_an_unknown_setting_is_told_the_closest():
@@ -83,6 +86,70 @@ def test_a_reward_of_the_users_own_is_found_in_the_current_directory(reward_modu
         # 4 characters - 8 = -4; no character - 17 = -17
         assert task.grade([Problem("3+5", "8"), Problem("3+5+9", "17")], ["four", ""]) == [-4.0, -17.0]
         assert build_task({"name": task.name, **task.model_dump(mode="json")}) == task
+
+
+OWN_TASK = """
+from typing import ClassVar
+from pydantic import Field
+from rlzoo.tasks import Task
+from rlzoo.tasks.arithmetic import ArithmeticTask
+from rlzoo.types import Problem
+
+class Echo(Task):
+    width: int = Field(default=2, ge=1, description="letters in a word")
+
+    def train_problems(self, start, count):
+        return [Problem("x" * self.width + str(index), "x") for index in range(start, start + count)]
+
+    def held_out_problems(self, count):
+        return [Problem("y", "y")][:count]
+
+    def _grade(self, problems, responses):
+        return [float(response == problem.answer) for problem, response in zip(problems, responses)]
+
+class Half(Task):
+    def _grade(self, problems, responses):
+        return []
+
+class Named(Echo):
+    name: ClassVar[str] = "named"
+
+class Sums(ArithmeticTask):
+    def prompt(self, problem):
+        return "sum: " + super().prompt(problem)
+
+def function():
+    pass
+"""
+
+
+def test_a_task_of_the_users_own_is_a_class_and_its_dump_leads_back_to_it(reward_module):
+    reward_module("own_task_a", OWN_TASK)
+    task = build_task({"name": "own_task_a:Echo", "width": 3, "seed": 1})
+    assert task.name == "own_task_a:Echo"
+    assert build_task({"name": task.name, **task.model_dump(mode="json")}) == task
+    assert task.train_problems(0, 1) == [Problem("xxx0", "x")]
+    assert task.grade(task.held_out_problems(5), ["y"]) == [1.0]
+    config = RunConfig.compose(clip="grpo", overrides=["task.name=own_task_a:Echo", "task.width=4"])
+    assert config.task.prompt(config.task.train_problems(7, 1)[0]) == "xxxx7"
+    assert RunConfig.model_validate(yaml.safe_load(config.to_yaml())).task == config.task
+    derived = build_task({"name": "own_task_a:Sums", "operand_max": 5})
+    assert derived.name == "own_task_a:Sums"
+    assert derived.prompt(Problem("1+2", "3")) == "sum: 1+2="
+
+
+def test_each_mistake_in_a_task_of_the_users_own_is_told(reward_module, tmp_path):
+    reward_module("own_task_b", OWN_TASK)
+    start = "task.name='own_task_b:"
+    assert error_of(name="own_task_b:Ecco") == f"{start}Ecco': own_task_b has no 'Ecco'; did you mean 'Echo'?"
+    assert error_of(name="own_task_b:function") == f"{start}function': is no class that derives from rlzoo.tasks.Task"
+    assert error_of(name="own_task_b:Half") == f"{start}Half': lacks held_out_problems, train_problems"
+    assert error_of(name="own_task_b:Named").startswith(f"{start}Named': has a name of its own: ")
+    assert error_of(name="own_task_0:Echo").startswith(
+        f"task.name='own_task_0:Echo': cannot import 'own_task_0' from {tmp_path}"
+    )
+    assert error_of(name="own_task_b:Echo", width=0).startswith("task.width=0: ")
+    assert error_of(name="own_task_b:Echo", widht=1).endswith("did you mean 'width'?")
 
 
 @pytest.mark.parametrize("reference", ["own", "own:", ":f", "own.py:f", "a b:f", "own:f()", "..own:f"])

@@ -1,6 +1,6 @@
 """Grades the reference solutions and answers of the mathematics suites, and answers that were changed and so are wrong.
 
-RLZOO_DATA=FOLDER python examples/grade_references.py
+RLZOO_DATA=FOLDER python examples/measure/grade_references.py
 
 FOLDER holds the files that `rlzoo eval --data FOLDER` reads; suites without a file there are left out.
 """

@@ -1,7 +1,7 @@
 """Rules on the rollouts of several short runs together, each run's widths scaled to one clip fraction.
 
-``python examples/pooled_fairness.py FOLDER [FOLDER ...] --config smollm2-text --clip fspo,gspo,rloo,grpo``: a row for each
-rule and kind of run, and for all runs, with the length reweighting error of the pooled responses and its 95 % bootstrap
+``python examples/measure/pooled_fairness.py FOLDER [FOLDER ...] --config smollm2-text --clip fspo,gspo,rloo,grpo``: a row for
+each rule and kind of run, and for all runs, with the length reweighting error of the pooled responses and its 95 % bootstrap
 interval over prompts.
 """
 

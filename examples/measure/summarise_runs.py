@@ -1,6 +1,6 @@
 """Prints a line per run directory: held-out accuracy before and after, clip fraction, and its profile over six length bins.
 
-python examples/summarise_runs.py runs/*
+python examples/measure/summarise_runs.py runs/*
 """
 
 import json

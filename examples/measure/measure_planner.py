@@ -1,7 +1,7 @@
 """Measures the planner: the predicted and the measured peak memory of a learner's step, for models of random weights.
 
-python examples/measure_planner.py            all configurations, as a table
-python examples/measure_planner.py --quick    three small ones, as JSON lines
+python examples/measure/measure_planner.py            all configurations, as a table
+python examples/measure/measure_planner.py --quick    three small ones, as JSON lines
 
 The measure is torch's profiler, which is told of every block that torch's CPU allocator hands out and takes back, also inside
 an operator and in the backward pass; the peak of their running sum is exact to the byte. The size of the process says less:

@@ -1,9 +1,9 @@
 """The race of docs/explanation/which-rule-wins.md: every policy at one clip fraction, with a learning rate that suits it.
 
-``python examples/race.py FOLDER``: for every policy and learning rate, ``rlzoo calibrate`` finds the width that clips a tenth
-of the responses, and one run is made with it, on a seed kept for that; the learning rate with the highest reward over the last
-quarter of the steps is written to ``FOLDER/chosen.yaml``; then ``rlzoo sweep`` runs every policy with five other seeds. What
-is finished in FOLDER is not done again.
+``python examples/measure/race.py FOLDER``: for every policy and learning rate, ``rlzoo calibrate`` finds the width that clips a
+tenth of the responses, and one run is made with it, on a seed kept for that; the learning rate with the highest reward over the
+last quarter of the steps is written to ``FOLDER/chosen.yaml``; then ``rlzoo sweep`` runs every policy with five other seeds.
+What is finished in FOLDER is not done again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make the tiny language model that ships with rlzoo: a competent adder with a small, steady rate of slips.
 
-    python examples/make_embedded_model.py [--output DIR] [--seed 0] [--steps 9000] [--slip 0.07]
+    python examples/measure/make_embedded_model.py [--output DIR] [--seed 0] [--steps 9000] [--slip 0.07]
 
 The model is a two-layer Qwen3 of 0.1 million parameters that answers ``3+5+9+6=`` with running totals, ``8,17#23``.
 It learns from worked solutions in which every total is off by one with probability ``--slip``, the later totals going on
@@ -33,7 +33,7 @@ from rlzoo.tasks.arithmetic import worked_solution
 from rlzoo.types import Problem
 
 PAD, EOS = "<pad>", "<eos>"
-OUTPUT = Path(__file__).resolve().parents[1] / "rlzoo" / "assets" / "embedded"
+OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "assets" / "embedded"
 OPERANDS_MAX = 20
 MAX_LENGTH = 256  # tokens of prompt and response
 MAX_RESPONSE = 96  # tokens; the longest solution has 76
@@ -228,7 +228,9 @@ def accuracy_table(samples: list[Sample]) -> str:
 def model_card(parameters: int, samples: list[Sample], numbers: dict[str, float], options: argparse.Namespace) -> str:
     """The README of the model: what it is, how it was made, and what was measured."""
     percentiles = quantiles((sample.length for sample in samples), n=20)
-    command = f"python examples/make_embedded_model.py --seed {options.seed} --steps {options.steps} --slip {options.slip}"
+    command = (
+        f"python examples/measure/make_embedded_model.py --seed {options.seed} --steps {options.steps} --slip {options.slip}"
+    )
     measured = "\n".join(f"| {what} | {number:.3f} |" for what, number in numbers.items())
     return f"""---
 license: apache-2.0

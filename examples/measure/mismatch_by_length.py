@@ -1,7 +1,7 @@
 """Who is dropped by a correction for the sampler's mismatch, by response length.
 
-    python examples/mismatch_by_length.py                 # token log-ratios that are independent and normal
-    python examples/mismatch_by_length.py runs/mine       # those a run recorded
+    python examples/measure/mismatch_by_length.py                 # token log-ratios that are independent and normal
+    python examples/measure/mismatch_by_length.py runs/mine       # those a run recorded
 
 Prints the share of the responses (for masks per token: of their tokens) that each correction keeps.
 """

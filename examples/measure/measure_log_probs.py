@@ -1,6 +1,6 @@
 """Measures what chunking the log-probs saves: peak memory and time, chunked and not, each in a process of its own.
 
-python examples/measure_log_probs.py --model smollm2 --rows 8 --tokens 512
+python examples/measure/measure_log_probs.py --model smollm2 --rows 8 --tokens 512
 """
 
 from __future__ import annotations

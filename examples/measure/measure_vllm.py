@@ -1,6 +1,6 @@
 """Measures tokens per second of vLLM against transformers' generate, in turns, on the same prompts and weights.
 
-python examples/measure_vllm.py --model embedded --prompts 32 --samples 8 --tokens 80 --pairs 7
+python examples/measure/measure_vllm.py --model embedded --prompts 32 --samples 8 --tokens 80 --pairs 7
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The raw numbers behind docs/explanation/which-rule-wins.md: one CSV row for each finished run and rule.
 
-``python examples/race_numbers.py FOLDER [FOLDER ...] > numbers.csv``: what every run came to, and its own rule replayed on
-its rollouts with widths scaled to clip a tenth of the responses. With ``--clip a,b,...`` these rules are replayed on every run
-instead, with the settings that ``--config`` has for them. The first ten steps are left out of the replay (``--skip-steps``).
+``python examples/measure/race_numbers.py FOLDER [FOLDER ...] > numbers.csv``: what every run came to, and its own rule replayed
+on its rollouts with widths scaled to clip a tenth of the responses. With ``--clip a,b,...`` these rules are replayed on every
+run instead, with the settings that ``--config`` has for them. The first ten steps are left out (``--skip-steps``).
 """
 
 from __future__ import annotations

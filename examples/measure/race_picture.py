@@ -1,8 +1,8 @@
 """Does evenness over lengths pay, or the direction of the gradient? A picture from the numbers of a race.
 
-``python examples/race_picture.py race.csv picture.svg``: every rule's accuracy against its ``lre_max`` and against its cosine
-to the unclipped gradient, means over seeds with their standard errors, and Spearman's rank correlation of each; only rules
-that can be scaled to the matched clip fraction. ``race.csv`` is what `race_numbers.py` printed.
+``python examples/measure/race_picture.py race.csv picture.svg``: every rule's accuracy against its ``lre_max`` and against its
+cosine to the unclipped gradient, means over seeds with their standard errors, and Spearman's rank correlation of each; only
+rules that can be scaled to the matched clip fraction. ``race.csv`` is what `race_numbers.py` printed.
 """
 
 from __future__ import annotations

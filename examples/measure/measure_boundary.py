@@ -1,8 +1,9 @@
 """Measures what the plugin boundary costs: the policy call and the checks of its answer, as shares of a learner step.
 
-``python examples/measure_boundary.py [NAME ...]`` times optimizer steps of the default run's model and batch, and beside each
-step the policy call alone, and all that happens on the policy's side of the model: call, checks, reduction and gradient with
-respect to the log-probs, all of it a second time at ratio 1 for the metrics. One thread; prints medians of the pairwise shares.
+``python examples/measure/measure_boundary.py [NAME ...]`` times optimizer steps of the default run's model and batch, and
+beside each step the policy call alone, and all that happens on the policy's side of the model: call, checks, reduction and
+gradient with respect to the log-probs, all of it a second time at ratio 1 for the metrics. One thread; prints medians of the
+pairwise shares.
 """
 
 from __future__ import annotations

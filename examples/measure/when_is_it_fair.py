@@ -1,9 +1,9 @@
 """Which rule clips lengths most evenly, and on which part of the data: runs replayed part by part at one clip fraction.
 
-``python examples/when_is_it_fair.py RUN [RUN ...] --clip fspo,gspo,rloo``: every part of every run is replayed with every
-rule's widths scaled to clip a tenth of it. Printed are the mean ``lre_max`` over the runs with a 95 % bootstrap interval over
-them, the noise floor of so many responses, and the exponent a with which the 90 % quantile of the absolute summed log-ratio
-grows with length. The first ten steps are left out of everything but the part that is named for them.
+``python examples/measure/when_is_it_fair.py RUN [RUN ...] --clip fspo,gspo,rloo``: every part of every run is replayed with
+every rule's widths scaled to clip a tenth of it. Printed are the mean ``lre_max`` over the runs with a 95 % bootstrap interval
+over them, the noise floor of so many responses, and the exponent a with which the 90 % quantile of the absolute summed
+log-ratio grows with length. The first ten steps are left out of everything but the part that is named for them.
 """
 
 from __future__ import annotations

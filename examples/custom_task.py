@@ -1,0 +1,62 @@
+"""A task of your own: questions, answers and grades in one class, without a change to the library.
+
+``python examples/custom_task.py`` trains the shipped model on it for three steps, in some seconds. On the command line the same
+is, in this folder, ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
+
+The fields of the class are its settings, checked and kept in the run's ``config.yaml`` like any other.
+"""
+
+import random
+from collections.abc import Sequence
+
+from pydantic import Field
+
+import rlzoo
+from rlzoo.tasks import Task, is_held_out
+from rlzoo.types import Problem
+
+QUICK = ["rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=20", "tracking.mlflow=false"]
+
+
+class LastDigit(Task):
+    """Sums of which only the last digit counts: ``7+8=`` is answered by ``#5``, and by ``#15``."""
+
+    template: str = Field(default="{question}=", description="the prompt, with {question} where the sum goes")
+    num_operands: int = Field(default=3, ge=2, le=20, description="numbers in a sum")
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """Sums that never end: each depends on the seed and its index alone."""
+        return [self._draw(f"{self.seed}:{index}", held_out=False) for index in range(start, start + count)]
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """Distinct sums, the same for every seed, none of which is ever trained on."""
+        drawn = (self._draw(f"held-out:{index}", held_out=True) for index in range(10 * count))
+        return list(dict.fromkeys(drawn))[:count]
+
+    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
+        return [
+            float(response.rpartition("#")[2].strip()[-1:] == problem.answer)
+            for problem, response in zip(problems, responses, strict=True)
+        ]
+
+    def _draw(self, key: str, held_out: bool) -> Problem:
+        generator = random.Random(key)
+        while True:
+            numbers = [generator.randint(1, 9) for _ in range(self.num_operands)]
+            question = "+".join(map(str, numbers))
+            if is_held_out(question) == held_out:  # decided by the question's text
+                return Problem(question=question, answer=str(sum(numbers) % 10))
+
+
+def main() -> None:
+    """Train, and show what was earned."""
+    settings = ["task.name=custom_task:LastDigit", "task.num_operands=4", *QUICK]
+    result = rlzoo.train(rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=3))
+    for metrics in result.metrics:
+        known = {name: metrics[name] for name in ("reward/mean", "eval/accuracy") if name in metrics}
+        print(f"step {metrics['step']}", *(f"{name} {value:.3f}" for name, value in known.items()), sep="  ")
+    print(f"run directory {result.path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Code of the user's own, found by its ``module:name``, in the current directory too."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlzoo.errors import UserError, did_you_mean, shown
+
+
+def import_named(setting: str, reference: str, form: str) -> Any:
+    """What ``module:name`` names.
+
+    Args:
+        setting: the setting that holds the reference, for errors.
+        reference: ``module:name``; the module may have dots.
+        form: how it must look, with an example, for errors.
+
+    Raises:
+        UserError: it does not look like that, or the module or the name is not found.
+    """
+    key = f"{setting}={shown(reference)}"
+    module_name, _, name = reference.partition(":")
+    parts = [*module_name.split("."), name]
+    if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
+        raise UserError(f"{key}: must look like {form}")
+    here = str(Path.cwd())
+    if here not in sys.path:  # an installed command, unlike python -m, does not look in the current directory
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module does at import
+        raise UserError(f"{key}: cannot import {module_name!r} from {here} or the installed packages: {error}") from error
+    found = getattr(module, name, None)
+    if found is None:
+        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UserError(f"{key}: {module_name} has no {name!r}{did_you_mean(name, names)}")
+    return found
