@@ -42,7 +42,7 @@ FLOOR_NAMES = {
     "rlzoo.ops": "pure functions",
     "rlzoo.types": "records and errors",
 }
-"""What the picture says beside each floor, by the floor's first module."""
+"""What the picture says beside a floor, by one of its modules."""
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -120,8 +120,9 @@ def floors() -> str:
     shapes = [f'<rect width="{width}" height="{height}" rx="8" fill="#f6f8fa"/>']
     for index, row in enumerate(rows):
         top = index * FLOOR_HEIGHT + GAP
+        said = next((FLOOR_NAMES[module] for module in row if module in FLOOR_NAMES), "")
         colour = "#dbeafe" if set(row) & set(core["source_modules"]) else "#ffffff"
-        shapes.append(f'<text x="{2 * GAP}" y="{top + 21}" fill="#57606a">{escape(FLOOR_NAMES[row[0]])}</text>')
+        shapes.append(f'<text x="{2 * GAP}" y="{top + 21}" fill="#57606a">{escape(said)}</text>')
         for place, module in enumerate(row):
             left = LABEL + place * (BOX + GAP)
             box = f'x="{left}" y="{top}" width="{BOX}" height="{FLOOR_HEIGHT - GAP}" rx="4" fill="{colour}" stroke="#8c959f"'

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tools.pages import ROOT, home, navigation, sources
 
-LIMIT = 300.0
+LIMIT = 600.0
 """Seconds that one block may take."""
 MARKED = re.compile(
     r"^<!-- (?:runnable|file: (?P<file>[\w./-]+)) -->\n(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$",
