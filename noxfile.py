@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "types", "floors", "tests", "package", "outside_plugin", "examples"]
+nox.options.sessions = ["lint", "types", "floors", "tests", "package", "outside_plugin"]
 nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).parent
