@@ -74,7 +74,6 @@ def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None
         model: MLflow's logged model.
         run_id: of the run it is from.
     """
-    from mlflow import pyfunc
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, Schema
 
@@ -107,7 +106,12 @@ def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None
         components=["tokenizer"],
         tokenizer_type="AutoTokenizer",
     )
-    pyfunc.add_to_model(described, loader_module="mlflow.transformers", python_env="python_env.yaml")
+    described.add_flavor(
+        "python_function",
+        loader_module="mlflow.transformers",
+        python_version=python_version(),
+        env={"virtualenv": "python_env.yaml"},
+    )
     described.model_size_bytes = sum(file.stat().st_size for file in files)
     described.save(str(folder / "MLmodel"))
     _write_environment(folder)

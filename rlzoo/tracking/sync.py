@@ -17,6 +17,8 @@ from rlzoo.tracking.record import FOLDER, Record, Sent, without_password
 from rlzoo.tracking.rows import Rows, has_point, points
 
 ID_TAG = "rlzoo_id"
+KIND = "mlflow.experimentKind"
+"""The tag by which MLflow's pages show runs and models, rather than traces and judges."""
 
 
 class Sync:
@@ -128,8 +130,8 @@ class Sync:
     def _send_end(self, record: Record) -> None:
         self._send_table(record)
         last = {"step": record.step, "time/clock": record.ended or 0.0, **record.metrics}
-        if not has_point(self._client, str(self.sent.run_id), last, "all"):
-            self._client.log_batch(self.sent.run_id, metrics=points(last, "all"))
+        if not has_point(self._client, str(self.sent.run_id), last, record.curves):
+            self._client.log_batch(self.sent.run_id, metrics=points(last, record.curves))
         self._send_model(record)
         status = "KILLED" if record.status == "RUNNING" else record.status  # its process is gone without a word
         ended = None if record.ended is None else int(record.ended * 1000)
@@ -162,7 +164,7 @@ def experiment_id(client: Any, name: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name))
+            return str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
         except MlflowException:  # another run was quicker
             found = client.get_experiment_by_name(name)
             if found is None:

@@ -23,7 +23,7 @@ def test_generated_questions_are_told_by_their_settings(tmp_path):
     data = used(result)
     train, source = data["train"]
     fingerprint = RunState.read(tmp_path / "run" / "checkpoints" / "step-000002" / "state").data
-    assert (train.name, train.digest) == ("arithmetic", fingerprint[:36])
+    assert (train.name, train.digest) == ("arithmetic", fingerprint[:12])
     assert json.loads(train.profile) == {"num_rows": 24}  # 2 steps of 12 prompts
     assert source["tags"]["num_operands_max"] == 4
     held_out, _ = data["eval"]
@@ -42,7 +42,7 @@ def test_a_file_of_questions_is_told_by_its_path(tmp_path):
     assert (context, train.name, train.source_type) == ("train", "sums.jsonl", "local")
     assert source == {"uri": str(file)}
     fingerprint = RunState.read(tmp_path / "run" / "checkpoints" / "step-000001" / "state").data
-    assert train.digest == fingerprint[:36]
+    assert train.digest == fingerprint[:12]
     held_out = sum(1 for n in range(40) if is_held_out(f"{n}+1="))
     assert 0 < held_out < 40
     assert json.loads(train.profile) == {"num_rows": 40 - held_out}

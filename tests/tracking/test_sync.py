@@ -82,6 +82,7 @@ def test_everything_arrives(directory):
     assert (run.data.tags["clip"], run.data.tags["warnings"], run.data.tags[NOTE]) == ("fspo", "inert", "**mine**")
     assert "git_commit" not in run.data.tags, "there is none"
     assert run.data.metrics == {"reward/mean": 0.2, "aggregate/reward": 0.5}
+    assert store().get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
     assert history(directory) == THREE_STEPS
     names = [item.path for item in store().list_artifacts(run.info.run_id)]
     assert names == ["clip", "completions.json", "config.yaml", "metrics.jsonl"]
@@ -255,8 +256,8 @@ def told(directory):
 def test_the_data_is_told_with_its_fingerprint_and_where_it_is_from(directory):
     send(directory)
     (train, train_tags), (held_out, held_out_tags) = inputs(directory)
-    assert (train.name, train.digest, train.source_type) == ("sums", "1" * 36, "code")
-    assert (held_out.name, held_out.digest, json.loads(held_out.profile)) == ("sums.jsonl", "2" * 36, {"num_rows": 4})
+    assert (train.name, train.digest, train.source_type) == ("sums", "1" * 12, "code")
+    assert (held_out.name, held_out.digest, json.loads(held_out.profile)) == ("sums.jsonl", "2" * 12, {"num_rows": 4})
     assert train_tags == {"mlflow.data.context": "train"}
     assert held_out_tags == {"mlflow.data.context": "eval"}
     assert mlflow.data.get_source(held_out).to_dict() == {"uri": "/data/sums.jsonl"}  # as MLflow itself reads it
