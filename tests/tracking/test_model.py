@@ -68,10 +68,10 @@ def test_a_model_that_was_sent_half_is_completed(finished, fails, monkeypatch):
         patch.setattr(mlflow.MlflowClient, fails, no_answer)
         with pytest.raises(mlflow.MlflowException, match="no answer"):
             send(finished)
-    assert [str(model.status) for model in models()] == ["LoggedModelStatus.PENDING"]
+    assert [model.status for model in models()] == ["PENDING"]
     send(finished)
     (model,) = models()
-    assert str(model.status) == "LoggedModelStatus.READY"
+    assert model.status == "READY"
     client = mlflow.MlflowClient(tracking_uri())
     assert len(client.get_run(run_id_of(finished)).outputs.model_outputs) == 1
     names = {item.path for item in client.list_logged_model_artifacts(model.model_id)}
