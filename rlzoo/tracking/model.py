@@ -21,10 +21,10 @@ NOT_ITS_FILES = ("manifest.json", "clip.json")
 def final_checkpoint(directory: Path, step: int, max_mb: float) -> Path | None:
     """The checkpoint of a run's last step; None if there is none, or its model is larger than so many megabytes."""
     folder = directory / "checkpoints" / f"step-{step:06d}"
-    files = model_files(folder)
-    if not (folder / "config.json").is_file() or sum(file.stat().st_size for file in files) > max_mb * 1e6:
-        return None
-    return folder
+    # a directory from somebody else may point at any folder of this machine
+    files = model_files(folder) if folder.resolve().is_relative_to(directory.resolve()) else []
+    size = sum(file.stat().st_size for file in files)
+    return folder if folder / "config.json" in files and size <= max_mb * 1e6 else None
 
 
 def model_files(folder: Path) -> list[Path]:

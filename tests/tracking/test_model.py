@@ -103,3 +103,7 @@ def test_neither_the_optimizers_state_nor_what_lies_outside_is_sent(finished):
     names = {file.name for file in model_files(checkpoint)}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not {"linked.json", "state", "clip.json", "manifest.json"} & names
+    outside = finished.parent / "outside"
+    checkpoint.rename(outside)
+    checkpoint.symlink_to(outside)
+    assert final_checkpoint(finished, 4, 100.0) is None
