@@ -105,9 +105,10 @@ class LengthProfile:
         )
 
     def bin_labels(self) -> list[str]:
-        """The lengths that each bin holds, such as ``"13-24"``."""
+        """The lengths that each bin holds, such as ``"13-24"``; ``"none"`` for a bin between quantiles that are the same."""
         firsts = [math.ceil(self.edges[0]), *(math.floor(edge) + 1 for edge in self.edges[1:-1])]
-        return [f"{first}-{math.floor(last)}" for first, last in zip(firsts, self.edges[1:], strict=True)]
+        spans = zip(firsts, map(math.floor, self.edges[1:]), strict=True)
+        return [f"{first}-{last}" if first <= last else "none" for first, last in spans]
 
     def metrics(self) -> dict[str, float]:
         """The profile by its metric names, without what is not known."""

@@ -154,3 +154,10 @@ def test_mlflow_is_spared_the_intervals_of_every_bin():
     assert "clip/fraction_length_bin_0_ci_low" in metrics
     assert "clip/fraction_length_bin_0_ci_low" not in curves(metrics)
     assert {"fairness/lre_max_ci_low", "clip/fraction_negative_length_bin_0", "fairness/ess"} & set(metrics)
+
+
+def test_a_bin_between_equal_quantiles_holds_no_length():
+    # all of four tokens: every quantile is 4, bin 0 holds them all and the others are empty
+    profile = LengthProfile.of(rows(FSPO(), [0.0] * 6, [1.0] * 6))
+    assert profile.bin_labels() == ["4-4", *["none"] * 5]
+    assert profile.both.count == (6, 0, 0, 0, 0, 0)
