@@ -15,7 +15,7 @@ from rlzoo.analysis.profile import LengthProfile
 from rlzoo.analysis.response_table import ResponseTable, pooled
 from rlzoo.engine.judge import judgement
 from rlzoo.reductions import StepCounts
-from rlzoo.tracking.sync import curves
+from rlzoo.tracking.rows import curves
 
 
 def rows(policy, log_ratios, advantages, lengths=None, groups=None):
@@ -152,7 +152,7 @@ def test_pooled_batches_keep_their_prompts_apart():
 def test_mlflow_is_spared_the_intervals_of_every_bin():
     metrics = LengthProfile.of(rows(FSPO(), [0.01] * 6, [1.0] * 6, [2, 4, 6, 8, 10, 12])).metrics()
     assert "clip/fraction_length_bin_0_ci_low" in metrics
-    assert "clip/fraction_length_bin_0_ci_low" not in curves(metrics)
+    assert "clip/fraction_length_bin_0_ci_low" not in curves(metrics, "curated")
     assert {"fairness/lre_max_ci_low", "clip/fraction_negative_length_bin_0", "fairness/ess"} & set(metrics)
 
 
