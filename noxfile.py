@@ -116,6 +116,25 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The site in build/site, its links, and every command it says can be run; not part of continuous integration.
+
+    Arguments after ``--`` are pages to run the commands of, such as docs/tutorial.md, in place of all.
+    """
+    site = ("zensical==0.0.73", "mkdocstrings-python==2.0.11")
+    ours = ".[dev,math-verify,reasoning-gym,gguf]"  # with what the modules import whose examples are run
+    bin_folder = environment(session, "docs", "-e", ours, *site, constraints=TORCH_ALONE)
+    python, env = str(bin_folder / "python"), {**OFFLINE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    session.run(python, "docs/generate.py", "--check", external=True, env=env)
+    session.run(python, "-m", "tools.pages", external=True)
+    session.run(str(bin_folder / "zensical"), "build", "--strict", "--clean", external=True)
+    session.run(python, "-m", "tools.links", external=True)
+    pytest, examples = str(bin_folder / "pytest"), "docstrings or readme or quickstart"
+    session.run(pytest, "tests/test_site.py", "tests/test_docs.py", "-k", f"test_site or {examples}", external=True, env=env)
+    session.run(python, "-m", "tools.runnable", *session.posargs, external=True, env=env)
+
+
+@nox.session
 def deepspeed(session: nox.Session) -> None:
     """ZeRO-2, ZeRO-3 and offload on two processes against one; not part of continuous integration. Needs a C++ compiler."""
     bin_folder = project(session)

@@ -1,0 +1,168 @@
+"""The documentation's site: what its navigation names, where links lead, and which commands are run."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tools import links, pages, runnable
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_navigation_names_every_page_once_and_none_that_is_missing():
+    named = pages.navigation()
+    there = [pages.home(source) for source in pages.sources() if source.suffix == ".md"]
+    assert sorted(named) == sorted(there)  # a page named twice would be there twice
+
+
+def test_a_link_leads_to_the_same_file_in_the_site(tmp_path):
+    pages.stage(tmp_path)
+    for source in pages.sources():
+        if source.suffix != ".md":
+            continue
+        meant = pages.linked(source, (ROOT / source).read_text(encoding="utf-8"))
+        page = tmp_path / pages.home(source)
+        found = [
+            (page.parent / link["target"]).resolve()
+            for part in pages.prose(page.read_text(encoding="utf-8"))
+            for link in pages.LINK.finditer(part)
+            if ":" not in link["target"]
+        ]
+        assert found == [(tmp_path / pages.home(target)).resolve() for target in meant], source
+        assert all(path.is_file() for path in found), source
+
+
+def test_a_linked_file_is_shown_word_by_word(tmp_path):
+    pages.stage(tmp_path)
+    shown = (tmp_path / "files" / "configs" / "smollm2-text.yaml.md").read_text(encoding="utf-8")
+    assert (ROOT / "configs" / "smollm2-text.yaml").read_text(encoding="utf-8").rstrip() in shown
+
+
+def test_links_in_code_are_no_links_and_comments_do_not_reach_the_site():
+    text = "<!-- generated: x -->\n[a](../../SECURITY.md#reporting)\n\n```\n[b](../../SECURITY.md)\n<!-- kept -->\n```\n"
+    expected = "\n[a](../security.md#reporting)\n\n```\n[b](../../SECURITY.md)\n<!-- kept -->\n```\n"
+    assert pages.rewritten(Path("docs/how-to/vllm.md"), text) == expected
+
+
+def test_every_link_and_anchor_of_the_repositorys_pages_holds():
+    assert list(links.markdown_problems(links.markdown_files())) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "problem"),
+    [
+        ("other.md", None),
+        ("other.md#a-heading-with-code", None),
+        ("other.md#a-heading-with-code-1", None),
+        ("#here", None),
+        ("https://example.org/a?b=c#d", None),
+        ("missing.md", "no such file"),
+        ("other.md#a-heading", "no such heading"),
+        ("#there", "no such heading"),
+        ("https://", "no machine is named"),
+        ("https://example/a", "'example' is no machine's name"),
+        ("htps://example.org", "unknown scheme 'htps'"),
+        ("https://example.org:many/", "could not be cast"),
+    ],
+)
+def test_a_wrong_link_is_named_with_what_is_wrong(tmp_path, link, problem):
+    (tmp_path / "other.md").write_text("# A heading, with `code`\n\n```\n# A heading\n```\n\n## A heading with code\n")
+    page = tmp_path / "page.md"
+    page.write_text(f"# Here\n\n[text]({link})\n\n`[code](nowhere.md)`\n")
+    found = list(links.markdown_problems([page]))
+    assert len(found) == (problem is not None), found
+    assert not problem or problem in found[0]
+
+
+@pytest.mark.parametrize(
+    ("html", "problem"),
+    [
+        ('<a href="other/">x</a>', None),
+        ('<a href="other/#part">x</a>', None),
+        ('<a href="https://example.org">x</a>', None),
+        ('<a href="missing/">x</a>', "no such page"),
+        ('<a href="other/#whole">x</a>', "no such anchor"),
+        ('<img src="picture.png">', "no such page"),
+        ('<script src="https://example.org/x.js"></script>', "loaded from outside"),
+        ('<link rel="stylesheet" href="https://example.org/x.css">', "loaded from outside"),
+    ],
+)
+def test_a_wrong_link_of_the_built_site_is_named(tmp_path, html, problem):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "index.html").write_text('<h1 id="part">Other</h1>')
+    (tmp_path / "index.html").write_text(html)
+    found = list(links.site_problems(tmp_path))
+    assert len(found) == (problem is not None), found
+    assert not problem or problem in found[0]
+
+
+def test_a_folder_without_pages_is_no_site(tmp_path):
+    assert list(links.site_problems(tmp_path)) == [f"no pages in {tmp_path}"]
+
+
+PAGE = textwrap.dedent("""\
+    # A page
+
+    <!-- file: words.txt -->
+    ```text
+    one
+    two
+    ```
+
+    <!-- runnable -->
+    ```
+    wc -l < words.txt > count.txt
+    ```
+
+    ```
+    false
+    ```
+
+    <!-- runnable -->
+    ```python
+    assert open("count.txt").read().strip() == "2"
+    ```
+    """)
+
+
+def test_marked_blocks_run_in_order_in_one_folder_and_others_do_not(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    assert runnable.run_page(page)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" in ")[0] for line in lines] == [f"ran {page}:10", f"ran {page}:19"]
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [("false\ntouch never", "FAILED (exit code 1)"), ("false | true\ntouch never", "FAILED (exit code 1)")],
+)
+def test_a_command_that_fails_ends_its_page(tmp_path, capsys, block, said):
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- runnable -->\n```\n{block}\n```\n\n<!-- runnable -->\n```\ntrue\n```\n")
+    assert not runnable.run_page(page)
+    out = capsys.readouterr().out
+    assert said in out
+    assert "ran " not in out
+
+
+def test_a_command_that_does_not_end_is_stopped_with_what_it_started(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- runnable -->\n```\nsleep 60 & sleep 60\n```\n")
+    assert not runnable.run_page(page, limit=0.5)
+    assert "stopped after 0.5 s" in capsys.readouterr().out
+
+
+def test_a_marker_that_marks_nothing_is_no_page_of_ours():
+    for page in links.markdown_files():
+        text = page.read_text(encoding="utf-8")
+        markers = re.findall(r"^\s*<!-- (?:runnable|file: .*) -->", text, re.MULTILINE)
+        assert len(markers) == len(runnable.marked(text)), page.name
+
+
+def test_the_pages_with_commands_come_in_the_navigations_order():
+    order = [page.relative_to(ROOT).as_posix() for page in runnable.pages()]
+    assert order[:2] == ["docs/index.md", "docs/tutorial.md"]
+    assert order.index("plugins/rlzoo_gspo_token/README.md") < order.index("SECURITY.md")
