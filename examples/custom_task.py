@@ -52,9 +52,9 @@ def main() -> None:
     """Train, and show what was earned."""
     settings = ["task.name=custom_task:LastDigit", "task.num_operands=4", *QUICK]
     result = rlzoo.train(rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=3))
-    for metrics in result.metrics:
+    for step, metrics in enumerate(result.metrics):
         known = {name: metrics[name] for name in ("reward/mean", "eval/accuracy") if name in metrics}
-        print(f"step {metrics['step']}", *(f"{name} {value:.3f}" for name, value in known.items()), sep="  ")
+        print(f"step {step}", *(f"{name} {value:.3f}" for name, value in known.items()), sep="  ")
     print(f"run directory {result.path}")
 
 
