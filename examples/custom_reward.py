@@ -1,6 +1,6 @@
 """A reward of your own: right answers earn 1, and every character costs a little.
 
-``python examples/custom_reward.py`` trains for three steps with it, in some seconds. On the command line the same is, in
+``python examples/custom_reward.py`` trains for three steps with it, in under a minute. On the command line the same is, in
 this folder, ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
 
 A reward is a function of the problem and the text of the response. It runs in a worker process of its own: one that hangs,
@@ -23,8 +23,8 @@ def main() -> None:
     """Train, and show what was earned."""
     settings = ["task.reward=custom_reward:short_and_right", *QUICK]
     result = rlzoo.train(rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=3))
-    for metrics in result.metrics[1:]:  # the first line is from before training
-        print(f"step {metrics['step']}  reward {metrics['reward/mean']:.3f}  failed {metrics.get('reward/failed', 0):.0f}")
+    for step, metrics in enumerate(result.metrics[1:], start=1):  # the first are from before training
+        print(f"step {step}  reward {metrics['reward/mean']:.3f}  failed {metrics.get('reward/failed', 0):.0f}")
     print(f"run directory {result.path}")
 
 
