@@ -65,8 +65,8 @@ def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: in
 def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None:
     """Lay a checkpoint out as a model of MLflow's transformers flavour.
 
-    ``mlflow.transformers.save_model`` writes the same, but loads torch, transformers and the tokenizer for it, which takes
-    longer than a short run's last steps, copies the optimizer's state with the rest, and looks for a card on the hub.
+    ``mlflow.transformers.save_model`` writes the same, but imports torch and transformers for it, copies the optimizer's state
+    with the rest, and looks for a card on the hub.
 
     Args:
         folder: to write to, empty.
