@@ -1,6 +1,6 @@
 """A reward of your own: right answers earn 1, and every character costs a little.
 
-``python examples/custom_reward.py`` trains for three steps with it, in some seconds. On the command line the same is, in
+``python examples/custom_reward.py`` trains for three steps with it, in under a minute. On the command line the same is, in
 this folder, ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
 
 A reward is a function of the problem and the text of the response. It runs in a worker process of its own: one that hangs,

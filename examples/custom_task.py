@@ -1,7 +1,7 @@
 """A task of your own: questions, answers and grades in one class, without a change to the library.
 
-``python examples/custom_task.py`` trains the shipped model on it for three steps, in some seconds. On the command line the same
-is, in this folder, ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
+``python examples/custom_task.py`` trains the shipped model on it for three steps, in under a minute. On the command line the
+same is, in this folder, ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
 
 The fields of the class are its settings, checked and kept in the run's ``config.yaml`` like any other.
 """
