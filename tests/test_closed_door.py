@@ -1,7 +1,10 @@
 """No file of the project runs what it reads: calls that would are refused wherever they stand, but for those named here."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -170,3 +173,13 @@ def test_a_suites_name_cannot_be_a_path(name, tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(UserError, match="suite"):
         find_suite(name, tmp_path / "data")
+
+
+def test_mlflow_does_not_tell_its_makers_how_it_is_used():
+    asked = "import os, rlzoo.tracking.record, mlflow.telemetry.utils as telemetry; print(telemetry.is_telemetry_disabled())"
+    # without what else would keep it quiet: a CI machine, a test
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
+    for told, expected in ((None, "True"), ("false", "False")):
+        given = environment | ({} if told is None else {"MLFLOW_DISABLE_TELEMETRY": told})
+        answer = subprocess.run([sys.executable, "-c", asked], env=given, capture_output=True, text=True, check=True)
+        assert answer.stdout.strip() == expected

@@ -1,6 +1,6 @@
 """Draws the default run as `rlzoo train` shows it half-way on a terminal of 80 columns, by running it.
 
-python examples/terminal_picture.py docs/images/train-terminal.svg
+python examples/measure/terminal_picture.py docs/images/train-terminal.svg
 """
 
 import io

@@ -1,6 +1,6 @@
 """What the display of `rlzoo train` costs: processor time while it shows a run's steps, as a share of the time they took.
 
-python examples/measure_display.py runs/mine
+python examples/measure/measure_display.py runs/mine
 
 It draws on a terminal of its own, 80 columns wide, at the pace of the run; nothing else is done meanwhile. What is counted is
 the processor time of the whole process above that of the same loop without a display.
@@ -8,7 +8,6 @@ the processor time of the whole process above that of the same loop without a di
 
 import contextlib
 import os
-import pty
 import sys
 import threading
 import time
@@ -45,7 +44,7 @@ def main() -> None:
     rows = read_metrics(Path(sys.argv[1]) / "metrics.jsonl")
     pause = (rows[-1]["time/clock"] - rows[1]["time/clock"]) / (len(rows) - 2)  # a step with its evaluation and bookkeeping
     os.environ |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
-    ours, theirs = pty.openpty()
+    ours, theirs = os.openpty()
     threading.Thread(target=read, args=(ours,), daemon=True).start()
     out = sys.stdout
     with os.fdopen(theirs, "w") as terminal:
