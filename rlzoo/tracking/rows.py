@@ -51,8 +51,11 @@ class Rows:
         while self._waiting:
             number = 0
             metrics: list[Any] = []
-            while number < len(self._waiting) and len(metrics) + len(curves(self._waiting[number], self._kind)) <= LARGEST_CALL:
-                metrics += points(self._waiting[number], self._kind)
+            while number < len(self._waiting):
+                more = points(self._waiting[number], self._kind)
+                if metrics and len(metrics) + len(more) > LARGEST_CALL:
+                    break
+                metrics += more
                 number += 1
             client.log_batch(run_id, metrics=metrics)
             step = int(self._waiting[number - 1]["step"])

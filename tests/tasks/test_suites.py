@@ -17,7 +17,7 @@ pytest.importorskip("math_verify")
 from rlzoo.tasks.math_grading import MathGrader, math_worker_process
 
 ROWS = [{"problem": f"What is {n} + {n}?", "answer": 2 * n} for n in (5, 3, 9)]
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "grade_references.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "measure" / "grade_references.py"
 
 
 def write(path, rows=ROWS):
@@ -70,7 +70,8 @@ def test_mistakes_are_told_in_one_line(tmp_path):
     expected = f"suite 'gsm8k': no gsm8k.jsonl or gsm8k_test.jsonl in --data {str(tmp_path)!r}"
     assert error_of(SUITES["gsm8k"].problems, tmp_path, None) == expected
     write(tmp_path / "aime24.jsonl", [{"problem": "p"}])
-    assert "aime24.jsonl line 1: no column answer" in error_of(SUITES["aime24"].problems, tmp_path, None)
+    line = error_of(SUITES["aime24"].problems, tmp_path, None)
+    assert "aime24.jsonl line 1: no column with the answer (columns found: problem; allowed: " in line
 
 
 def test_sums_that_are_never_trained_on_are_a_suite_without_a_file():
