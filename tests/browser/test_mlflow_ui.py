@@ -59,6 +59,11 @@ def address(store):
     server.wait(timeout=30)
 
 
+def link_to(page, name):
+    """The link to a run in the list of runs, where its model has another of the same name."""
+    return page.locator("[col-id='attributes.`Run Name`']").get_by_role("link", name=name, exact=True)
+
+
 @pytest.fixture
 def page(address):
     """The list of runs, with the sweep's own runs unfolded."""
@@ -71,7 +76,7 @@ def page(address):
         if page.get_by_role("button", name="Close").count():
             page.get_by_role("button", name="Close").first.click()
         page.locator("[col-id='attributes.`Run Name`'] button").first.click()
-        expect(page.get_by_role("link", name="fspo-0")).to_be_visible(timeout=SLOW)
+        expect(link_to(page, "fspo-0")).to_be_visible(timeout=SLOW)
         yield page
         browser.close()
 
@@ -98,15 +103,14 @@ def keep(page, name):
 
 def test_the_runs_of_a_sweep_are_nested_under_it_by_name(page):
     for name in ("fspo-0", "fspo-1", "gspo-0", "gspo-1"):
-        expect(page.get_by_role("link", name=name)).to_be_visible()
+        expect(link_to(page, name)).to_be_visible()
     keep(page, "runs")
 
 
 def test_selected_runs_are_compared_by_name_settings_and_metrics(page):
-    names = [name for name in ("fspo-0", "gspo-0", "rloo-0", "grpo-0") if page.get_by_role("link", name=name).count()]
+    names = [name for name in ("fspo-0", "gspo-0", "rloo-0", "grpo-0") if link_to(page, name).count()]
     for name in names:
-        row = page.locator(".ag-row", has=page.get_by_role("link", name=name)).first
-        index = row.get_attribute("row-index")
+        index = page.locator(".ag-row", has=link_to(page, name)).first.get_attribute("row-index")
         page.locator(f".ag-row[row-index='{index}'] .ag-selection-checkbox input").first.click(force=True)
     page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.get_by_text(f"Comparing {len(names)} Runs")).to_be_visible(timeout=SLOW)
