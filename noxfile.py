@@ -87,16 +87,8 @@ def tests(session: nox.Session) -> None:
     """The test suite, four files at a time; arguments after ``--`` go to pytest instead."""
     pytest = str(project(session) / "pytest")
     # four for two cores: much of it waits; in the order of their names, or long files of few tests would come last
-    usual = [
-        "-n",
-        "4",
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
-        "--ignore=tests/browser",
-        "-m",
-        "not slow and not deepspeed",
-    ]
+    order = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
+    usual = [*order, "--ignore=tests/browser", "-m", "not slow and not deepspeed"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
 
 
