@@ -132,7 +132,7 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
 
 
 def _one_by_one(name: str, rows: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a data set, a thousand read at once: DAPO's has 1.8 million, each question a hundred times."""
+    """The rows of a data set, a thousand read at once: one has 1.8 million, each question a hundred times."""
     for batch in rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000):
         for values in zip(*batch.values(), strict=True):
             yield dict(zip(batch, values, strict=True))
@@ -160,7 +160,7 @@ def _problem(place: str, row: Any) -> Problem:
 
 
 def _asked(place: str, row: Mapping[str, Any]) -> object:
-    """The question in ``prompt``, a text or a list of messages, or in ``messages``, without what DAPO's puts around it."""
+    """The question in ``prompt``, a text or a list of messages, or in ``messages``, without what one data set puts around it."""
     prompt = row.get("prompt")
     if prompt is None:
         prompt = row.get("messages")
