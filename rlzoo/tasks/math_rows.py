@@ -160,7 +160,7 @@ def _problem(place: str, row: Any) -> Problem:
 
 
 def _asked(place: str, row: Mapping[str, Any]) -> object:
-    """The question in ``prompt``, a text or a list of messages, or in ``messages``, without what one data set puts around it."""
+    """The question in ``prompt``, a text or a list of messages, or in ``messages``, without what a data set puts around it."""
     prompt = row.get("prompt")
     if prompt is None:
         prompt = row.get("messages")
