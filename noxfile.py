@@ -18,6 +18,7 @@ nox.options.sessions = ["lint", "types", "floors", "tests", "package", "outside_
 nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).parent
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start Python hundreds of times: it is to compile torch once
 # the tests' models are so small that a second thread only costs
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MLFLOW_TRACKING_URI": "", "OMP_NUM_THREADS": "1"}
 
@@ -40,7 +41,7 @@ def environment(session: nox.Session, name: str, *requirements: str, constraints
 
 
 def install(session: nox.Session, bin_folder: Path, *requirements: str, constraints: str = EVERYTHING) -> None:
-    """Install into one of our environments, under the constraints; what is never imported need not be compiled."""
+    """Install into one of our environments, under the constraints; what is imported is compiled then."""
     options = ["-q", "--no-compile", "-c", str(ROOT / constraints)]
     session.run(str(bin_folder / "python"), "-m", "pip", "install", *options, *requirements, external=True)
 
@@ -84,12 +85,18 @@ def floors(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The test suite, four files at a time; arguments after ``--`` go to pytest instead."""
+    """The test suite, three files at a time; arguments after ``--`` go to pytest instead."""
     pytest = str(project(session) / "pytest")
-    # four for two cores: much of it waits; in the order of their names, or long files of few tests would come last
-    order = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
-    usual = [*order, "--ignore=tests/browser", "-m", "not slow and not deepspeed"]
+    # three for two cores: much of it waits; in the order of their names, or long files of few tests would come last
+    order = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+    usual = [*order, "--ignore=tests/browser", "-m", "not slow and not long and not deepspeed"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
+
+
+@nox.session
+def long(session: nox.Session) -> None:
+    """Tests that start many processes one after the other; not part of continuous integration. Takes five minutes."""
+    session.run(str(project(session) / "pytest"), "-m", "long", *session.posargs, external=True, env=OFFLINE)
 
 
 @nox.session

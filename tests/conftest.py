@@ -1,6 +1,9 @@
 """What every test gets: an MLflow store of its own and no hub; and runs that many tests look at."""
 
 import logging
+import os
+import shutil
+from importlib.metadata import version
 
 import pytest
 
@@ -8,13 +11,30 @@ from rlzoo.lab.recorded import RecordedRun
 from tests.quick import quick_run
 
 
+@pytest.fixture(scope="session")
+def empty_store(pytestconfig, tmp_path_factory):
+    """The file of an MLflow store without runs, kept between sessions: to make its tables takes seconds."""
+    kept = pytestconfig.cache.mkdir("rlzoo") / f"mlflow-{version('mlflow')}.db"
+    if not kept.exists():
+        from mlflow import MlflowClient
+
+        made = tmp_path_factory.mktemp("empty") / "mlflow.db"
+        MlflowClient(f"sqlite:///{made}").search_experiments()
+        beside = kept.with_name(f"{os.getpid()}.db")  # workers may each make one
+        shutil.copy(made, beside)
+        beside.replace(kept)
+    return kept
+
+
 @pytest.fixture(autouse=True)
-def own_store(tmp_path_factory, monkeypatch):
+def own_store(empty_store, tmp_path_factory, monkeypatch):
+    logging.getLogger("alembic").setLevel(logging.ERROR)
     store = tmp_path_factory.mktemp("mlflow")
+    shutil.copy(empty_store, store / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    logging.getLogger("alembic").setLevel(logging.ERROR)
-    return store
+    yield store
+    shutil.rmtree(store, ignore_errors=True)  # a megabyte each
 
 
 @pytest.fixture(scope="session")

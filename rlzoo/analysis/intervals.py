@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 
 from rlzoo.fairness import NUM_BINS, length_reweighting_error
 
@@ -29,7 +29,7 @@ def wilson(successes: Array, trials: Array, confidence: float = CONFIDENCE) -> t
         trials: how many independent ones there were.
         confidence: the interval's.
     """
-    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = successes / trials
         middle = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
@@ -60,22 +60,11 @@ def bootstrap_lre(bins: Array, clipped: Array, groups: Array, seed: int = 0) -> 
     count = np.bincount(cells, minlength=len(names) * NUM_BINS).reshape(-1, NUM_BINS).astype(float)
     total = np.bincount(cells, weights=clipped, minlength=len(names) * NUM_BINS).reshape(-1, NUM_BINS)
 
-    def statistic(drawn: Array, axis: int) -> Array:
-        weights = _times_drawn(drawn, len(names))
-        return np.stack(_lre(weights @ count, weights @ total))
+    def statistic(drawn: Array) -> Array:
+        times = _times_drawn(drawn, len(names))
+        return np.stack(_lre(times @ count, times @ total))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # resamples with everything clipped: NaN, see below
-        result = stats.bootstrap(
-            (np.arange(len(names)),),
-            statistic,
-            n_resamples=NUM_RESAMPLES,
-            confidence_level=CONFIDENCE,
-            method="percentile",
-            vectorized=True,
-            rng=np.random.default_rng(seed),
-        )
-    low, high = result.confidence_interval
+    low, high = _percentile_interval(statistic, len(names), NUM_RESAMPLES, seed)
     if np.isnan([*low, *high]).any():
         return None
     return (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
@@ -120,28 +109,36 @@ def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
         low, high = wilson(own[:1] * len(own), np.array([len(own)]))
         return float(low[0]), float(high[0])
 
-    def statistic(drawn_sums: Array, drawn_counts: Array, axis: int) -> Array:
-        return np.asarray(drawn_sums.sum(axis) / drawn_counts.sum(axis))
-
-    result = stats.bootstrap(
-        (sums, counts),
-        statistic,
-        paired=True,
-        n_resamples=NUM_RESAMPLES_OF_MEAN,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        vectorized=True,
-        rng=np.random.default_rng(seed),
+    low, high = _percentile_interval(
+        lambda drawn: sums[drawn].sum(1) / counts[drawn].sum(1), len(sums), NUM_RESAMPLES_OF_MEAN, seed
     )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    return float(low), float(high)
+
+
+def _percentile_interval(
+    statistic: Callable[[Array], Array], number: int, num_resamples: int, seed: int
+) -> tuple[Array, Array]:
+    """The percentile bootstrap, drawing as `scipy.stats.bootstrap` does, which takes a second to import.
+
+    Args:
+        statistic: of drawings ``(num_resamples, number)``, each a row of indices, the values ``(..., num_resamples)``.
+        number: how many there are to draw from.
+        num_resamples: drawings.
+        seed: of them.
+
+    Returns:
+        The ends, ``(...)``; NaN where a resample's value is.
+    """
+    drawn = np.random.default_rng(seed).integers(0, number, (num_resamples, number))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.percentile(statistic(drawn), [100 * tail, 100 * (1 - tail)], axis=-1)
+    return low, high
 
 
 def _times_drawn(drawn: Array, number: int) -> Array:
-    """How often each of ``number`` groups was drawn, ``(..., number)``, from the groups drawn, ``(..., m)``."""
-    flat = drawn.reshape(-1, drawn.shape[-1])
-    cells = flat + number * np.arange(len(flat))[:, None]
-    counts = np.bincount(cells.ravel(), minlength=number * len(flat)).astype(float)
-    return counts.reshape(*drawn.shape[:-1], number)
+    """How often each of ``number`` groups was drawn, ``(n, number)``, from the groups drawn, ``(n, m)``."""
+    cells = drawn + number * np.arange(len(drawn))[:, None]
+    return np.bincount(cells.ravel(), minlength=number * len(drawn)).reshape(len(drawn), number).astype(float)
 
 
 def _lre(count: Array, clipped: Array) -> tuple[Array, Array]:

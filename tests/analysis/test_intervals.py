@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rlzoo.analysis.intervals import bootstrap_lre, lre_noise, wilson
+from rlzoo.analysis.intervals import bootstrap_lre, bootstrap_mean, lre_noise, wilson
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (7, 1000)])
@@ -17,6 +17,18 @@ def test_wilson_is_scipys(successes, trials):
 def test_wilson_without_trials_is_nan():
     low, high = wilson(np.array([0.0]), np.array([0.0]))
     assert np.isnan([low[0], high[0]]).all()
+
+
+@pytest.mark.parametrize("number", [2, 7, 50])
+def test_the_bootstrap_of_a_mean_is_scipys(number):
+    rng = np.random.default_rng(number)
+    sums, counts = rng.random(number), rng.integers(1, 5, number)
+    expected = stats.bootstrap(
+        (sums, counts),
+        lambda sums, counts, axis: sums.sum(axis) / counts.sum(axis),
+        paired=True, vectorized=True, n_resamples=2000, method="percentile", rng=np.random.default_rng(3),
+    ).confidence_interval  # fmt: skip
+    assert bootstrap_mean(sums, counts, seed=3) == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
 def clipped_by_prompt(rng, fractions, num_prompts, group_size=8):

@@ -30,11 +30,12 @@ def test_eval_prints_tables_and_the_same_command_only_reads_them(rlzoo, tmp_path
     assert found["settings"]["rollout"]["group_size"] == 4
 
 
-def test_eval_without_mlflow_and_without_an_output(rlzoo, own_store, tmp_path):
+def test_eval_without_mlflow_and_without_an_output(rlzoo, monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
     code, out, _ = rlzoo("eval", "embedded", *QUICK, "--limit", "1", "--no-mlflow")
     assert code == 0
     assert "MLflow" not in out
-    assert not (own_store / "mlflow.db").exists()
+    assert not (tmp_path / "none.db").exists()
     assert (tmp_path / "here" / "evals" / "embedded-0" / "results.json").is_file()
 
 

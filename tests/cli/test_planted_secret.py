@@ -1,6 +1,7 @@
 """Secrets that a run is given are found nowhere in what it leaves: its directory, the store, and what it prints."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -73,9 +74,10 @@ def plugin_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, plugin_file):
+def finished(tmp_path_factory, empty_store, plugin_file):
     """A run of one step that knew every secret, and what it printed."""
     folder = tmp_path_factory.mktemp("planted")
+    shutil.copy(empty_store, folder / "mlflow.db")
     done = train(folder, "--clip", "keyed", "--plugin", plugin_file, "--steps", "1", settings=[*QUICK, *SECRETS])
     assert done.returncode == 0, done.stderr
     return folder, done
@@ -122,7 +124,11 @@ def test_a_dry_run_prints_no_secret(tmp_path, plugin_file):
 
 
 @pytest.mark.parametrize(
-    "store", [f"http://me:{OF_THE_STORE}@127.0.0.1:9", f"postgresql://me:{OF_THE_STORE}@127.0.0.1:9/db?password={OF_THE_STORE}"]
+    "store",
+    [
+        f"http://me:{OF_THE_STORE}@127.0.0.1:9",
+        pytest.param(f"postgresql://me:{OF_THE_STORE}@127.0.0.1:9/db?password={OF_THE_STORE}", marks=pytest.mark.long),
+    ],
 )
 def test_a_store_that_cannot_be_reached_is_told_of_without_its_password(tmp_path, store):
     done = train(tmp_path, "--clip", "fspo", "--steps", "1", settings=QUICK, store=store)

@@ -1,6 +1,7 @@
 """MLflow's UI is this machine's alone unless more is asked for, and its own checks stay on."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,16 +31,17 @@ def answer(path, host=f"127.0.0.1:{PORT}", method="GET", **headers):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, empty_store):
     """`rlzoo ui` on a store of its own, once it answers."""
     folder = tmp_path_factory.mktemp("ui")
+    shutil.copy(empty_store, folder / "mlflow.db")
     environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
     process = subprocess.Popen(
         [*COMMAND, "ui", "--port", PORT], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while True:
             try:
                 assert answer("/health") == (200, b"OK")

@@ -102,6 +102,7 @@ def test_a_scheduler_reads_that_the_command_was_stopped(number, code, tmp_path):
     assert f"go on with: rlzoo train --resume --output {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert (saved / "model.safetensors").is_file()
     assert (
         lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
         == json.loads((saved / "state" / "state.json").read_text())["step"]

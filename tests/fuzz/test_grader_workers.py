@@ -146,6 +146,7 @@ def grader():
 
 
 def grade(grader, problem, response):
+    """The answer, and another one after it: two parts."""
     rewards = grader.grade([problem, PROBLEMS[1]], [response, "\\boxed{2+2}"])
     assert rewards[0] in (0.0, 1.0)
     assert rewards[1] == 1.0, "the answer after it is graded wrong"
@@ -153,13 +154,13 @@ def grade(grader, problem, response):
 
 @held_to_the_law("model outputs, graded in a worker", 0.7, problem=st.sampled_from(PROBLEMS), response=outputs)
 def test_mathematics(grader, problem, response):
-    SURFACE.check(lambda: grade(grader, problem, response))
+    SURFACE.check(lambda: grade(grader, problem, response), parts=2)
 
 
 @held_to_the_law("model outputs, graded in a worker", 0.02, response=st.sampled_from(HUGE), end=outputs)
 def test_long_mathematics(grader, response, end):
-    SURFACE.check(lambda: grade(grader, PROBLEMS[0], response))
-    SURFACE.check(lambda: grade(grader, PROBLEMS[0], end + response))
+    SURFACE.check(lambda: grade(grader, PROBLEMS[0], response), parts=2)
+    SURFACE.check(lambda: grade(grader, PROBLEMS[0], end + response), parts=2)
 
 
 @held_to_the_law("model outputs, graded in a worker", 0.03, texts=st.lists(outputs, min_size=2, max_size=4))
@@ -195,4 +196,4 @@ def test_puzzles(puzzles, place, start, text):
         assert rewards[0] in (0.0, 1.0)
         assert rewards[1] == 1.0, "the answer after it is graded wrong"
 
-    SURFACE.check(judge)
+    SURFACE.check(judge, parts=2)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,9 +30,10 @@ def run(arguments, where, store, **more):
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory):
+def swept(tmp_path_factory, empty_store):
     """A sweep of two policies; its folder, its store and what it printed."""
     where = tmp_path_factory.mktemp("sweep")
+    shutil.copy(empty_store, where / "mlflow.db")
     store = f"sqlite:///{where}/mlflow.db"
     answer = run(command("race"), where, store)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -72,6 +74,7 @@ def test_the_comparison_is_printed_and_two_runs_make_no_winner(swept):
     assert "too few seeds" in printed
 
 
+@pytest.mark.long
 def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(swept):
     folder, store, _ = swept
     before = (folder / "fspo-0" / "summary.json").stat().st_mtime_ns
@@ -111,6 +114,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path):
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
 
 
+@pytest.mark.long
 def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(tmp_path):
     store = f"sqlite:///{tmp_path}/mlflow.db"
     environment = os.environ | {"MLFLOW_TRACKING_URI": store}

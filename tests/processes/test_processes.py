@@ -222,6 +222,7 @@ mixed_precision: "no"
 """
 
 
+@pytest.mark.long
 def test_two_launchers_with_a_config_file_are_one_run(one_process, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

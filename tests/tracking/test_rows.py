@@ -1,11 +1,14 @@
 """Which metrics MLflow is sent."""
 
+import json
 import re
 
 import pytest
+from mlflow import MlflowClient
 
 from rlzoo import load_zoo
-from rlzoo.tracking.rows import curves, is_curated
+from rlzoo.tracking.record import tracking_uri
+from rlzoo.tracking.rows import LARGEST_CALL, Rows, curves, is_curated
 
 CONTRACT = [
     "reward/mean", "reward/std", "reward/zero_std_groups", "eval/accuracy", "response/length_mean", "response/truncated",
@@ -38,3 +41,16 @@ def test_ends_of_intervals_quantiles_and_most_of_what_is_by_length_are_not_curve
     )  # fmt: skip
     assert set(curves(row, "curated")) == {"reward/mean", "clip/fraction_length_bin_0"}
     assert set(curves(row, "all")) == set(row) - {"step", "time/clock"}
+
+
+@pytest.mark.timeout(60)
+def test_a_row_larger_than_a_call_is_sent_and_so_are_those_after_it(tmp_path):
+    sizes = [5, LARGEST_CALL + 1, 5]
+    rows = [{"step": step, "time/clock": 1.0, **{f"m{k}": 1.0 for k in range(size)}} for step, size in enumerate(sizes)]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    client = MlflowClient(tracking_uri())
+    run_id = client.create_run(client.create_experiment("wide")).info.run_id
+    assert list(Rows(file, "all").send(client, run_id, after=-1)) == [(0, 1), (1, 1), (2, 1)]
+    assert len(client.get_run(run_id).data.metrics) == LARGEST_CALL + 1
+    assert [metric.step for metric in client.get_metric_history(run_id, "m0")] == [0, 1, 2]
