@@ -55,7 +55,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
         models = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
         run = Run(config, task) if case is None else make_run(CASES[case], models, "tracking.mlflow=true")
         with Tracker(is_on=True) as tracker:
-            tracker.begin(run.directory.path, run_record(run.config, run.task.name, "bench"))
+            tracker.begin(run.directory.path, run_record(run))
             for step in range(1, STEPS + 1):
                 started = time.perf_counter()
                 run.report(step, run.step(step))
