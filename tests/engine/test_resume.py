@@ -11,7 +11,7 @@ import rlzoo
 from rlzoo import RunConfig, UserError
 from rlzoo.engine.run_directory import RunDirectory
 from rlzoo.engine.state import RunState
-from tests.engine.test_loop import lines, quick, without_times
+from tests.engine.short import lines, quick, without_times
 from tests.quick import QUICK
 
 CASES = {

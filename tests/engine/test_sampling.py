@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 import rlzoo
 from rlzoo.engine.pretrained import load_pretrained
 from tests.engine.conftest import plain_log_probs
-from tests.engine.test_loop import lines, quick, without_times
+from tests.engine.short import lines, quick, without_times
 
 
 def run(folder, *overrides):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import rlzoo
 from rlzoo import signals
 from rlzoo.errors import RunError
-from tests.engine.test_loop import QUICK, lines, quick, without_times
+from tests.engine.short import QUICK, lines, quick, without_times
 
 OVERRIDES = ["tracking.mlflow=false", "checkpoint.every=0", "eval.num_problems=0"]
 

@@ -11,8 +11,8 @@ from rlzoo.engine.pretrained import load_pretrained
 from rlzoo.engine.vllm_server import ServerSampler
 from rlzoo.errors import RunError, UserError
 from rlzoo.sections import VLLMConfig
+from tests.engine.short import lines, quick
 from tests.engine.stand_in import running
-from tests.engine.test_loop import lines, quick
 
 
 @pytest.fixture

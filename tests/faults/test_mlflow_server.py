@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rlzoo.tracking.record import sent_to
-from tests.engine.test_loop import QUICK, lines
+from tests.engine.short import QUICK, lines
 from tests.faults.test_kill import KILLS
 
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from tests.engine.test_loop import lines
+from tests.engine.short import lines
 from tests.faults.test_kill import KILLS, start
 
 pytestmark = pytest.mark.skipif(KILLS <= 5, reason="in nox -s faults only: each start takes 15 seconds")

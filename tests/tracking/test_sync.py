@@ -1,8 +1,5 @@
 """A store is told what a directory holds: all of it, once, and whatever happened in between."""
 
-import json
-from dataclasses import replace
-
 import mlflow
 import pytest
 
@@ -11,64 +8,9 @@ from rlzoo.errors import UserError
 from rlzoo.lock import Lock
 from rlzoo.tracking.completions import sampled_completions
 from rlzoo.tracking.description import NOTE
-from rlzoo.tracking.inputs import Data
 from rlzoo.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
 from rlzoo.tracking.sync import Sync
-
-QUESTIONS = Data("sums", "1" * 64, "train", "code", {"tags": {"task": "sums"}}, 6)
-HELD_OUT = Data("sums.jsonl", "2" * 64, "eval", "local", {"uri": "/data/sums.jsonl"}, 4)
-
-
-@pytest.fixture
-def directory(tmp_path):
-    """What a run of three steps leaves."""
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "figures" / "clip").mkdir(parents=True)
-    (tmp_path / "config.yaml").write_text("seed: 0\n")
-    (tmp_path / "figures" / "clip" / "step-2.png").write_bytes(b"a picture")
-    for step in range(3):
-        add_row(tmp_path, step)
-    rows = [{"group": group, "question": "2+2", "response": f"{group} and {n}"} for group in range(3) for n in range(2)]
-    (tmp_path / "rollouts" / "000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    record = Record.new(
-        "tests",
-        "mine",
-        tags={"clip": "fspo", "git_commit": "", NOTE: "**mine**"},
-        params={"clip": {"width": 1}},
-        files=("config.yaml", "metrics.jsonl"),
-        completions=2,
-        curves="curated",
-        data=(QUESTIONS, HELD_OUT),
-    )
-    record.write(tmp_path)
-    return tmp_path
-
-
-def add_row(directory, step, **metrics):
-    row = {"step": step, "time/clock": 1000.5 + step, "reward/mean": step / 10, "clip_length_bin_0_ci_low": 0.1, **metrics}
-    with (directory / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def end(directory, **changes):
-    changes = {"status": "FINISHED", "ended": 2000.0, "step": 2, "metrics": {"aggregate/reward": 0.5}, **changes}
-    replace(Record.read(directory), **changes).write(directory)
-
-
-def send(directory, *, is_over=True):
-    sync = Sync(directory, tracking_uri())
-    sync.send(is_over=is_over)
-    return sync
-
-
-def store():
-    return mlflow.MlflowClient(tracking_uri())
-
-
-def history(directory, name="reward/mean"):
-    points = store().get_metric_history(run_id_of(directory), name)
-    return [(point.step, point.value, point.timestamp) for point in points]
-
+from tests.tracking.followed import add_row, end, history, send, store, told
 
 THREE_STEPS = [(0, 0.0, 1000500), (1, 0.1, 1001500), (2, 0.2, 1002500)]
 
@@ -242,70 +184,6 @@ def test_damaged_records_and_responses_are_named(tmp_path):
     (tmp_path / "rollouts" / "000001.jsonl").write_text('{"group": 0}\n{"group": "x"}\n')
     with pytest.raises(UserError, match=r"000001.jsonl line 2: not a recorded response"):
         list(sampled_completions(tmp_path, 2))
-
-
-def inputs(directory):
-    found = [(given.dataset, {tag.key: tag.value for tag in given.tags}) for given in told(directory).inputs.dataset_inputs]
-    return sorted(found, key=lambda pair: pair[0].name)
-
-
-def told(directory):
-    return store().get_run(run_id_of(directory))
-
-
-def test_the_data_is_told_with_its_fingerprint_and_where_it_is_from(directory):
-    send(directory)
-    (train, train_tags), (held_out, held_out_tags) = inputs(directory)
-    assert (train.name, train.digest, train.source_type) == ("sums", "1" * 12, "code")
-    assert (held_out.name, held_out.digest, json.loads(held_out.profile)) == ("sums.jsonl", "2" * 12, {"num_rows": 4})
-    assert train_tags == {"mlflow.data.context": "train"}
-    assert held_out_tags == {"mlflow.data.context": "eval"}
-    assert mlflow.data.get_source(held_out).to_dict() == {"uri": "/data/sums.jsonl"}  # as MLflow itself reads it
-    assert mlflow.data.get_source(train).to_dict() == {"tags": {"task": "sums"}}
-
-
-@pytest.mark.parametrize("known", ["all", "nothing"])
-def test_data_and_description_are_told_once(directory, known, monkeypatch):
-    send(directory, is_over=False)
-    store().set_tag(run_id_of(directory), NOTE, "what somebody thinks of it")
-    if known == "nothing":
-        (directory / "tracking" / "sent.json").unlink()
-    calls = []
-    monkeypatch.setattr(mlflow.MlflowClient, "log_inputs", lambda *given: calls.append(given))
-    end(directory)
-    send(directory)
-    assert calls == []
-    assert len(inputs(directory)) == 2
-    assert told(directory).data.tags[NOTE] == "what somebody thinks of it"
-
-
-def test_an_unchanged_table_is_not_sent_again(directory, monkeypatch):
-    end(directory)
-    send(directory)
-    calls = []
-    monkeypatch.setattr(mlflow.MlflowClient, "log_artifact", lambda *given: calls.append(given))
-    send(directory)
-    assert calls == []
-
-
-def add_load(directory, *samples):
-    with (directory / "tracking" / "machine.jsonl").open("a") as file:
-        for sample in samples:
-            row = {"step": sample, "time/clock": 1000.0 + sample, "system/cpu_utilization_percentage": 10.0 * sample}
-            file.write(json.dumps(row) + "\n")
-
-
-@pytest.mark.parametrize("known", ["all", "nothing"])
-def test_the_machines_load_is_told_once(directory, known):
-    add_load(directory, 0, 1)
-    send(directory, is_over=False)
-    if known == "nothing":
-        (directory / "tracking" / "sent.json").unlink()
-    add_load(directory, 2)
-    end(directory)
-    send(directory)
-    name = "system/cpu_utilization_percentage"
-    assert history(directory, name) == [(0, 0.0, 1000000), (1, 10.0, 1001000), (2, 20.0, 1002000)]
 
 
 def test_the_environment_names_store_and_experiment(directory, tmp_path, monkeypatch):

@@ -12,9 +12,7 @@ import pytest
 from rlzoo.tracking.follow import PATIENCE, follow
 from rlzoo.tracking.record import Record, Sent, run_id_of, tracking_uri
 from rlzoo.tracking.tracker import Tracker
-from tests.tracking.test_sync import add_row, directory, history, store
-
-__all__ = ["directory"]
+from tests.tracking.followed import add_row, history, store
 
 
 def status(directory):

@@ -1,0 +1,68 @@
+"""What a run of three steps leaves, and what a store was told of it."""
+
+import json
+from dataclasses import replace
+
+import mlflow
+
+from rlzoo.tracking.description import NOTE
+from rlzoo.tracking.inputs import Data
+from rlzoo.tracking.record import Record, run_id_of, tracking_uri
+from rlzoo.tracking.sync import Sync
+
+QUESTIONS = Data("sums", "1" * 64, "train", "code", {"tags": {"task": "sums"}}, 6)
+HELD_OUT = Data("sums.jsonl", "2" * 64, "eval", "local", {"uri": "/data/sums.jsonl"}, 4)
+
+
+def three_steps(tmp_path):
+    """The directory of such a run, made in an empty one."""
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "figures" / "clip").mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "figures" / "clip" / "step-2.png").write_bytes(b"a picture")
+    for step in range(3):
+        add_row(tmp_path, step)
+    rows = [{"group": group, "question": "2+2", "response": f"{group} and {n}"} for group in range(3) for n in range(2)]
+    (tmp_path / "rollouts" / "000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record = Record.new(
+        "tests",
+        "mine",
+        tags={"clip": "fspo", "git_commit": "", NOTE: "**mine**"},
+        params={"clip": {"width": 1}},
+        files=("config.yaml", "metrics.jsonl"),
+        completions=2,
+        curves="curated",
+        data=(QUESTIONS, HELD_OUT),
+    )
+    record.write(tmp_path)
+    return tmp_path
+
+
+def add_row(directory, step, **metrics):
+    row = {"step": step, "time/clock": 1000.5 + step, "reward/mean": step / 10, "clip_length_bin_0_ci_low": 0.1, **metrics}
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def end(directory, **changes):
+    changes = {"status": "FINISHED", "ended": 2000.0, "step": 2, "metrics": {"aggregate/reward": 0.5}, **changes}
+    replace(Record.read(directory), **changes).write(directory)
+
+
+def send(directory, *, is_over=True):
+    sync = Sync(directory, tracking_uri())
+    sync.send(is_over=is_over)
+    return sync
+
+
+def store():
+    return mlflow.MlflowClient(tracking_uri())
+
+
+def told(directory):
+    return store().get_run(run_id_of(directory))
+
+
+def history(directory, name="reward/mean"):
+    points = store().get_metric_history(run_id_of(directory), name)
+    return [(point.step, point.value, point.timestamp) for point in points]
