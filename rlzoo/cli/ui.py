@@ -12,6 +12,7 @@ from rlzoo.redaction import redact
 from rlzoo.tracking.record import tracking_uri
 
 HOST = "127.0.0.1"
+JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"
 CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
 
 
@@ -40,8 +41,9 @@ def serve(port: int, host: str = HOST, *, allow_remote: bool = False) -> None:
                 raise UserError(f"port {port} is taken; choose another with --port")
     print(f"http://{f'[{host}]' if ':' in host else host}:{port} on {redact(uri)} (Ctrl-C ends it)", flush=True)
     # the store goes through the environment: a command line can be read by everybody on this machine
-    environment = os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
-    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port)]
+    environment = {JOBS: "false"} | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
+    # for one person: MLflow's four workers and its queue of judges' jobs are 15 processes, 2.5 GB and twice the wait
+    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     os.execve(sys.executable, command, environment)
 
 

@@ -117,13 +117,19 @@ def started():
     return run
 
 
+def test_mlflows_queue_of_jobs_is_left_out_unless_asked_for(started, monkeypatch):
+    assert started("127.0.0.1")[1]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
+    assert started("127.0.0.1")[1]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "true"
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1", "[::1]"])
 def test_every_way_to_say_this_machine_is_taken(started, capsys, host):
     if ":" in host and not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     command, _ = started(host)
     plain = host.strip("[]")
-    assert command == ["server", "--host", plain, "--port", "5986"]
+    assert command == ["server", "--host", plain, "--port", "5986", "--workers", "1"]
     out, err = capsys.readouterr()
     assert out.startswith(f"http://{'[::1]' if plain == '::1' else plain}:5986 on sqlite:///")
     assert err == ""
@@ -156,7 +162,7 @@ def test_a_name_of_nothing_is_refused(refused):
 
 def test_an_open_server_warns(started, capsys):
     command, environment = started("0.0.0.0", allow_remote=True)
-    assert command == ["server", "--host", "0.0.0.0", "--port", "5986"]
+    assert command == ["server", "--host", "0.0.0.0", "--port", "5986", "--workers", "1"]
     assert "can read, change and delete every run without a password" in capsys.readouterr().err
     assert "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE" not in environment
 
