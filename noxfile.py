@@ -71,7 +71,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Types, by mypy in strict mode: ours, and those a plugin author is helped by."""
+    """Types, by mypy in strict mode: ours, those a plugin author is helped by, and whether scripts call what there is."""
     mypy = str(project(session) / "mypy")
     session.run(mypy, external=True)
     session.run(mypy, "tests/typing/plugin.py", external=True)

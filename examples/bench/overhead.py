@@ -10,6 +10,7 @@ import tempfile
 import time
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from examples.bench.cases import CASES
 from examples.bench.rlzoo_worker import make_run
@@ -35,7 +36,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
     from rlzoo.engine.tags import run_record
     from rlzoo.tracking.tracker import Tracker
 
-    places = {
+    places: dict[str, list[tuple[Any, str]]] = {
         "rule": [(StepGradient, "_judge"), (learner_module, "updated")],
         "metrics": [(StepGradient, "_judge_whole"), (Run, "_measured"), (Monitor, "after_step")],
         "journal": [(RunDirectory, "record_rollouts"), (RunDirectory, "log")],

@@ -13,9 +13,9 @@ from pathlib import Path
 from rlzoo.analysis.profile import LengthProfile
 from rlzoo.analysis.response_table import ResponseTable, pooled
 from rlzoo.config import RunConfig
-from rlzoo.lab.races import find_runs
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
+from rlzoo.lab.run_records import find_runs
 
 
 def main() -> None:

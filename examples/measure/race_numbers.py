@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from rlzoo.config import RunConfig
-from rlzoo.lab.races import RunRecord, find_runs
 from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.run_records import RunRecord, find_runs
 from rlzoo.lab.study import study
 
 

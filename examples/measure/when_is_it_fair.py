@@ -79,7 +79,10 @@ def growth(table: ResponseTable) -> float:
         (float(rows.length[bins == k].log().mean()), float(rows.token_log_ratio_sum[bins == k].abs().quantile(0.9).log()))
         for k in bins.unique().tolist()
     ]
-    return float(np.polyfit(*zip(*points, strict=True), 1)[0]) if len(points) > 1 else float("nan")
+    if len(points) < 2:
+        return float("nan")
+    x, y = np.array(points).T
+    return float(np.polyfit(x, y, 1)[0])
 
 
 def main() -> None:
