@@ -1,4 +1,7 @@
-"""What is said of the tiny language model that ships with rlzoo: its card, from the responses it was measured by."""
+"""What is said of the tiny language model that ships with rlzoo: its card, from the responses it was measured by.
+
+python examples/measure/make_embedded_model.py    # writes it
+"""
 
 from __future__ import annotations
 
