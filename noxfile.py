@@ -95,7 +95,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """Tests that start many processes one after the other; not part of continuous integration. Takes five minutes."""
+    """Tests that start many processes one after the other; not part of continuous integration."""
     session.run(str(project(session) / "pytest"), "-m", "long", *session.posargs, external=True, env=OFFLINE)
 
 
