@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from examples.bench import turns
-from examples.bench.cases import CASES, GROUP
+from examples.bench.cases import CASES, GROUP, Case
 
 
 def main(name: str, folder: str) -> None:
     """Take steps in turn: one generation and the case's number of optimizer steps."""
     from datasets import Dataset
     from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     case = CASES[name]
     model = str(case.model(Path(folder)))
@@ -26,32 +26,6 @@ def main(name: str, folder: str) -> None:
         lengths[:] = [len(ids) for ids in completion_ids]
         return [float(index % 2) for index in range(len(completions))]
 
-    half = case.autocast == "bfloat16"
-    settings = GRPOConfig(
-        output_dir=tempfile.mkdtemp(prefix="trl-bench-"),
-        use_cpu=True,
-        bf16=half,
-        model_init_kwargs={"dtype": "float32"},
-        gradient_checkpointing=False,
-        per_device_train_batch_size=case.completions // case.updates,
-        gradient_accumulation_steps=1,
-        steps_per_generation=case.updates,
-        num_generations=GROUP,
-        max_completion_length=case.max_new_tokens,
-        temperature=1.0,
-        loss_type="grpo",
-        beta=0.0,
-        epsilon=0.2,
-        learning_rate=1e-6,
-        lr_scheduler_type="constant",
-        max_grad_norm=1.0,
-        shuffle_dataset=False,
-        max_steps=100_000,
-        logging_steps=case.updates,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
     rollout = turns.Clock()
 
     class Turns(TrainerCallback):
@@ -75,7 +49,7 @@ def main(name: str, folder: str) -> None:
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
-        args=settings,
+        args=_settings(case),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         callbacks=[Turns()],
     )
@@ -83,6 +57,37 @@ def main(name: str, folder: str) -> None:
     trainer._calculate_rewards = rollout.around(trainer._calculate_rewards)
     turns.report(ready=True)
     trainer.train()
+
+
+def _settings(case: Case) -> Any:
+    """The case's work, as TRL is told of it."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=tempfile.mkdtemp(prefix="trl-bench-"),
+        use_cpu=True,
+        bf16=case.autocast == "bfloat16",
+        model_init_kwargs={"dtype": "float32"},
+        gradient_checkpointing=False,
+        per_device_train_batch_size=case.completions // case.updates,
+        gradient_accumulation_steps=1,
+        steps_per_generation=case.updates,
+        num_generations=GROUP,
+        max_completion_length=case.max_new_tokens,
+        temperature=1.0,
+        loss_type="grpo",
+        beta=0.0,
+        epsilon=0.2,
+        learning_rate=1e-6,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        shuffle_dataset=False,
+        max_steps=100_000,
+        logging_steps=case.updates,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
 
 
 if __name__ == "__main__":

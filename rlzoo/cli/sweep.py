@@ -43,6 +43,18 @@ def run_sweep(
         for child in sweep.children:
             console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
         return True
+    failed = _finish(sweep, jobs, console, is_quiet=is_quiet)
+    if len(sweep.children) > len(failed):
+        from rlzoo.cli.compare import compare
+
+        compare([folder], as_json=False, report=None, is_quiet=is_quiet)
+    for child in failed:
+        console.print(f"{child.name} did not finish: see {folder / 'logs' / child.name}.log", style="red")
+    return not failed
+
+
+def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
+    """Do the runs that are not done, under one MLflow run; those that failed."""
     parent = parent_of(sweep)
     status = "FAILED"
     try:
@@ -51,18 +63,12 @@ def run_sweep(
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
-        console.print(f"stopped; the same command goes on where it was, in {folder}")
+        console.print(f"stopped; the same command goes on where it was, in {sweep.folder}")
         raise
     finally:
         if parent:
             close_parent(parent, status)
-    if len(sweep.children) > len(failed):
-        from rlzoo.cli.compare import compare
-
-        compare([folder], as_json=False, report=None, is_quiet=is_quiet)
-    for child in failed:
-        console.print(f"{child.name} did not finish: see {folder / 'logs' / child.name}.log", style="red")
-    return not failed
+    return failed
 
 
 def parent_of(sweep: Sweep) -> str | None:

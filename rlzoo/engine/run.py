@@ -22,6 +22,7 @@ from rlzoo.engine.optimization import is_shared, is_spread, kept_weights
 from rlzoo.engine.passes import gather
 from rlzoo.engine.pretrained import eos_token_ids, load_named
 from rlzoo.engine.processes import make_accelerator, peak_memory
+from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory
 from rlzoo.engine.samplers import make_sampler
 from rlzoo.engine.sampling import RolloutSource
@@ -55,27 +56,8 @@ class Run:
         self.task = task
         self.model, self.tokenizer = load_named(config.model)
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
-        sampler = make_sampler(
-            self.model,
-            self.tokenizer,
-            eos_token_ids(self.model, self.tokenizer),
-            named=config.model,
-            settings=config.rollout,
-            own_weights=config.rollout.max_staleness > 0 or is_spread(self.accelerator),
-        )
-        self.source = RolloutSource(config, task, sampler, self.accelerator)
-        self.learner = Learner(
-            self.model,
-            config.clip,
-            config.learner,
-            pad_id=int(self.tokenizer.pad_token_id),
-            max_length=config.rollout.max_new_tokens,
-            num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
-            temperature=config.rollout.temperature,
-            reward=config.reward,
-            mismatch=config.mismatch,
-            accelerator=self.accelerator,
-        )
+        self.source = RolloutSource(config, task, self._make_sampler(), self.accelerator)
+        self.learner = self._make_learner()
         self.monitor = Monitor(config.clip)
         self.metrics: list[dict[str, float]] = []
         self.done = 0  # steps
@@ -90,6 +72,32 @@ class Run:
             failed.callback(self.directory.close)
             self._restore(checkpoint)
             failed.pop_all()
+
+    def _make_sampler(self) -> Sampler:
+        settings = self.config.rollout
+        return make_sampler(
+            self.model,
+            self.tokenizer,
+            eos_token_ids(self.model, self.tokenizer),
+            named=self.config.model,
+            settings=settings,
+            own_weights=settings.max_staleness > 0 or is_spread(self.accelerator),
+        )
+
+    def _make_learner(self) -> Learner:
+        config = self.config
+        return Learner(
+            self.model,
+            config.clip,
+            config.learner,
+            pad_id=int(self.tokenizer.pad_token_id),
+            max_length=config.rollout.max_new_tokens,
+            num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
+            temperature=config.rollout.temperature,
+            reward=config.reward,
+            mismatch=config.mismatch,
+            accelerator=self.accelerator,
+        )
 
     def _restore(self, folder: Path | None) -> None:
         """Stand where a checkpoint was written, or at the beginning if there is none."""
