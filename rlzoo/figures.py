@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, yellow left out
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = ("-", "--", ":", "-.")
+LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters: with longer ones there is no room for the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def save_png(figure: Figure, path: Path) -> None:
 def _canvas(title: str, xlabel: str, ylabel: str, height: float = 3.6) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(_literal(title), fontsize=10, loc="left")
+    axes.set_title(_literal(title, LONGEST_TITLE), fontsize=10, loc="left")
     axes.set_xlabel(_literal(xlabel))
     axes.set_ylabel(_literal(ylabel))
     axes.grid(visible=True, color="0.9", linewidth=0.6)
@@ -157,7 +158,9 @@ def _legend(figure: Figure, axes: Axes) -> None:
         )
 
 
-def _literal(label: str) -> str:
-    """A label as it is: no mathematics between dollar signs, and shown even if it begins with an underscore."""
+def _literal(label: str, longest: int = LONGEST_LABEL) -> str:
+    """A label as it is: no mathematics between dollar signs, none hidden for an underscore; a long one less its middle."""
+    if len(label) > longest:
+        label = f"{label[: longest // 2 - 1]}…{label[-(longest // 2) :]}"
     shown = label.replace("$", r"\$")
     return f"\u200b{shown}" if shown.startswith("_") else shown  # matplotlib hides those; a space of no width does not show

@@ -49,6 +49,21 @@ def test_labels_are_shown_as_they_are():
     assert "a $b$ c" in text
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_name_of_any_length_leaves_room_for_the_data():
+    name = "fspo-" + "x" * 250 + "-seed-7"
+    series = {name: Series((8, 16), (0.1, 0.2)), "short": Series((8, 16), (0.1, 0.2))}
+    for figure in (
+        profile(series, title=name),
+        lines(series, xlabel="x", ylabel="y"),
+        forest([(name, 0.5, 0.4, 0.6)], xlabel="x"),
+    ):
+        text = svg(figure)
+        assert f">fspo-{'x' * 12}…{'x' * 11}-seed-7<" in text
+        (axes,) = figure.axes
+        assert axes.get_position().width > 1 / 3
+
+
 def test_the_same_figure_gives_the_same_bytes_and_ids_of_its_own():
     first, again = (svg(profile(RAGGED)) for _ in range(2))
     other = svg(profile(many(2)))
