@@ -168,7 +168,7 @@ def test_examples_say_in_their_first_lines_how_to_run_them():
 
 
 def test_the_page_of_speeds_is_written_from_its_data():
-    report = json.loads((ROOT / "docs" / "reference" / "performance.json").read_text(encoding="utf-8"))
-    assert performance_page(report) == (ROOT / "docs" / "reference" / "performance.md").read_text(encoding="utf-8")
-    assert {row["case"] for row in report["rows"]} <= set(CASES)
-    assert "<<" not in performance_page(report)
+    reports = json.loads((ROOT / "docs" / "reference" / "performance.json").read_text(encoding="utf-8"))
+    assert performance_page(reports) == (ROOT / "docs" / "reference" / "performance.md").read_text(encoding="utf-8")
+    assert {row["case"] for report in reports for row in report["rows"]} == set(CASES)
+    assert "<<" not in performance_page(reports)

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -165,7 +166,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("bench.json"))
     options = parser.parse_args()
     packages = {name: version(name) for name in ("torch", "transformers", "trl", "rlzoo")}
-    report: dict[str, Any] = {"rows": [], "python": platform.python_version(), "packages": packages}
+    report: dict[str, Any] = {
+        "processor": roofline.processor(),
+        "date": date.today().isoformat(),
+        "rows": [],
+        "python": platform.python_version(),
+        "packages": packages,
+    }
     if options.case and options.json.exists():
         report |= json.loads(options.json.read_text(encoding="utf-8"))
     if "machine" not in report:

@@ -1,4 +1,4 @@
-"""Writes the page of what was measured: ``python -m examples.bench.page bench.json``."""
+"""Writes the page of what was measured, a part for each processor: ``python -m examples.bench.page bench.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from examples.bench.cases import CASES
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "performance.md"
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "reference" / "performance.md"
 DATA = PAGE.with_suffix(".json")
 
 
@@ -76,11 +77,12 @@ def beside(report: dict[str, Any]) -> str:
     return table(["of a step of", "rule", "metrics", "journal", "MLflow", "together"], rows)
 
 
-def page(report: dict[str, Any]) -> str:
-    """The whole page."""
+def machine_part(report: dict[str, Any]) -> str:
+    """What was measured on one machine."""
     machine, packages = report["machine"], report["packages"]
-    text = (Path(__file__).parent / "page.md").read_text(encoding="utf-8")
     values = {
+        "processor": report["processor"],
+        "date": report["date"],
         "comparison": comparison(report),
         "roofline": roofline(report),
         "growth": growth(report),
@@ -93,12 +95,21 @@ def page(report: dict[str, Any]) -> str:
         "start": ", ".join(f"{seconds:.1f}" for seconds in report["start_seconds"]),
         "beside": beside(report),
     }
+    text = (HERE / "machine.md").read_text(encoding="utf-8")
     for name, value in values.items():
         text = text.replace(f"<<{name}>>", value)
     return text
 
 
+def page(reports: list[dict[str, Any]]) -> str:
+    """The whole page."""
+    parts = "\n".join(map(machine_part, reports))
+    return (HERE / "page.md").read_text(encoding="utf-8").replace("<<machines>>\n", parts)
+
+
 if __name__ == "__main__":
-    data = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    new = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    known = json.loads(DATA.read_text(encoding="utf-8"))
+    data = [report for report in known if report["processor"] != new["processor"]] + [new]
     DATA.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(data), encoding="utf-8")

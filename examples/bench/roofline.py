@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,12 @@ def best_seconds(work: Callable[[], object], repeats: int = 7) -> float:
         work()
         found.append(time.perf_counter() - started)
     return min(found)
+
+
+def processor() -> str:
+    """What the system calls the processor."""
+    found = re.search(r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else platform.processor()
 
 
 def machine() -> dict[str, float]:
