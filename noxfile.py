@@ -85,10 +85,10 @@ def floors(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The test suite, four files at a time; arguments after ``--`` go to pytest instead."""
+    """The test suite, three files at a time; arguments after ``--`` go to pytest instead."""
     pytest = str(project(session) / "pytest")
-    # four for two cores: much of it waits; in the order of their names, or long files of few tests would come last
-    order = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
+    # three for two cores (four take longer): much of it waits; in the order of their names, or long files of few tests would come last
+    order = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     usual = [*order, "--ignore=tests/browser", "-m", "not slow and not long and not deepspeed"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
 
