@@ -87,7 +87,7 @@ def floors(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The test suite, three files at a time; arguments after ``--`` go to pytest instead."""
     pytest = str(project(session) / "pytest")
-    # three for two cores (four take longer): much of it waits; in the order of their names, or long files of few tests would come last
+    # three for two cores, for much of it waits; in the order of their names, or long files of few tests would come last
     order = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     usual = [*order, "--ignore=tests/browser", "-m", "not slow and not long and not deepspeed"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
