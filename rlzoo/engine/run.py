@@ -74,14 +74,13 @@ class Run:
             failed.pop_all()
 
     def _make_sampler(self) -> Sampler:
-        settings = self.config.rollout
         return make_sampler(
             self.model,
             self.tokenizer,
             eos_token_ids(self.model, self.tokenizer),
             named=self.config.model,
-            settings=settings,
-            own_weights=settings.max_staleness > 0 or is_spread(self.accelerator),
+            settings=self.config.rollout,
+            own_weights=self.config.rollout.max_staleness > 0 or is_spread(self.accelerator),
         )
 
     def _make_learner(self) -> Learner:
