@@ -28,8 +28,9 @@ def best_seconds(work: Callable[[], object], repeats: int = 7) -> float:
 
 def processor() -> str:
     """What the system calls the processor."""
-    found = re.search(r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else platform.processor()
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: *(.+)$", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def machine() -> dict[str, float]:
