@@ -96,7 +96,6 @@ def test_a_new_policy_keeps_every_law_as_it_is(written):
     assert {outcome.law: outcome.status for outcome in testing.check(policy())} == dict.fromkeys(LAWS, "pass")
 
 
-@pytest.mark.long  # `nox -s outside_plugin` does it with an installed rlzoo
 def test_a_new_distribution_passes_its_own_tests(written):
     out = run_in(written, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests")
     assert f"{len(LAWS) + 1} passed" in out

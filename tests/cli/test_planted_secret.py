@@ -123,12 +123,11 @@ def test_a_dry_run_prints_no_secret(tmp_path, plugin_file):
         assert leaks(tmp_path, done.stdout, done.stderr) == []
 
 
-@pytest.mark.long  # half a minute each until they are given up
 @pytest.mark.parametrize(
     "store",
     [
         f"http://me:{OF_THE_STORE}@127.0.0.1:9",
-        f"postgresql://me:{OF_THE_STORE}@127.0.0.1:9/db?password={OF_THE_STORE}",
+        pytest.param(f"postgresql://me:{OF_THE_STORE}@127.0.0.1:9/db?password={OF_THE_STORE}", marks=pytest.mark.long),
     ],
 )
 def test_a_store_that_cannot_be_reached_is_told_of_without_its_password(tmp_path, store):

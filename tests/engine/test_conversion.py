@@ -139,7 +139,6 @@ load_pretrained("smollm2")
     load_pretrained("smollm2")
 
 
-@pytest.mark.long
 def test_concurrent_conversions_all_succeed(tiny_package):
     script = "import sys; sys.path.insert(0, sys.argv[1])\nimport rlzoo.engine.pretrained as p; p.load_pretrained('smollm2')"
     command = [sys.executable, "-c", script, sys.path[0]]

@@ -145,14 +145,9 @@ def grader():
     found.close()
 
 
-def grade(grader, problem, response, *, again=False):
+def grade(grader, problem, response):
     """The answer, and another one after it: two parts."""
-    before = grader.worker.num_timeouts
     rewards = grader.grade([problem, PROBLEMS[1]], [response, "\\boxed{2+2}"])
-    if rewards[1] != 1.0 and grader.worker.num_timeouts > before and not again:  # perhaps the machine is busy
-        SURFACE.tried_again += 1
-        grade(grader, problem, response, again=True)
-        return
     assert rewards[0] in (0.0, 1.0)
     assert rewards[1] == 1.0, "the answer after it is graded wrong"
 
