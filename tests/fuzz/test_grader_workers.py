@@ -149,7 +149,7 @@ def grade(grader, problem, response):
     """The answer, and another one after it: two parts."""
     rewards = grader.grade([problem, PROBLEMS[1]], [response, "\\boxed{2+2}"])
     assert rewards[0] in (0.0, 1.0)
-    assert rewards[1] == 1.0, "the answer after it is graded wrong"
+    assert rewards[1] == 1.0, f"the answer after it is graded wrong; the worker's last failure: {grader.worker.last_failure}"
 
 
 @held_to_the_law("model outputs, graded in a worker", 0.7, problem=st.sampled_from(PROBLEMS), response=outputs)

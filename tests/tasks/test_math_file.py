@@ -1,5 +1,7 @@
 """Laws of the task that reads mathematics questions from files."""
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -161,6 +163,15 @@ def test_an_answer_of_thousands_of_characters_is_no_answer(math):
 def test_a_worker_has_no_more_memory_than_it_may(math):
     problem = Problem("?", "1")
     assert math.grade([problem, problem], ["\\boxed{2^{20000000000}}", "\\boxed{2-1}"]) == [0.0, 1.0]
+
+
+def test_no_answer_pays_for_what_is_imported_at_the_first():
+    script = (
+        "import sys\nfrom rlzoo.tasks import math_worker\n"
+        "math_worker.start()\nbefore = set(sys.modules)\nassert math_worker.score('4', '2+2', True) == 1.0\n"
+        "assert not set(sys.modules) - before, set(sys.modules) - before"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_the_base_of_a_number_is_found_in_linear_time():
