@@ -7,8 +7,11 @@ from importlib.metadata import version
 
 import pytest
 
+from rlzoo.garbage import collect_seldom
 from rlzoo.lab.recorded import RecordedRun
 from tests.quick import quick_run
+
+collect_seldom()  # as the command line does
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+
 from examples.bench import overhead, roofline
 from examples.bench.cases import CASES, GROUP, QUICK, Case
 
@@ -69,14 +71,17 @@ class Worker:
         self.log.close()
 
 
-def compare(case: Case, folder: Path, pairs: int, machine: dict[str, float]) -> list[dict[str, Any]]:
-    """A row for each phase of a case."""
+def compare(case: Case, folder: Path, pairs: int) -> list[dict[str, Any]]:
+    """A row for each phase of a case; the machine's rate is measured between the pairs."""
+    dtype = torch.bfloat16 if case.autocast == "bfloat16" else torch.float32
+    rates: list[float] = []
     seen: dict[str, list[dict[str, Any]]] = {"rlzoo": [], "trl": []}
     with Worker("rlzoo", case.name, folder) as ours, Worker("trl", case.name, folder) as theirs:
         workers = {"rlzoo": ours, "trl": theirs}
         for worker in workers.values():
             worker.step()  # the first allocates
         for pair in range(pairs):
+            rates.append(roofline.product_rate(dtype))
             for library in sorted(workers, reverse=bool(pair % 2)):
                 seen[library].append(workers[library].step())
                 last = seen[library][-1]
@@ -85,16 +90,14 @@ def compare(case: Case, folder: Path, pairs: int, machine: dict[str, float]) -> 
                     flush=True,
                 )
     flops = roofline.step_flops(case, case.model(folder), *lengths_of(case, folder, seen["rlzoo"][-1]["tokens"]))
-    return [row(case, phase, seen, flops[phase], machine) for phase in PHASES]
+    return [row(case, phase, seen, flops[phase], rates) for phase in PHASES]
 
 
-def row(
-    case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: float, machine: dict[str, float]
-) -> dict[str, Any]:
+def row(case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: float, rates: list[float]) -> dict[str, Any]:
     """What one phase of a case came to."""
     ratios = [theirs[phase] / ours[phase] for ours, theirs in zip(seen["rlzoo"], seen["trl"], strict=True)]
     seconds = {library: statistics.median(step[phase] for step in steps) for library, steps in seen.items()}
-    bound = flops / machine["matmul_bfloat16" if case.autocast == "bfloat16" else "matmul_float32"]
+    bound = flops / statistics.median(rates)
     return {
         "case": case.name,
         "phase": phase,
@@ -107,6 +110,7 @@ def row(
         "trl_tokens": [step["tokens"] for step in seen["trl"]],
         "rlzoo_learner_peak_bytes": max(step["learner_peak"] for step in seen["rlzoo"]),
         "trl_learner_peak_bytes": max(step["learner_peak"] for step in seen["trl"]),
+        "matmul_rates": rates,
         "bound_seconds": bound,
         "rlzoo_share_of_bound": bound / seconds["rlzoo"],
         "trl_share_of_bound": bound / seconds["trl"],
@@ -151,7 +155,7 @@ def measure(name: str, folder: Path, pairs: int, report: dict[str, Any]) -> None
         report["beside"] = {"the default run": overhead.beside_the_model()}
         report["beside"] |= {case: overhead.beside_the_model(case) for case in BESIDE}
     else:
-        rows = compare(CASES[name], folder, pairs, report["machine"])
+        rows = compare(CASES[name], folder, pairs)
         report["rows"] = [row for row in report["rows"] if row["case"] != name] + rows
 
 

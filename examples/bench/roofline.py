@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +15,24 @@ import torch
 from examples.bench.cases import GROUP, Case
 from rlzoo.engine.processor import onednn_linear
 
+SIZE = 2048
 
-def best_seconds(work: Callable[[], object], repeats: int = 7) -> float:
-    """The quickest of some repetitions."""
+
+def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
+    """What each of some repetitions takes, after one that does not count."""
     work()
     found = []
     for _ in range(repeats):
         started = time.perf_counter()
         work()
         found.append(time.perf_counter() - started)
-    return min(found)
+    return found
+
+
+def product_rate(dtype: torch.dtype) -> float:
+    """FLOP/s of square products at this moment, the median of five: a shared machine is not as quick all the time."""
+    a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
+    return 2 * SIZE**3 / statistics.median(seconds_of(lambda: a @ b, 5))
 
 
 def processor() -> str:
@@ -34,17 +43,19 @@ def processor() -> str:
 
 
 def machine() -> dict[str, float]:
-    """Matrix products in float32, by torch and by oneDNN, and in bfloat16, in FLOP/s, and copying memory, in bytes/s."""
-    size = 2048
+    """Matrix products in float32, by torch and by oneDNN, and in bfloat16, in FLOP/s, and copying memory, in bytes/s.
+
+    The best of seven repetitions each.
+    """
     measured = {}
     for dtype in (torch.float32, torch.bfloat16):
-        a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
-        measured[f"matmul_{str(dtype)[6:]}"] = 2 * size**3 / best_seconds(lambda a=a, b=b: a @ b)
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    measured["onednn_float32"] = 2 * size**3 / best_seconds(lambda: onednn_linear(a, b))
+        a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
+        measured[f"matmul_{str(dtype)[6:]}"] = 2 * SIZE**3 / min(seconds_of(lambda a=a, b=b: a @ b))
+    a, b = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
+    measured["onednn_float32"] = 2 * SIZE**3 / min(seconds_of(lambda: onednn_linear(a, b)))
     data = torch.zeros(2**27)
     other = torch.empty_like(data)
-    measured["memory"] = 2 * data.nbytes / best_seconds(lambda: other.copy_(data))
+    measured["memory"] = 2 * data.nbytes / min(seconds_of(lambda: other.copy_(data)))
     measured["threads"] = float(torch.get_num_threads())
     return measured
 

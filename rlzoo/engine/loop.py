@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from rlzoo.engine.run import Run
 from rlzoo.engine.run_directory import why_not_written
 from rlzoo.engine.tags import run_record
 from rlzoo.errors import PolicyError, RunError
+from rlzoo.garbage import quick_garbage_collection
 from rlzoo.signals import StopRequest, requested_stop
 from rlzoo.tracking.tracker import Tracker
 
@@ -108,17 +108,6 @@ def run_steps(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer 
     run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": aggregates})
     tracker.conclude(config.steps, aggregates, {"warnings": ", ".join(run.monitor.alarms.raised)})
     return RunResult(run.directory.path, run.metrics, profile)
-
-
-@contextmanager
-def quick_garbage_collection() -> Iterator[None]:
-    """Within, the collector leaves alone what stands at the beginning, half a million objects, and so takes milliseconds."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _warn_of_an_inert_clip(config: RunConfig) -> None:

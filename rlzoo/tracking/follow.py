@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rlzoo.garbage import collect_seldom
 from rlzoo.lock import Lock
 from rlzoo.tracking.machine import Machine
 from rlzoo.tracking.record import FOLDER, Record, tracking_uri
@@ -57,6 +58,7 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
 def main() -> int:
     """Follow the directory named by the first line of stdin; without one, do nothing."""
     parent = os.getppid()
+    collect_seldom()
     # loaded while the run loads its model
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # a new store tells of every table it makes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we try again ourselves
