@@ -24,6 +24,8 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MLFLOW_TRA
 
 
 EVERYTHING, TORCH_ALONE = "constraints.txt", "constraints-torch.txt"
+MADE: set[Path] = set()
+"""Environments whose wheel is of this checkout as it is now."""
 
 
 def environment(session: nox.Session, name: str, *requirements: str, constraints: str = EVERYTHING) -> Path:
@@ -200,13 +202,15 @@ def browser(session: nox.Session) -> None:
 def installed(session: nox.Session) -> Path:
     """A wheel of this checkout, installed as a user would; the libraries are those of `project`, not fetched once more.
 
-    That everything imported is also required is tests/test_requirements.py's to say.
+    That everything imported is also required is tests/test_requirements.py's to say. Made once in a call of nox.
     """
     libraries = next((project(session).parent / "lib").glob("python*/site-packages"))
     bin_folder = environment(session, "installed")
     own = next((bin_folder.parent / "lib").glob("python*/site-packages"))
     (own / "libraries.pth").write_text(f"{libraries}\n")  # its own .pth files, and so this checkout, are not followed
-    install(session, bin_folder, "--force-reinstall", "--no-deps", str(ROOT))
+    if bin_folder not in MADE:
+        install(session, bin_folder, "--force-reinstall", "--no-deps", str(ROOT))
+        MADE.add(bin_folder)
     return bin_folder
 
 

@@ -42,7 +42,7 @@ def roofline(report: dict[str, Any]) -> str:
     gain = machine["onednn_float32"] / machine["matmul_float32"]
     rows = [
         [
-            row["case"],
+            row["case"] + ("" if "matmul_rates" in row else "*"),
             row["phase"],
             f"{row['bound_seconds']:.3f}",
             f"{row['rlzoo_seconds'] / row['bound_seconds']:.1f}",
