@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -73,17 +74,11 @@ class ResponseTable:
             entropy: ``(B, T)`` in nats; None: 0.
             kl: ``(B, T)`` in nats; None: 0.
         """
-        mask = inputs.response_mask
-
-        def share(values: Tensor) -> Tensor:
-            return values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), mask)
-
-        advantages = inputs.advantages
+        mask, advantages = inputs.response_mask, inputs.advantages
         if advantages.shape[-1] != 1:
             advantages = advantages.masked_fill(~mask, 0.0)
-        clipped, log_ratio, band = result.clipped, result.log_ratio, result.band
-        high, low, dual = _by_edge(result, advantages)
-        edges = [] if band is None else [band.low, band.high]
+        clipped, log_ratio = result.clipped, result.log_ratio
+        share = partial(_share, mask=mask)
         token = ops.log_ratio(inputs)
         none = torch.zeros_like(advantages[:, :1])
         columns = (
@@ -91,14 +86,12 @@ class ResponseTable:
             advantages.sum(-1, keepdim=True),
             (advantages != 0).any(-1, keepdim=True),
             share(clipped),
-            share(high),
-            share(low),
-            share(dual),
+            *map(share, _by_edge(result, advantages)),
             share(~clipped & (log_ratio.abs() > ops.LOG_RATIO_LIMIT)),
             _multiple(gradient, on_policy_gradient),
             gradient.abs().sum(-1, keepdim=True),
             share(log_ratio),
-            *(share(edge.expand_as(log_ratio)) for edge in edges or [log_ratio.new_tensor(torch.nan)] * 2),
+            *(share(edge.expand_as(log_ratio)) for edge in _edges(result)),
             ops.sequence_sum(token, mask),
             ops.sequence_sum(token.square(), mask),
             token.masked_fill(~mask, torch.inf).amin(-1, keepdim=True),
@@ -130,6 +123,16 @@ def pooled(tables: Iterable[ResponseTable]) -> ResponseTable:
         numbered.append(replace(table, group=table.group + start))
         start += float(table.group.max()) + 1 if len(table.group) else 0.0
     return ResponseTable.concat(numbered)
+
+
+def _share(values: Tensor, mask: Tensor) -> Tensor:
+    """Of a response: its value, or the mean of those of its tokens."""
+    return values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), mask)
+
+
+def _edges(result: ClipResult) -> tuple[Tensor, Tensor]:
+    none = result.log_ratio.new_tensor(torch.nan)
+    return (none, none) if result.band is None else (result.band.low, result.band.high)
 
 
 def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -54,12 +54,16 @@ def run_replay(
     else:
         _print(console, result, with_cosine)
     if report is not None or not as_json:
-        from rlzoo.lab.study_report import study_report
-
         page = report or path / "replay.html"
-        page.write_text(study_report(result), encoding="utf-8")
+        _write_page(page, result)
         if not is_quiet:
             Plain(stderr=as_json).print(f"report {page}")
+
+
+def _write_page(page: Path, result: Study) -> None:
+    from rlzoo.lab.study_report import study_report
+
+    page.write_text(study_report(result), encoding="utf-8")
 
 
 def _policy(

@@ -20,7 +20,7 @@ from rlzoo.engine.gradient import StepGradient, StepMeasures
 from rlzoo.engine.judge import updated
 from rlzoo.engine.mismatch import with_mismatch_weights
 from rlzoo.engine.model import ResponseLogProbs, check_packing
-from rlzoo.engine.optimization import Applied, make_optimization, named_weights
+from rlzoo.engine.optimization import Applied, make_optimization, make_scheduler, named_weights
 from rlzoo.engine.passes import Passes
 from rlzoo.engine.processes import make_accelerator
 from rlzoo.engine.shaping import with_kl_in_the_reward
@@ -76,8 +76,6 @@ class Learner:
         mismatch: MismatchConfig | None = None,
         accelerator: Accelerator | None = None,
     ) -> None:
-        from transformers import get_scheduler
-
         self.policy = policy
         self.config = config
         self.reward = reward or RewardConfig()
@@ -86,30 +84,28 @@ class Learner:
         self.num_optimizer_steps = 0
         self.num_nonfinite = 0  # updates in a row whose gradient was not finite
         self.accelerator = accelerator or make_accelerator(LaunchConfig(), config)
-        is_cpu, sizes = self.accelerator.device.type == "cpu", language_model.config.get_text_config()
-        depth = sizes.num_hidden_layers * sizes.hidden_size
-        self.passes = Passes(
-            self.accelerator,
-            pad_id=pad_id,
-            max_tokens=micro_batch_tokens(config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth),
-            packing=config.packing,
-            padding_side=padding_side,
-        )
+        self.passes = self._make_passes(language_model, pad_id, padding_side)
         if config.packing:
             check_packing(language_model)
         prepare_for_training(language_model, config)
         self.language_model = language_model
         module = ResponseLogProbs(language_model, temperature)
         self.reference: ResponseLogProbs | None = None
-        if (config.kl_coef > 0 or self.reward.kl_coef > 0) and not has_adapter(language_model):
+        if self.has_reference and not has_adapter(language_model):
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
         self.optimization = make_optimization(self.accelerator, module, config)
         self.model = self.optimization.model
-        self.scheduler = get_scheduler(
-            "constant_with_warmup" if config.schedule == "constant" else config.schedule,
-            self.optimization.optimizer,
-            num_warmup_steps=config.warmup_updates,
-            num_training_steps=num_updates,
+        self.scheduler = make_scheduler(self.optimization.optimizer, config, num_updates)
+
+    def _make_passes(self, language_model: PreTrainedModel, pad_id: int, padding_side: PaddingSide) -> Passes:
+        is_cpu, sizes = self.accelerator.device.type == "cpu", language_model.config.get_text_config()
+        depth = sizes.num_hidden_layers * sizes.hidden_size
+        return Passes(
+            self.accelerator,
+            pad_id=pad_id,
+            max_tokens=micro_batch_tokens(self.config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth),
+            packing=self.config.packing,
+            padding_side=padding_side,
         )
 
     @property

@@ -196,6 +196,18 @@ def _without_code() -> Iterator[None]:
             os.environ[WEIGHTS_ONLY] = before
 
 
+def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_updates: int) -> Any:
+    """The learning rate's course over ``num_updates`` optimizer steps: transformers' own of that name."""
+    from transformers import get_scheduler
+
+    return get_scheduler(
+        "constant_with_warmup" if config.schedule == "constant" else config.schedule,
+        optimizer,
+        num_warmup_steps=config.warmup_updates,
+        num_training_steps=num_updates,
+    )
+
+
 def make_optimization(accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> Optimization:
     """The module with an optimizer for its trainable parameters, as the accelerator's processes share them."""
     from accelerate.utils import DistributedType

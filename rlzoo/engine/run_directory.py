@@ -116,7 +116,7 @@ class RunDirectory:
         """
         if not self.is_writer:
             return
-        lines = [
+        lines = (
             {
                 "group": index,
                 "question": group.problem.question,
@@ -129,9 +129,8 @@ class RunDirectory:
             }
             for index, group in enumerate(groups)
             for rollout in group.rollouts
-        ]
-        stem = self.path / "rollouts" / f"{step:06d}"
-        text = [json.dumps(line, ensure_ascii=False) + "\n" for line in lines]
+        )
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         mask, old, advantages = experience.response_mask, experience.old_log_probs, experience.advantages
         tensors = {
             "sequences": torch.cat(experience.sequences),
@@ -142,13 +141,13 @@ class RunDirectory:
             "advantages": advantages if advantages.shape[-1] == 1 else advantages[mask],
             "rollout_log_probs": experience.rollout_log_probs[mask],
         }
-        if old is not None:
-            tensors["old_log_probs"] = old[mask]
+        tensors |= {} if old is None else {"old_log_probs": old[mask]}
         for index, update in enumerate(updates):
             tensors[f"rows/{index}"] = update.rows.contiguous()
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
+        stem = self.path / "rollouts" / f"{step:06d}"
         temporary = stem.with_name(".part")
-        temporary.write_text("".join(text), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(stem.with_suffix(".jsonl"))
         save_file(tensors, temporary)
         temporary.replace(stem.with_suffix(".safetensors"))  # with it the step counts as recorded

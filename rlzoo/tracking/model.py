@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
@@ -77,13 +78,8 @@ def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, Schema
 
-    (folder / "model").mkdir()
-    (folder / "components" / "tokenizer").mkdir(parents=True)
     files = model_files(checkpoint)
-    for file in files:
-        (folder / "model" / file.name).symlink_to(file.resolve())  # what is sent is what they point at
-        if not file.name.endswith(WEIGHTS):
-            (folder / "components" / "tokenizer" / file.name).symlink_to(file.resolve())
+    _link(folder, files)
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     text = Schema([ColSpec("string")])
     described = Model(
@@ -115,6 +111,16 @@ def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None
     described.model_size_bytes = sum(file.stat().st_size for file in files)
     described.save(str(folder / "MLmodel"))
     _write_environment(folder)
+
+
+def _link(folder: Path, files: Iterable[Path]) -> None:
+    """The checkpoint's files, and the tokenizer's once more; what is sent is what they point at."""
+    (folder / "model").mkdir()
+    (folder / "components" / "tokenizer").mkdir(parents=True)
+    for file in files:
+        (folder / "model" / file.name).symlink_to(file.resolve())
+        if not file.name.endswith(WEIGHTS):
+            (folder / "components" / "tokenizer" / file.name).symlink_to(file.resolve())
 
 
 def _write_environment(folder: Path) -> None:
