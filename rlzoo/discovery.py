@@ -77,14 +77,17 @@ def find_plugins(paths: Sequence[str | Path]) -> Found:
 
 
 def _installed() -> Iterator[Plugin]:
-    points = metadata.entry_points(group=PROJECT)
+    named = functools.cache(_name_and_version)  # one distribution has most of them, and reading its metadata takes long
     described = []
-    for point in points:
-        distribution = point.dist.name if point.dist else "unknown distribution"
-        version = f" {point.dist.version}" if point.dist else ""
-        described.append((_normal(distribution) != PROJECT, point.name, f"{distribution}{version}", point))
+    for point in metadata.entry_points(group=PROJECT):
+        distribution, version = named(point.dist) if point.dist else ("unknown distribution", "")
+        described.append((_normal(distribution) != PROJECT, point.name, f"{distribution} {version}".rstrip(), point))
     for outside, name, source, point in sorted(described, key=lambda item: item[:3]):
         yield Plugin(name, source, point.load, bundled=not outside, asked_for=False)
+
+
+def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
+    return distribution.name, distribution.version
 
 
 def _names(plugin: Plugin) -> set[str]:
