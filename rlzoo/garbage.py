@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _WHILE_LOADING = (50_000, 10, 10)
-_USUAL = (700, 10, 10)  # Python's own
+_USUAL = gc.get_threshold()  # as it is when this is imported: Python's own, unless somebody has set another
 
 
 def collect_seldom() -> None:
-    """Look for garbage after 50,000 new objects, not after 700: those that libraries make while they are imported stay."""
+    """Look for garbage after 50,000 new objects, not after hundreds: those that libraries make while imported stay."""
     gc.set_threshold(*_WHILE_LOADING)
 
 
@@ -19,7 +19,7 @@ def collect_seldom() -> None:
 def quick_garbage_collection() -> Iterator[None]:
     """Within, the collector leaves alone what stands at the beginning, half a million objects, and so takes milliseconds.
 
-    It looks as often as Python's own does, for what refers to itself may hold tensors.
+    It looks as often as before `collect_seldom`, for what refers to itself may hold tensors.
     """
     former = gc.get_threshold()
     gc.collect()

@@ -8,8 +8,6 @@ import pytest
 
 from rlzoo.garbage import collect_seldom, quick_garbage_collection
 
-USUAL = (700, 10, 10)
-
 
 @pytest.fixture(autouse=True)
 def thresholds():
@@ -22,16 +20,12 @@ def printed(script):
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
 
 
-def test_python_looks_after_as_many_objects_as_we_call_usual():
-    assert printed("import gc; print(gc.get_threshold())") == str(USUAL)
-
-
 def test_within_it_looks_as_often_as_ever_but_not_at_what_was_there_before():
     collect_seldom()
     seldom, frozen = gc.get_threshold(), gc.get_freeze_count()
     assert seldom[0] > 10_000
     with quick_garbage_collection():
-        assert gc.get_threshold() == USUAL
+        assert str(gc.get_threshold()) == printed("import gc; print(gc.get_threshold())")  # what Python begins with
         assert gc.get_freeze_count() > frozen
     assert gc.get_threshold() == seldom
     assert gc.get_freeze_count() == frozen

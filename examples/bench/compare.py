@@ -72,7 +72,7 @@ class Worker:
 
 
 def compare(case: Case, folder: Path, pairs: int) -> list[dict[str, Any]]:
-    """A row for each phase of a case; the machine's rate is measured between the pairs."""
+    """A row for each phase of a case; the machine's rate is measured before every pair."""
     dtype = torch.bfloat16 if case.autocast == "bfloat16" else torch.float32
     rates: list[float] = []
     seen: dict[str, list[dict[str, Any]]] = {"rlzoo": [], "trl": []}
