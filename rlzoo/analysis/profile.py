@@ -31,9 +31,9 @@ class Fractions:
     high: tuple[float, ...]
 
     @classmethod
-    def of(cls, rows: ResponseTable, index: torch.Tensor) -> Fractions:
-        """Count rows by bin; ``index`` is the bin of each."""
-        count, clipped = bin_sums(index, torch.ones_like(rows.length)), bin_sums(index, rows.clipped)
+    def of(cls, clipped_rows: torch.Tensor, index: torch.Tensor) -> Fractions:
+        """Count clip decisions ``(n,)`` by bin; ``index`` is the bin of each."""
+        count, clipped = bin_sums(index, torch.ones_like(clipped_rows)), bin_sums(index, clipped_rows)
         low, high = wilson(clipped.numpy(), count.numpy())
         share = tuple((clipped / count).tolist())
         return cls(tuple(int(number) for number in count), share, tuple(low.tolist()), tuple(high.tolist()))
@@ -88,9 +88,9 @@ class LengthProfile:
             edges=tuple(edges.tolist()),
             median_length=_by_bin(index, rows.length, lambda lengths: float(lengths.median())),
             clip_fraction=float(rows.clipped.double().mean()),
-            both=Fractions.of(rows, index),
-            below=Fractions.of(rows.where(sides[-1]), index[sides[-1]]),
-            above=Fractions.of(rows.where(sides[1]), index[sides[1]]),
+            both=Fractions.of(rows.clipped, index),
+            below=Fractions.of(rows.clipped[sides[-1]], index[sides[-1]]),
+            above=Fractions.of(rows.clipped[sides[1]], index[sides[1]]),
             lre_max=float(worst) if known else None,
             lre_mean=float(mean) if known else None,
             lre_max_interval=intervals[0] if intervals else None,

@@ -40,7 +40,6 @@ class Decoded:
     log_probs: Tensor  # (B, T) float32, of the distribution sampled from
 
 
-@torch.no_grad()
 def decode(
     model: PreTrainedModel,
     prompts: Sequence[tuple[int, ...]],
@@ -63,18 +62,20 @@ def decode(
         fuses: whether tokens behind the prompt are computed by `FusedStep`, where `can_fuse` says so.
     """
     limit = uniforms.shape[1]
-    numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
-    responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses)
-    logits = responses.first_logits()
-    steps: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, their tokens and log-probabilities
-    for column in range(limit):
-        steps.append((responses.rows, *draw(logits, numbers[column].index_select(0, responses.rows), temperature)))
-        drawn = steps[-1][1]
-        drawn = responses.close((drawn[:, None] == ends).any(dim=1), drawn)
-        if not len(drawn) or column + 1 == limit:
-            break
-        logits = responses.next_logits(drawn)
-    return _laid_out(steps, len(prompts), pad_id)
+    # what a model not known may keep from a forward pass, such as a mask, must serve for training too
+    with torch.inference_mode() if fuses else torch.no_grad():
+        numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
+        responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses)
+        logits = responses.first_logits()
+        steps: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, their tokens and log-probabilities
+        for column in range(limit):
+            steps.append((responses.rows, *draw(logits, numbers[column].index_select(0, responses.rows), temperature)))
+            drawn = steps[-1][1]
+            drawn = responses.close((drawn[:, None] == ends).any(dim=1), drawn)
+            if not len(drawn) or column + 1 == limit:
+                break
+            logits = responses.next_logits(drawn)
+        return _laid_out(steps, len(prompts), pad_id)
 
 
 def _laid_out(steps: Sequence[tuple[Tensor, Tensor, Tensor]], num_rows: int, pad_id: int) -> Decoded:

@@ -30,20 +30,22 @@ def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, T
         Tokens, int64 ``(B,)``, and their log-probabilities, float32 ``(B,)``, in nats.
     """
     scaled = logits.float() / temperature
-    largest = scaled.amax(dim=-1, keepdim=True)
-    masses = (scaled - largest).exp()  # probabilities times an unknown total
-    if masses.shape[-1] <= BLOCK:
-        sums = masses.double().cumsum(dim=-1)
-        total = sums[:, -1:]
-        tokens = _first_above(sums, numbers[:, None] * total)
-    else:
-        tokens, total = _by_blocks(masses, numbers)
-    log_probs = scaled.gather(-1, tokens) - largest - total.log().float()
-    return tokens.squeeze(-1), log_probs.squeeze(-1)
+    tokens, log_probs = (_at_once if scaled.shape[-1] <= BLOCK else _by_blocks)(scaled, numbers)
+    return tokens.squeeze(-1), log_probs.squeeze(-1).float()
 
 
-def _by_blocks(masses: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens ``(B, 1)`` and the sums of all masses ``(B, 1)``; the block is found first, then the token within it."""
+def _at_once(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens ``(B, 1)`` and their log-probabilities ``(B, 1)``."""
+    log_probs = logits.log_softmax(dim=-1, dtype=torch.float64)
+    sums = log_probs.exp().cumsum(dim=-1)
+    tokens = _first_above(sums, numbers[:, None] * sums[:, -1:])
+    return tokens, log_probs.gather(-1, tokens)
+
+
+def _by_blocks(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The same; the block is found first, then the token within it."""
+    largest = logits.amax(dim=-1, keepdim=True)
+    masses = (logits - largest).exp()  # probabilities times an unknown total
     blocks = torch.nn.functional.pad(masses, (0, -masses.shape[-1] % BLOCK)).view(len(masses), -1, BLOCK)
     ends = blocks.sum(dim=-1).double().cumsum(dim=-1)  # (B, blocks)
     total = ends[:, -1:]
@@ -51,7 +53,8 @@ def _by_blocks(masses: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     block = _first_above(ends, wanted)
     before = torch.where(block > 0, ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
     within = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK)).squeeze(1).double().cumsum(dim=-1)
-    return block * BLOCK + _first_above(within, wanted - before), total
+    tokens = block * BLOCK + _first_above(within, wanted - before)
+    return tokens, logits.gather(-1, tokens) - largest - total.log()
 
 
 def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:

@@ -18,9 +18,6 @@ from rlzoo.types import ClipInputs, RolloutGroup
 
 PaddingSide = Literal["left", "right"]
 
-BATCH_COST = 256
-"""What a forward and backward pass costs beside its tokens, in tokens: less padding is not worth ever more batches."""
-
 
 @dataclass(frozen=True, slots=True)
 class ModelBatch:
@@ -157,15 +154,21 @@ class Experience:
             seed=seed,
         )
 
-    def micro_batches(self, rows: Tensor, max_tokens: int, packed: bool = False) -> Iterator[Tensor]:
+    def micro_batches(self, rows: Tensor, max_tokens: int, packed: bool = False, cost: int = 256) -> Iterator[Tensor]:
         """Cut rows into batches of similar length that hold at most ``max_tokens``; one row may exceed it.
 
         Padded, a batch holds ``rows x longest row`` tokens; packed, the sum of its rows.
+
+        Args:
+            rows: of this experience.
+            max_tokens: of a batch.
+            packed: whether the rows of a batch stand end to end.
+            cost: what a batch costs beside its tokens, in tokens; see `micro_batch_cost`.
         """
         by_length = torch.tensor(sorted(rows.tolist(), key=lambda row: self.sequences[row].numel(), reverse=True))
         lengths = [self.sequences[row].numel() for row in by_length.tolist()]
         start = 0
-        for size in _packed_sizes(lengths, max_tokens) if packed else _padded_sizes(lengths, max_tokens):
+        for size in _packed_sizes(lengths, max_tokens) if packed else _padded_sizes(lengths, max_tokens, cost):
             yield by_length[start : start + size]
             start += size
 
@@ -181,6 +184,18 @@ def micro_batch_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
     return limit or (max(512, min(3072, 2**24 // depth)) if is_cpu else 16384)
 
 
+def micro_batch_cost(*, is_cpu: bool, depth: int) -> int:
+    """What a forward and backward pass costs beside its tokens, in tokens: less padding is not worth ever more batches.
+
+    On a processor, as measured: the calls of a small model's operations take as long as hundreds of its tokens.
+
+    Args:
+        is_cpu: whether the model is on a processor.
+        depth: layers x width.
+    """
+    return 48 + 2**16 // depth if is_cpu else 256
+
+
 def _packed_sizes(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
     """Rows of each batch, as many as fit."""
     start = 0
@@ -190,12 +205,13 @@ def _packed_sizes(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
         start += size
 
 
-def _padded_sizes(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
-    """Rows of each batch, such that all of them hold the fewest tokens, a batch itself counting as `BATCH_COST`.
+def _padded_sizes(lengths: Sequence[int], max_tokens: int, cost: int) -> Iterator[int]:
+    """Rows of each batch, such that all of them cost the least.
 
     Args:
         lengths: of the rows, the longest first.
         max_tokens: of one batch, padding included.
+        cost: of a batch beside its tokens, in tokens.
     """
     number = len(lengths)
     costs, sizes = [0.0] * (number + 1), [0] * number
@@ -203,7 +219,7 @@ def _padded_sizes(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
         longest = lengths[start]
         most = max(1, min(number - start, max_tokens // longest))
         # of equal costs the larger batch, so that what is left over is at the end
-        costs[start], negative = min((BATCH_COST + longest * size + costs[start + size], -size) for size in range(1, most + 1))
+        costs[start], negative = min((cost + longest * size + costs[start + size], -size) for size in range(1, most + 1))
         sizes[start] = -negative
     start = 0
     while start < number:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlzoo.analysis.response_table import ResponseTable
 from rlzoo.engine.adapters import has_adapter, prepare_for_training, without_adapter
-from rlzoo.engine.experience import Experience, PaddingSide, micro_batch_tokens
+from rlzoo.engine.experience import Experience, PaddingSide, micro_batch_cost, micro_batch_tokens
 from rlzoo.engine.gradient import StepGradient, StepMeasures
 from rlzoo.engine.judge import updated
 from rlzoo.engine.mismatch import with_mismatch_weights
@@ -105,6 +105,7 @@ class Learner:
             pad_id=pad_id,
             max_tokens=micro_batch_tokens(self.config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth),
             packing=self.config.packing,
+            cost=micro_batch_cost(is_cpu=is_cpu, depth=depth),
             padding_side=padding_side,
         )
 
@@ -168,7 +169,6 @@ class Learner:
         experience = with_mismatch_weights(self.with_old_log_probs(experience, known_later), self.mismatch)
         if self.reward.kl_coef > 0:
             experience = with_kl_in_the_reward(experience, self.policy.advantage, self.reward)
-        edges = bin_edges(experience.lengths)
         updates: list[Update] = []
         for index, rows in enumerate(minibatches):
             if before_update is not None:
@@ -179,7 +179,8 @@ class Learner:
                 assert experience.old_log_probs is not None
                 experience.old_log_probs[rows] = update.log_probs
             updates.append(update)
-            self.policy = updated(self.policy, update.table.clip_stats(edges))
+            if type(self.policy).updated is not ClipPolicy.updated:
+                self.policy = updated(self.policy, update.table.clip_stats(bin_edges(experience.lengths)))
         return experience, updates
 
     @torch.no_grad()

@@ -37,12 +37,20 @@ class Passes:
     """
 
     def __init__(
-        self, accelerator: Accelerator, *, pad_id: int, max_tokens: int, packing: bool, padding_side: PaddingSide = "right"
+        self,
+        accelerator: Accelerator,
+        *,
+        pad_id: int,
+        max_tokens: int,
+        packing: bool,
+        cost: int,
+        padding_side: PaddingSide = "right",
     ) -> None:
         self.accelerator = accelerator
         self.pad_id = pad_id
         self.max_tokens = max_tokens
         self.packing = packing
+        self.cost = cost  # of a micro-batch beside its tokens, in tokens
         self.padding_side: PaddingSide = padding_side
 
     def micro_batches(self, experience: Experience, rows: Tensor) -> list[MicroBatch]:
@@ -54,7 +62,7 @@ class Passes:
             return []
         lengths = experience.sizes
         shares = deal(rows, lengths, self.accelerator.num_processes)
-        cut = [list(experience.micro_batches(share, self.max_tokens, self.packing)) for share in shares]
+        cut = [list(experience.micro_batches(share, self.max_tokens, self.packing, self.cost)) for share in shares]
         own = [MicroBatch(piece, is_idle=False) for piece in cut[self.accelerator.process_index]]
         shortest = torch.tensor([min(rows.tolist(), key=lambda row: lengths[row])])
         return own + [MicroBatch(shortest, is_idle=True)] * (max(map(len, cut)) - len(own))

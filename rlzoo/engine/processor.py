@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 SMALLEST = 2**15
 """Numbers in a weight, at least: oneDNN makes code for every new shape, which less does not repay."""
 
+PACKED = 2**19
+"""Numbers in a bfloat16 weight, at least, that is packed: with less, that was no quicker."""
+
+STEADY = 8
+"""Products of the same number of rows before a weight is packed for it: packing takes as long as two to five of them."""
+
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 
@@ -46,7 +52,7 @@ def keep_freed_memory() -> None:
 @functools.cache
 def is_slow_with_mkl() -> bool:
     """Whether torch multiplies by MKL on an AMD processor with AVX-512, and has oneDNN."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    if _capability() != "AVX512" or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return False
     processor = Path("/proc/cpuinfo")
     return has_onednn() and processor.exists() and "AuthenticAMD" in processor.read_text(encoding="utf-8")
@@ -98,11 +104,57 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``states @ weight.T + bias`` of ``(..., K)``, ``(N, K)`` and ``(N,)``, without a gradient, the quicker way."""
-    if is_slow_with_mkl() and weight.numel() >= SMALLEST and _is_for_onednn(states, weight):
-        return onednn_linear(states, weight, bias)
-    return nn.functional.linear(states, weight, bias)
+class Product:
+    """``states @ weight.T + bias``, the quicker way, for many products by a weight that stays; without a gradient.
+
+    A library that multiplies few rows spends as long on bringing the weight into its own order as on the product. MKL keeps
+    that order for one number of rows, so a weight is packed once that number has stayed; oneDNN for any number.
+
+    Example:
+        ``Product(linear.weight, linear.bias)(states)``: of ``(B, K)`` by ``(N, K)`` and ``(N,)``.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> None:
+        """``packs``: whether a copy of the weight may be kept."""
+        self.weight, self.bias, self.multiply = weight, bias, nn.functional.linear
+        self._packed, self._rows, self._steady = weight, 0, 0
+        self._by_mkl = packs and _is_packed_by_mkl(weight)
+        if packs and _is_packed_by_onednn(weight):
+            self.weight, self.multiply = torch.ops.mkldnn._reorder_linear_weight(weight), onednn_linear
+        elif is_slow_with_mkl() and weight.numel() >= SMALLEST and _is_for_onednn(weight, weight):
+            self.multiply = onednn_linear
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Products of ``(B, K)``, at least one row."""
+        if self._by_mkl:
+            self._steady = self._steady + 1 if len(states) == self._rows else 0
+            self._rows = len(states)
+            if self._steady == STEADY:
+                self._packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight, self._rows)
+            if self._steady >= STEADY:
+                result: Tensor = torch.ops.mkl._mkl_linear(states, self._packed, self.weight, self.bias, self._rows)
+                return result
+        return self.multiply(states, self.weight, self.bias)
+
+
+def _is_packed_by_mkl(weight: Tensor) -> bool:
+    large = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= SMALLEST
+    return large and has_mkl() and not is_slow_with_mkl()
+
+
+def _is_packed_by_onednn(weight: Tensor) -> bool:
+    large = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.numel() >= PACKED
+    return large and _capability() == "AVX512" and has_onednn()
+
+
+def has_mkl() -> bool:
+    """Whether this torch can multiply by weights that MKL packed."""
+    return hasattr(torch.ops.mkl, "_mkl_linear") and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+
+
+def _capability() -> str:
+    name: str = torch.backends.cpu.get_cpu_capability()  # type: ignore[no-untyped-call]
+    return name
 
 
 def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rlzoo.policy import ClipPolicy
 
 
+AS_LINE = json.JSONEncoder(ensure_ascii=False)
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
 
 
@@ -130,7 +131,7 @@ class RunDirectory:
             for index, group in enumerate(groups)
             for rollout in group.rollouts
         )
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        text = "".join(AS_LINE.encode(line) + "\n" for line in lines)
         mask, old, advantages = experience.response_mask, experience.old_log_probs, experience.advantages
         tensors = {
             "sequences": torch.cat(experience.sequences),

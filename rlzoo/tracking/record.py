@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -139,6 +140,15 @@ def sent_to(directory: Path) -> dict[str, dict[str, Any]]:
     return _read(directory / FOLDER / "sent.json") or {}
 
 
+def sent_version(directory: Path) -> tuple[int, int] | None:
+    """What differs as soon as a store was told something new; None before any was."""
+    try:
+        state = (directory / FOLDER / "sent.json").stat()
+    except FileNotFoundError:
+        return None
+    return state.st_ino, state.st_mtime_ns
+
+
 def run_id_of(directory: Path) -> str | None:
     """The directory's run in the current store."""
     return Sent.read(directory, tracking_uri()).run_id
@@ -197,10 +207,15 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 def _parsed(kind: type[T], found: Any, file: Path) -> T:
     try:
-        return TypeAdapter(kind).validate_python(found)
+        return _adapter(kind).validate_python(found)
     except ValidationError as error:
         what = first_mistake(error)
         raise UserError(f"{str(file)!r} is not what a run writes: {what}; remove it, and MLflow is told of it anew") from error
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)  # made anew it takes milliseconds
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rlzoo.tracking.record import Record, Sent, Status, run_id_of, tracking_uri, without_password
+from rlzoo.tracking.record import Record, Sent, Status, run_id_of, sent_version, tracking_uri, without_password
 
 logger = logging.getLogger("rlzoo")
 
@@ -36,6 +36,7 @@ class Tracker:
         self._directory: Path | None = None
         self._record: Record | None = None
         self._trouble: str | None = None
+        self._seen: tuple[int, int] | None = None  # the version of what was sent that was read last
         self._process: subprocess.Popen[str] | None = None
         if is_on:  # it takes as long to load as the run does
             command = [sys.executable, "-P", "-m", "rlzoo.tracking.follow"]
@@ -59,8 +60,9 @@ class Tracker:
 
     def look(self) -> None:
         """Warn once of what keeps MLflow from being told."""
-        if self._directory is None:
+        if self._directory is None or (version := sent_version(self._directory)) == self._seen:
             return
+        self._seen = version
         trouble = Sent.read(self._directory, tracking_uri()).trouble
         if trouble is not None and self._trouble is None:
             logger.warning(

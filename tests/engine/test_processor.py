@@ -6,9 +6,11 @@ import sys
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlzoo.engine.processor import OneDnnLinear, has_onednn, keep_freed_memory, prepare_processor, product, use_onednn
+from rlzoo.engine import processor
+from rlzoo.engine.processor import STEADY, OneDnnLinear, Product, has_mkl, has_onednn, keep_freed_memory, prepare_processor, use_onednn
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 
@@ -74,10 +76,35 @@ def test_bfloat16_autocast_and_no_rows_are_left_to_torch() -> None:
     assert layer.bfloat16()(torch.randn(4, 256).bfloat16()).dtype == torch.bfloat16
 
 
-def test_a_product_is_what_torch_calls_linear() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        states, weight, bias = torch.randn(5, 256).to(dtype), torch.randn(200, 256).to(dtype), torch.randn(200).to(dtype)
-        assert torch.allclose(product(states, weight, bias), nn.functional.linear(states, weight, bias), rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("inputs", [16, 256, 3000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_that_of_float64_for_any_number_of_rows(dtype: torch.dtype, inputs: int, packs: bool) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(200, inputs).to(dtype), torch.randn(200).to(dtype)
+    for own in (bias, None):
+        product = Product(weight, own, packs=packs)
+        for rows in [5] * (STEADY + 3) + [4] * 2 + [5] + [1] * (STEADY + 2):
+            states = torch.randn(rows, inputs).to(dtype)
+            exact = states.double() @ weight.double().t() + (0 if own is None else own.double())
+            found = product(states)
+            assert found.dtype == dtype
+            assert relative_error(found, exact) < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.skipif(not has_mkl(), reason="this torch has no MKL")
+def test_a_weight_is_packed_for_a_number_of_rows_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "is_slow_with_mkl", lambda: False)
+    product = Product(torch.randn(200, 256))
+
+    def is_packed(rows: int) -> bool:
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            product(torch.randn(rows, 256))
+        return any(event.key == "mkl::_mkl_linear" for event in recorded.key_averages())
+
+    assert [is_packed(5) for _ in range(STEADY + 2)] == [False] * STEADY + [True] * 2
+    assert [is_packed(4), is_packed(5)] == [False, False]
+    assert [is_packed(5) for _ in range(STEADY)][-2:] == [False, True]
 
 
 def test_a_model_keeps_names_weights_and_gradients_and_loads_as_before(tmp_path: object) -> None:

@@ -124,22 +124,27 @@ def test_padded_micro_batches_hold_the_fewest_tokens():
     # what padding costs 10 rows of 41 to 50 tokens, 45 tokens, is less than a second batch
     near = dataclasses.replace(experience, sequences=tuple(torch.zeros(50 - n, dtype=torch.long) for n in range(10)))
     assert [len(piece) for piece in near.micro_batches(torch.arange(10), 100_000)] == [10]
+    # where it costs 24, less than the 25 that a second batch saves of it, there are two
+    assert [len(piece) for piece in near.micro_batches(torch.arange(10), 100_000, cost=24)] == [5, 5]
     # brute force over all ways to cut 9 rows
     lengths = [900, 850, 500, 490, 480, 100, 90, 30, 20]
     several = dataclasses.replace(experience, sequences=tuple(torch.zeros(n, dtype=torch.long) for n in lengths))
 
-    def cost(sizes):
+    def cost(sizes, each):
         starts = itertools.accumulate(sizes, initial=0)
         held = [lengths[start] * size for start, size in zip(starts, sizes, strict=False)]
         fits = all(tokens <= 2000 or size == 1 for tokens, size in zip(held, sizes, strict=True))
-        return sum(held) + 256 * len(held) if fits else float("inf")
+        return sum(held) + each * len(held) if fits else float("inf")
 
     ways = [
         [b - a for a, b in itertools.pairwise((0, *cuts, 9))]
         for number in range(9)
         for cuts in itertools.combinations(range(1, 9), number)
     ]
-    assert cost([len(piece) for piece in several.micro_batches(torch.arange(9), 2000)]) == min(map(cost, ways))
+    found = {each: [len(piece) for piece in several.micro_batches(torch.arange(9), 2000, cost=each)] for each in (20, 256, 700)}
+    for each, sizes in found.items():
+        assert cost(sizes, each) == min(cost(way, each) for way in ways)
+    assert len(found[20]) > len(found[256])
 
 
 def test_chat_template_wraps_the_prompt():
