@@ -132,7 +132,8 @@ class FusedStep:
             return (normed if plain else normed * weight).to(self.dtype)
         length = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
         root_mean_square = length.div_(states.shape[-1] ** 0.5).hypot_(self.least)
-        return (states / root_mean_square).mul_(weight).to(self.dtype)
+        result: Tensor = (states / root_mean_square).mul_(weight).to(self.dtype)
+        return result
 
     def _attend(self, block: Block, states: Tensor, cos: Tensor, sin: Tensor, cache: KeyValues, mask: Tensor | None) -> Tensor:
         heads, keys = self.num_heads, self.num_key_heads

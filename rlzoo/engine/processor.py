@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,8 @@ class Product:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> None:
         """``packs``: whether a copy of the weight may be kept."""
-        self.weight, self.bias, self.multiply = weight, bias, nn.functional.linear
+        self.weight, self.bias = weight, bias
+        self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = nn.functional.linear
         self._packed, self._rows, self._steady = weight, 0, 0
         self._by_mkl = packs and _is_packed_by_mkl(weight)
         if packs and _is_packed_by_onednn(weight):
@@ -149,7 +151,7 @@ def _is_packed_by_onednn(weight: Tensor) -> bool:
 
 def has_mkl() -> bool:
     """Whether this torch can multiply by weights that MKL packed."""
-    return hasattr(torch.ops.mkl, "_mkl_linear") and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+    return hasattr(torch.ops.mkl, "_mkl_linear") and bool(torch.backends.mkl.is_available())
 
 
 def _capability() -> str:

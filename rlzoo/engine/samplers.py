@@ -33,8 +33,9 @@ def make_sampler(
     Raises:
         UserError: vLLM is not installed or cannot sample as asked, or the server is not there or serves something else.
     """
+    size = model.config.get_text_config().vocab_size
     common: dict[str, Any] = {
-        "end_ids": end_ids,
+        "end_ids": frozenset(token for token in end_ids if token < size),  # vLLM refuses one that cannot be drawn
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
         "chat_template": named.chat_template,

@@ -87,7 +87,13 @@ class Memory:
 
 
 def memory(
-    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float
+    architecture: Architecture,
+    config: RunConfig,
+    sharding: Sharding,
+    batch: MicroBatch,
+    device_memory: float,
+    *,
+    is_cpu: bool = False,
 ) -> Memory:
     """The memory of one device of a run.
 
@@ -97,6 +103,7 @@ def memory(
         sharding: how states are spread.
         batch: one of its micro-batches.
         device_memory: bytes of one device, of which vLLM takes its share.
+        is_cpu: whether it is a processor.
     """
     whole, trained = weight_bytes(architecture, config), trained_parameters(architecture, config)
     is_low_rank = config.learner.lora.rank > 0
@@ -117,7 +124,7 @@ def memory(
         log_probs=log_prob_bytes(architecture, config, batch),
         reference=float(whole) if has_reference(config) else 0.0,
         buffers=_buffers(whole, gradients, element, sharding),
-        sampler=sampler_bytes(architecture, config, sharding, batch, device_memory),
+        sampler=sampler_bytes(architecture, config, sharding, batch, device_memory, is_cpu=is_cpu),
         head_gradient=0.0 if is_low_rank else float(architecture.embedding_parameters * element),
         sampler_stays=config.rollout.engine == "vllm" and not config.rollout.vllm.sleep,
         is_first=batch.is_first,
@@ -167,9 +174,18 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def sampler_bytes(
-    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float
+    architecture: Architecture,
+    config: RunConfig,
+    sharding: Sharding,
+    batch: MicroBatch,
+    device_memory: float,
+    *,
+    is_cpu: bool = False,
 ) -> float:
-    """Bytes of the sampler: vLLM's share of the device, or the key-value cache with room to grow and the logits of `decode`."""
+    """Bytes of the sampler: vLLM's share of the device, or of `decode` the key-value cache with room to grow, and the logits.
+
+    `decode` joins the matrices of a small model, and on a processor packs them.
+    """
     from rlzoo.engine.decode import GROWTH
 
     settings, element = config.rollout, compute_bytes(config)
@@ -181,4 +197,5 @@ def sampler_bytes(
     logits = rows * architecture.vocab_size * _SAMPLER_BYTES_PER_LOGIT
     copy = weight_bytes(architecture, config) if sharding.stage == 3 else 0
     joined = architecture.num_layers * architecture.layer_matrix_parameters * element
-    return GROWTH * cache + logits + copy + (joined if joined <= JOINED_BYTES else 0)
+    packed = joined + architecture.embedding_parameters * element if is_cpu else 0
+    return GROWTH * cache + logits + copy + (joined + packed if joined <= JOINED_BYTES else 0)

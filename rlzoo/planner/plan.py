@@ -138,7 +138,7 @@ def make_plan(
     if architecture is None:
         return Plan(config, None, devices, sharding, prompts, batch, None, None, None, None, None)
     device_memory = devices.memory / (processes if devices.is_cpu else 1)
-    choices = (memory(architecture, config, sharding, each, device_memory) for each in batches)
+    choices = (memory(architecture, config, sharding, each, device_memory, is_cpu=devices.is_cpu) for each in batches)
     held = max(choices, key=lambda choice: choice.peak)
     step = work(architecture, config, batch)
     kv_room = device_memory - held.states

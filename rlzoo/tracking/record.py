@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -207,14 +207,15 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 def _parsed(kind: type[T], found: Any, file: Path) -> T:
     try:
-        return _adapter(kind).validate_python(found)
+        parsed: T = _adapter(cast(Any, kind)).validate_python(found)
+        return parsed
     except ValidationError as error:
         what = first_mistake(error)
         raise UserError(f"{str(file)!r} is not what a run writes: {what}; remove it, and MLflow is told of it anew") from error
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)  # made anew it takes milliseconds
 
 

@@ -10,7 +10,16 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlzoo.engine import processor
-from rlzoo.engine.processor import STEADY, OneDnnLinear, Product, has_mkl, has_onednn, keep_freed_memory, prepare_processor, use_onednn
+from rlzoo.engine.processor import (
+    STEADY,
+    OneDnnLinear,
+    Product,
+    has_mkl,
+    has_onednn,
+    keep_freed_memory,
+    prepare_processor,
+    use_onednn,
+)
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 

@@ -206,6 +206,14 @@ def test_generate_under_zero_3_has_a_copy_of_the_weights():
     assert three.sampler - two.sampler == LARGE.num_parameters * 4
 
 
+def test_sampling_on_a_processor_has_packed_matrices_too():
+    # the layer's matrices 48 + 72 in float32, and the head 40
+    there, here = plan(architecture=TINY).memory, plan(architecture=TINY, devices=CPU).memory
+    assert here.sampler - there.sampler == (120 + 40) * 4
+    # of a model with more than a gigabyte in its layers neither joined nor packed ones
+    assert plan(devices=CPU).memory.sampler == plan().memory.sampler
+
+
 @pytest.mark.parametrize(
     "more", [[], ["learner.gradient_checkpointing=true"], ["rollout.engine=vllm", "rollout.vllm.sleep=false"]]
 )
