@@ -151,11 +151,11 @@ def _is_packed_by_onednn(weight: Tensor) -> bool:
 
 def has_mkl() -> bool:
     """Whether this torch can multiply by weights that MKL packed."""
-    return hasattr(torch.ops.mkl, "_mkl_linear") and bool(torch.backends.mkl.is_available())
+    return hasattr(torch.ops.mkl, "_mkl_linear") and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 
 
 def _capability() -> str:
-    name: str = torch.backends.cpu.get_cpu_capability()  # type: ignore[no-untyped-call]
+    name: str = torch.backends.cpu.get_cpu_capability()
     return name
 
 
