@@ -4,6 +4,7 @@ python -m examples.bench.alone long-tail
 python -m examples.bench.alone equal --profile          # where a step's processor time goes, by operation
 python -m examples.bench.alone equal --without onednn   # a step without what `rlzoo.engine.processor` does
 python -m examples.bench.alone equal --compile          # a step with the learner's model compiled
+python -m examples.bench.alone equal --cost             # what a micro-batch costs, and what of it are its tokens
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from examples.bench.cases import CASES, GROUP
 from examples.bench.rlzoo_worker import make_run
 from rlzoo.engine import processor
 from rlzoo.engine.decode import Way
-from rlzoo.engine.experience import Experience
+from rlzoo.engine.experience import Experience, ModelBatch, micro_batch_cost
 from rlzoo.engine.run import Run
 
 WAYS: tuple[Way, ...] = ("generate", "rows", "fused")
-PARTS = {"memory": "keep_freed_memory", "onednn": "is_slow_with_mkl"}
+PARTS = {"memory": "keep_freed_memory", "onednn": "is_slow_with_mkl", "packing": "_is_packed_by_mkl"}
 SIZES = (512, 1024, 2048, 4096, 16384)
 TURNS = 5
 
@@ -80,6 +84,27 @@ def profile(name: str, kind: str) -> None:
         print(f"{name}, {kind}, {what}: {total / 1e6:.2f} s of operations: {most}")
 
 
+def cost(name: str) -> None:
+    """Print a forward and backward pass as so many tokens and a fixed part, and what `micro_batch_cost` takes that for."""
+    run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
+    sizes = run.learner.language_model.config.get_text_config()
+    rows = (1, 2, 4, 8, 16, 24)
+    taken: dict[int, list[float]] = {number: [] for number in rows}
+    for _ in range(TURNS + 1):
+        for number in rows:
+            ids = torch.randint(sizes.vocab_size, (number, 64))
+            batch = ModelBatch(ids, None, None, torch.arange(64).expand(number, -1) < 63)
+            started = time.perf_counter()
+            log_probs, _ = run.learner.model(batch)
+            log_probs.sum().backward()
+            taken[number].append(time.perf_counter() - started)
+            run.learner.optimization.forget()
+    medians = [statistics.median(taken[number][1:]) for number in rows]
+    slope, fixed = np.polyfit([64 * number for number in rows], medians, 1)
+    assumed = micro_batch_cost(is_cpu=True, depth=sizes.num_hidden_layers * sizes.hidden_size)
+    print(f"{name}: {slope * 1e6:.0f} microseconds a token, {fixed * 1e3:.1f} ms beside: {fixed / slope:.0f} tokens; taken for {assumed}")
+
+
 def _sample(run: Run, prompts: list[str], way: Way, seed: int = 0) -> None:
     run.source.sampler.way = way  # type: ignore[attr-defined]
     with run.accelerator.autocast():
@@ -91,6 +116,7 @@ if __name__ == "__main__":
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--cost", action="store_true")
     parser.add_argument("--step", action="store_true", help="a step as it is")
     parser.add_argument("--without", action="append", choices=PARTS, default=[])
     options = parser.parse_args()
@@ -99,6 +125,8 @@ if __name__ == "__main__":
     kind = ", ".join([*(f"without {part}" for part in options.without), *["compiled"] * options.compile]) or "as it is"
     if options.profile:
         profile(options.case, kind)
+    elif options.cost:
+        cost(options.case)
     elif options.step or options.without or options.compile:
         steps(options.case, kind, compiles=options.compile)
     else:

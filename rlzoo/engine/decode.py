@@ -1,7 +1,7 @@
 """Decoding with a transformers model: one pass per prompt however many responses it gets, and none for a response that ended.
 
 Transformers computes the prompts and, but for the models that `fused` knows, the tokens after them; what is ours is the
-cache, whose rows can leave, and the loop. `can_decode` says
+cache, whose rows can leave, and the loop. `quickest_way` says how a model is decoded.
 """
 
 from __future__ import annotations

@@ -41,6 +41,13 @@ def test_transformers_samples_unless_another_engine_is_named():
     assert own.model is not MODEL
 
 
+def test_an_end_token_that_cannot_be_drawn_is_left_out():
+    config = RunConfig.compose(clip="grpo")
+    size = MODEL.config.vocab_size
+    found = make_sampler(MODEL, TOKENIZER, frozenset({1, size - 1, size}), named=config.model, settings=config.rollout)
+    assert found.end_ids == {1, size - 1}
+
+
 def test_without_vllm_the_refusal_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not there
     monkeypatch.delenv("WORLD_SIZE", raising=False)
