@@ -102,7 +102,8 @@ def cost(name: str) -> None:
     medians = [statistics.median(taken[number][1:]) for number in rows]
     slope, fixed = np.polyfit([64 * number for number in rows], medians, 1)
     assumed = micro_batch_cost(is_cpu=True, depth=sizes.num_hidden_layers * sizes.hidden_size)
-    print(f"{name}: {slope * 1e6:.0f} microseconds a token, {fixed * 1e3:.1f} ms beside: {fixed / slope:.0f} tokens; taken for {assumed}")
+    beside = f"{fixed * 1e3:.1f} ms beside: {fixed / slope:.0f} tokens; taken for {assumed}"
+    print(f"{name}: {slope * 1e6:.0f} microseconds a token, {beside}")
 
 
 def _sample(run: Run, prompts: list[str], way: Way, seed: int = 0) -> None:
