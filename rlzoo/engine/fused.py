@@ -125,7 +125,7 @@ class FusedStep:
             return self.head(self._normed(hidden, self.norm))
 
     def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm over the last dimension; on a processor, where torch's own is seven operations, in four."""
+        """RMSNorm over the last dimension; on a processor, where torch's own is many operations, in fewer."""
         if states.device.type != "cpu":
             plain = weight.dim() == 1  # else a weight for each head
             normed = functional.rms_norm(states, states.shape[-1:], weight if plain else None, self.eps)

@@ -119,7 +119,8 @@ class Product:
         """``packs``: whether a copy of the weight may be kept."""
         self.weight, self.bias = weight, bias
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = nn.functional.linear
-        self._packed, self._rows, self._steady = weight, 0, 0
+        self._packed: Tensor | None = None  # by MKL, for so many rows
+        self._rows, self._steady = 0, 0
         self._by_mkl = packs and _is_packed_by_mkl(weight)
         if packs and _is_packed_by_onednn(weight):
             self.weight, self.multiply = torch.ops.mkldnn._reorder_linear_weight(weight), onednn_linear

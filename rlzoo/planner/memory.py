@@ -87,13 +87,7 @@ class Memory:
 
 
 def memory(
-    architecture: Architecture,
-    config: RunConfig,
-    sharding: Sharding,
-    batch: MicroBatch,
-    device_memory: float,
-    *,
-    is_cpu: bool = False,
+    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float, *, is_cpu: bool
 ) -> Memory:
     """The memory of one device of a run.
 
@@ -174,13 +168,7 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def sampler_bytes(
-    architecture: Architecture,
-    config: RunConfig,
-    sharding: Sharding,
-    batch: MicroBatch,
-    device_memory: float,
-    *,
-    is_cpu: bool = False,
+    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float, *, is_cpu: bool
 ) -> float:
     """Bytes of the sampler: vLLM's share of the device, or of `decode` the key-value cache with room to grow, and the logits.
 
