@@ -21,6 +21,7 @@ from rlzoo.engine.pretrained import quiet
 from rlzoo.errors import UserError, shown
 from rlzoo.lock import Lock
 from rlzoo.parsing import UnreadableError, parse_json
+from rlzoo.plugin_files import copy_plugins
 from rlzoo.redaction import redact_settings
 from rlzoo.types import RolloutGroup
 
@@ -79,10 +80,7 @@ class RunDirectory:
             (made / "rollouts").mkdir(parents=True)
             (made / "checkpoints").mkdir()
             (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
-            for plugin in map(Path, plugins):
-                copy = shutil.copytree if plugin.is_dir() else shutil.copy2
-                (made / "plugins").mkdir(exist_ok=True)
-                copy(plugin, made / "plugins" / plugin.name)
+            copy_plugins(plugins, made / "plugins")
             made.replace(path)
         except OSError as error:
             raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error

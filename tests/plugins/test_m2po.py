@@ -118,8 +118,8 @@ def test_the_capped_second_moment_cuts_more_than_that_of_the_kept_tokens():
 
 
 def test_hand_worked_step():
-    # Pushed outwards: A > 0 with 0.125 (square 0.015625) and 0.5 (0.25), A < 0 with -0.25 (0.0625). All capped at them, the means
-    # are 0.015625, (0.015625 + 2 * 0.0625) / 3 = 0.046875 and 0.109375: only the first is within 0.04, so tau is 0.125.
+    # Pushed outwards: A > 0 with 0.125 (square 0.015625) and 0.5 (0.25), A < 0 with -0.25 (0.0625). All capped at each of them,
+    # the means are 0.015625, (0.015625 + 2 * 0.0625) / 3 = 0.046875 and 0.109375: only the first is within 0.04: tau = 0.125.
     # Clipped at tau: 2 exp(0.125) = 2.2662969 and -exp(-0.125) = -0.8824969. Moves against the push, -0.5 at A > 0 and 0.5
     # at A < 0, stay: 2 exp(-0.5) = 1.2130613 and -exp(0.5) = -1.6487213. Ratio 1: 2 and -1.
     result, gradient = evaluate(load_zoo()["m2po"](), step([[0.125, 0.5, -0.5, 0.0], [-0.25, 0.5, 0.0, 0.0]], [2.0, -1.0]))
