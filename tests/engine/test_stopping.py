@@ -117,7 +117,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(whole, tmp_path):
         metrics.symlink_to("/dev/full")  # where every write finds no space
 
     with pytest.raises(
-        RunError, match=r"step 3: No space left on device.*; once that is mended, go on with: rlzoo train --resume"
+        RunError, match=r"step 3: No space left on device.*; once that is fixed, resume with: rlzoo train --resume"
     ):
         rlzoo.train(config(tmp_path), at_step(2, fill))
     metrics.unlink()
