@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
@@ -36,7 +35,7 @@ def interruptible() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-class Lasting(io.TextIOBase):
+class Lasting:
     """A text stream that drops what cannot be written once its reader is gone, or its disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -56,14 +55,13 @@ class Lasting(io.TextIOBase):
         """Whether it is a screen that can still be written."""
         return not self._is_over and self._stream.isatty()
 
-    def fileno(self) -> int:
-        """The descriptor."""
-        return self._stream.fileno()
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each if that is possible."""
+        for line in lines:
+            self.write(line)
 
-    @property
-    def encoding(self) -> str:
-        """The encoding."""
-        return self._stream.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def _attempt(self, act: Callable[[], object]) -> None:
         if self._is_over:
@@ -83,7 +81,8 @@ class Lasting(io.TextIOBase):
 @contextmanager
 def lasting_output() -> Iterator[None]:
     """Within the block, output that cannot be written ends nothing: what the command does matters more than what it prints."""
-    with redirect_stdout(Lasting(sys.stdout)), redirect_stderr(Lasting(sys.stderr)):
+    output, errors = (cast(TextIO, Lasting(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(output), redirect_stderr(errors):
         yield
 
 

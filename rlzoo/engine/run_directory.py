@@ -147,8 +147,8 @@ class RunDirectory:
             with writing(made):
                 _fill(made, config_yaml, plugins)
             if is_there:
-                for name in sorted(os.listdir(made), key=lambda name: name == "config.yaml"):  # with it, it is a run
-                    (made / name).replace(path / name)
+                for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # with it, it is a run
+                    part.replace(path / part.name)
                 made.rmdir()
             else:
                 made.chmod(0o777 & ~_umask())

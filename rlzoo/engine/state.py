@@ -99,7 +99,7 @@ def identity(run: Path) -> str:
 
 
 def numbered(run: Path) -> list[tuple[int, Path]]:
-    """The folders in ``checkpoints/`` that are named as a run names them, with their steps, in order; others are no checkpoints."""
+    """The folders in ``checkpoints/`` with names that a run gives, and their steps, in order; others are no checkpoints."""
     folder = run / "checkpoints"
     found = list(folder.iterdir()) if folder.is_dir() else []
     steps = [(int(path.name[5:]), path) for path in found if NAME.fullmatch(path.name) and path.is_dir()]
@@ -148,6 +148,8 @@ def _check_own(state: RunState, folder: Path, step: int, own: str) -> None:
     """Refuse a checkpoint that was put there by hand."""
     if state.step != step:
         raise UserError(f"--resume: {str(folder)!r} is named after step {step} and holds step {state.step}; move it away")
+    if state.run and not own:
+        raise UserError(f"--resume: {str(folder.parents[1] / IDENTITY)!r} is missing; put it back as it was")
     if state.run != own:
         raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")
 

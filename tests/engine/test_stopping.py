@@ -189,6 +189,28 @@ def test_a_spike_of_the_gradient_rolls_the_weights_back(tmp_path, caplog):
     assert asked[0] != asked[1] or newest + 1 == spike, "it goes on with other data"
 
 
+def test_a_run_that_was_stopped_before_a_spike_is_the_one_that_was_not(tmp_path):
+    def config(name):
+        overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
+        return quick(tmp_path / name, steps=16, overrides=[*overrides, "learner.rollback_above=1.0"])
+
+    rows = rlzoo.train(config("whole")).metrics
+    spike = next(step for step, row in enumerate(rows) if row.get("learner/rolled_back"))
+    assert spike % 5 not in (0, 1), "the test needs steps between the checkpoint and the spike"
+    for step in range(spike - spike % 5 + 1, spike + 1):  # stopped after every one of them
+        with pytest.raises(KeyboardInterrupt):
+            rlzoo.train(
+                config("stopped"),
+                at_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)),
+                resume=(tmp_path / "stopped").exists(),
+            )
+    result = rlzoo.train(config("stopped"), resume=True)
+    assert without_times(result.metrics) == without_times(rows)
+    for file in ("model.safetensors", "state/optimizer.safetensors"):
+        got, expected = (load_file(tmp_path / name / "checkpoints" / "step-000016" / file) for name in ("stopped", "whole"))
+        assert all(got[name].equal(expected[name]) for name in expected)
+
+
 REWARD = """
 import time
 
