@@ -49,6 +49,7 @@ NOTHING = (".lock", "lost+found")
 """Names in a directory that counts as empty: of a lock that was taken, and of a file system of its own."""
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 logger = logging.getLogger("rlzoo")
 
@@ -85,8 +86,9 @@ def writing(file: Path, size: int = 0) -> Iterator[None]:
         reason = error.strerror or str(error) if isinstance(error, OSError) else why_not_written(error)
         if reason is None:
             raise
-        code = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-        is_space = code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "write failed" in reason or "space" in reason
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        code = (error.errno if isinstance(error, OSError) else int(number[1]) if number else None) or errno.EIO
+        is_space = code in NO_SPACE or "write failed" in reason
         raise UnwritableError(code, reason + (_space(file, size) if is_space else ""), str(file)) from error
 
 
@@ -158,7 +160,7 @@ class RunDirectory:
                 shutil.rmtree(made, ignore_errors=True)
             if lock is not None:
                 lock.release()
-            if not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if not isinstance(error, OSError) or error.errno in NO_SPACE:
                 raise
             raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
         return cls(path, lock=lock)
