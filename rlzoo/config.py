@@ -101,6 +101,14 @@ class RunConfig(Section):
     output: Path | None = Field(None, description="run directory; null for runs/<clip>-<task>-<seed>-<time>")
 
     @model_validator(mode="after")
+    def _has_an_output_that_can_be_written_down(self) -> Self:
+        try:
+            str(self.output).encode()
+        except UnicodeEncodeError:
+            raise UserError(f"output={shown(str(self.output))}: the name is not UTF-8; give another with --output") from None
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> Self:
         needed = min_group_size(self.clip.advantage)
         if self.rollout.group_size < needed:
