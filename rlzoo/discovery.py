@@ -18,6 +18,7 @@ from typing import Any
 
 from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
+from rlzoo.reading import SETTINGS, opened, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
 """Environment variable: unset loads every installed plugin, empty only the bundled ones, else a comma list of plugins or
@@ -132,7 +133,7 @@ def _from_folder(folder: Path) -> Iterator[Plugin]:
     project = folder / "pyproject.toml"
     if project.is_file():
         try:
-            points = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {})
+            points = tomllib.loads(read_text(project, SETTINGS)).get("project", {}).get("entry-points", {})
         except (OSError, ValueError) as error:
             raise UserError(f"plugin {str(folder)!r}: its pyproject.toml cannot be read: {error}") from error
         if not points.get(PROJECT):
@@ -161,6 +162,8 @@ def _file_plugin(path: Path) -> Plugin:
     file = path / "__init__.py" if path.is_dir() else path
 
     def load() -> ModuleType:
+        with opened(file, SETTINGS):  # not a pipe, nor a gigabyte
+            pass
         return _import_file(file.resolve(), file.stat().st_mtime_ns)
 
     return Plugin(path.stem, str(path), load, bundled=False, asked_for=True)

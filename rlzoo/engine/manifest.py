@@ -7,6 +7,8 @@ import json
 import os
 from pathlib import Path
 
+from rlzoo.reading import SETTINGS, read_text
+
 FILE = "manifest.json"
 
 
@@ -24,7 +26,7 @@ def damage(folder: Path) -> str | None:
     Files that were added later are not looked at.
     """
     try:
-        files: dict[str, str] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        files: dict[str, str] = json.loads(read_text(folder / FILE, SETTINGS))
         for name, checksum in files.items():
             if not (folder / name).resolve().is_relative_to(folder.resolve()):
                 return f"{FILE} names {name}, which is outside"
