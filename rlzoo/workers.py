@@ -134,9 +134,9 @@ class Worker:
         self.close()
         if code is None:
             return "the worker process closed its connection"
-        return (
-            f"the worker process was killed ({signal.Signals(-code).name})" if code < 0 else f"the worker process left ({code})"
-        )
+        if code < 0:
+            return f"the worker process was killed ({signal.Signals(-code).name})"
+        return f"the worker process left ({code})"
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket, held: int) -> None:
