@@ -10,24 +10,13 @@ from rich.table import Table
 
 from rlzoo.cli.display import Plain
 from rlzoo.config import RunConfig
-from rlzoo.errors import UserError
-from rlzoo.planner import Plan, find_architecture, longest_prompt, make_plan, parse_devices, this_machine
-from rlzoo.planner.architecture import tokenizer_file
+from rlzoo.planner import Plan, make_plan, parse_devices, this_machine
 from rlzoo.planner.memory import Memory
-from rlzoo.planner.preflight import (
-    check_disk,
-    check_length,
-    check_memory,
-    check_settings,
-    missing_libraries,
-    num_processes,
-    shown,
-    uneven_shares,
-)
+from rlzoo.planner.preflight import check, check_disk, check_memory, shown, uneven_shares
 from rlzoo.redaction import redact, redact_settings
 
 
-def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as_json: bool) -> None:
+def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as_json: bool, *, resume: bool = False) -> None:
     """Check a run and show its plan: the configuration on stdout, the plan on stderr; with JSON, both on stdout.
 
     Args:
@@ -35,22 +24,17 @@ def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as
         arguments: those of `rlzoo train` that give this configuration.
         devices: what to plan for; None for this machine.
         as_json: print one JSON document.
+        resume: whether the run directory is there already.
 
     Raises:
         UserError: the run would fail; in one line.
     """
     named = parse_devices(devices) if devices else None
-    processes = num_processes(config, named)
-    check_settings(config, processes)
-    missing = list(missing_libraries(config))
-    if missing and named is None:
-        raise UserError(missing[0])
-    architecture = find_architecture(config.model.path)
-    prompts = longest_prompt(config, tokenizer_file(config.model.path))
-    check_length(config, architecture, prompts)
-    plan = make_plan(config, architecture, named or this_machine(), prompts, processes)
+    checked = check(config, named, resume=resume)
+    processes = checked.processes
+    plan = make_plan(config, checked.architecture, named or this_machine(), checked.prompts, processes)
     command = launch_command(arguments, config, processes)
-    notes = [*missing, *uneven_shares(config, processes), *_notes(plan)]
+    notes = [*checked.missing, *uneven_shares(config, processes), *_notes(plan)]
     if not as_json:
         _print(plan, command, notes)
     if named is None:
