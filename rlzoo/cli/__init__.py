@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -25,6 +26,7 @@ class Terminated(SystemExit):
 
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 2 the user's mistake, 1 ours, 130 or 143 stopped by a signal."""
+    _open_closed_streams()
     collect_seldom()
     from rlzoo.cli.app import app
 
@@ -47,6 +49,17 @@ def main() -> NoReturn:
         _show_traceback()
         sys.exit(FAILED)
     sys.exit(DONE)
+
+
+def _open_closed_streams() -> None:
+    """Open what the shell has closed, as by ``>&-``, on /dev/null: else the next file that is opened would get the output."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # which takes the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False, encoding="utf-8"))
 
 
 def _complain(text: str) -> None:
