@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rlzoo.errors import UserError
 from rlzoo.garbage import collect_seldom
 from rlzoo.lock import Lock
 from rlzoo.tracking.machine import Machine
@@ -81,13 +82,17 @@ def main() -> int:
         return ended
 
     # one that follows a run which was killed just before is about to end
-    lock = Lock.wait_for(directory / FOLDER, seconds=60)
-    record = Record.read(directory)
-    machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
     try:
-        return 0 if follow(Sync(directory, tracking_uri()), is_over, tracking_uri()) else 1
-    finally:
-        lock.release()
+        lock = Lock.wait_for(directory / FOLDER, seconds=60)
+        try:
+            record = Record.read(directory)
+            machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
+            return 0 if follow(Sync(directory, tracking_uri()), is_over, tracking_uri()) else 1
+        finally:
+            lock.release()
+    except (UserError, OSError) as error:  # what is in the folder is damaged, or the disk is full
+        print(f"MLflow is not told of {directory}: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
