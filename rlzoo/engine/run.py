@@ -22,6 +22,7 @@ from rlzoo.engine.optimization import is_shared, is_spread, kept_weights
 from rlzoo.engine.passes import gather
 from rlzoo.engine.pretrained import eos_token_ids, load_named
 from rlzoo.engine.processes import make_accelerator, peak_memory
+from rlzoo.engine.prompts import check_task
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory
 from rlzoo.engine.samplers import make_sampler
@@ -55,6 +56,7 @@ class Run:
         self.config = config.model_copy(update={"output": path})
         self.task = task
         self.model, self.tokenizer = load_named(config.model)
+        self._check_prompts()
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
         self.source = RolloutSource(config, task, self._make_sampler(), self.accelerator)
         self.learner = self._make_learner()
@@ -72,6 +74,17 @@ class Run:
             failed.callback(self.directory.close)
             self._restore(checkpoint)
             failed.pop_all()
+
+    def _check_prompts(self) -> None:
+        """Refuse questions that cannot be put to the model, before anything is written."""
+        config = self.config
+        check_task(
+            self.task,
+            self.tokenizer,
+            chat_template=config.model.chat_template,
+            needed=config.steps * config.rollout.num_prompts,
+            held_out=config.eval.num_problems,
+        )
 
     def _make_sampler(self) -> Sampler:
         return make_sampler(
