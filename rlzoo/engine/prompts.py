@@ -50,8 +50,8 @@ def encoded(encode: Callable[[str], T], text: str) -> T:
         missing = [character for character in dict.fromkeys(text) if not _is_known(encode, character)]
         names = f"no token for {', '.join(map(repr, missing[:10]))}" if missing else f"an error: {error}"
         raise UserError(
-            f"the prompt {shown(text)}: the model's tokenizer has {names}; change the questions or task.template, or use another "
-            "model"
+            f"the prompt {shown(text)}: the model's tokenizer has {names}; change the questions or task.template, or "
+            "use another model"
         ) from error
 
 
