@@ -26,6 +26,7 @@ from rlzoo.engine.optimization import is_shared, is_spread, kept_weights
 from rlzoo.engine.passes import gather
 from rlzoo.engine.pretrained import eos_token_ids, load_named
 from rlzoo.engine.processes import make_accelerator, peak_memory
+from rlzoo.engine.prompts import check_task
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory, why_not_written, writing
 from rlzoo.engine.samplers import make_sampler
@@ -80,6 +81,7 @@ class Run:
         """Load the model and make what samples, learns and measures."""
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
+        self._check_prompts()
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
         self.source = RolloutSource(config, self.task, self._make_sampler(), self.accelerator)
         self.learner = self._make_learner()
@@ -90,6 +92,17 @@ class Run:
         self._saved = -1  # the step that was saved last
         self._is_clean = True  # everything is as it was after the last step that is done
         self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
+
+    def _check_prompts(self) -> None:
+        """Refuse questions that cannot be put to the model, before anything is written."""
+        config = self.config
+        check_task(
+            self.task,
+            self.tokenizer,
+            chat_template=config.model.chat_template,
+            needed=config.steps * config.rollout.num_prompts,
+            held_out=config.eval.num_problems,
+        )
 
     def _make_sampler(self) -> Sampler:
         return make_sampler(
