@@ -61,8 +61,9 @@ def _notes(plan: Plan) -> list[str]:
         notes.append("the tokenizer is not on this machine: prompt lengths are reckoned from the text")
     if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
         notes.append("within a tenth of the device's memory: fragments and the driver's own share may not fit")
-    if config.model.dtype == "bfloat16" and not plan.sharding.has_deepspeed and not config.learner.lora.rank:
-        notes.append("bfloat16 weights without DeepSpeed's float32 copy: steps below 0.4 % of a weight are lost in rounding")
+    masters = plan.sharding.has_deepspeed or config.learner.master_weights or config.learner.lora.rank
+    if config.model.dtype == "bfloat16" and not masters:
+        notes.append("bfloat16 weights without float32 copies: steps below 0.4 % of a weight are lost in rounding")
     if plan.updates == 1:
         notes.append("clip is inert: one update per rollout, so every ratio is 1")
     return notes

@@ -45,6 +45,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 
     check_launch(launch)
     check_launcher(launch)
+    _detach_earlier_accelerators(launch)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it guesses, and says so, wherever transformers imports it
     bf16 = learner.autocast == "bfloat16"
@@ -66,6 +67,28 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
         unset_hf_deepspeed_config()
     _check(accelerator, launch)
     return accelerator
+
+
+def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
+    """Let the next accelerator have settings of its own; earlier ones of this process keep theirs.
+
+    Accelerate keeps one state per process and refuses a second accelerator with another precision. A process group that is
+    already up is used again.
+
+    Raises:
+        UserError: an earlier run used DeepSpeed, which cannot be left again within a process.
+    """
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+    from accelerate.utils import DistributedType
+
+    earlier = AcceleratorState._shared_state.get("distributed_type")
+    if earlier is DistributedType.DEEPSPEED and launch.deepspeed is None:
+        raise UserError(
+            "launch.deepspeed=null: an earlier run of this process used DeepSpeed, which stays set up until the process ends; "
+            "set launch.deepspeed to zero2 or zero3, or start this run in a process of its own"
+        )
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._shared_state = {}  # not cleared: accelerators that are still in use hold on to the former one
 
 
 def check_launch(launch: LaunchConfig) -> None:

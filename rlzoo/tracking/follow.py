@@ -78,8 +78,8 @@ def main() -> int:
             return 0
         try:
             return _follow(Path(line), parent)
-        except UserError as error:  # a damaged record, or another follower
-            print(f"rlzoo: MLflow is not kept up with {line}: {redact(str(error))}", file=sys.stderr)
+        except (UserError, OSError) as error:  # a damaged record, another follower, or a full disk
+            print(f"rlzoo: MLflow does not follow {line}: {redact(str(error))}", file=sys.stderr)
             return 1
 
 
@@ -99,17 +99,13 @@ def _follow(directory: Path, parent: int) -> int:
         return ended
 
     # the follower of a run that was killed just before is about to end
+    lock = Lock.wait_for(directory / FOLDER, seconds=LONGEST_END + 30)
     try:
-        lock = Lock.wait_for(directory / FOLDER, seconds=LONGEST_END + 30)
-        try:
-            record = Record.read(directory)
-            machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
-            return 0 if follow(Sync(directory, tracking_uri()), is_over, tracking_uri()) else 1
-        finally:
-            lock.release()
-    except (UserError, OSError) as error:  # what is in the folder is damaged, or the disk is full
-        print(f"MLflow is not told of {directory}: {error}", file=sys.stderr)
-        return 1
+        record = Record.read(directory)
+        machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
+        return 0 if follow(Sync(directory, tracking_uri()), is_over, tracking_uri()) else 1
+    finally:
+        lock.release()
 
 
 def _end_later(directory: Path, parent: int) -> None:
