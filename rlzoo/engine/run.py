@@ -59,9 +59,8 @@ class Run:
         with ExitStack() as failed:
             checkpoint = None
             if resume:
-                self.directory = RunDirectory.resume(path, is_writer=self.is_main)
+                self.directory, checkpoint = self._reopen(path)
                 failed.callback(self.directory.close)
-                checkpoint = self._newest_state()
             elif self.is_main:
                 RunDirectory.check_free(path)
             self._prepare()
@@ -71,11 +70,23 @@ class Run:
                 self.directory = RunDirectory.create(path, self.config.to_yaml(), config.plugins, is_writer=self.is_main)
             failed.pop_all()
 
-    def _newest_state(self) -> Path | None:
-        """What the run resumes from, as its main process finds it."""
+    def _reopen(self, path: Path) -> tuple[RunDirectory, Path | None]:
+        """The run directory, and the state to resume from as the main process finds it; all processes raise what it raises."""
         first = min(self.config.checkpoint.every or self.config.steps, self.config.steps)
-        found = newest_state(self.config.output or Path(), first) if self.is_main else None
-        return gather(self.accelerator, [found])[0]
+        found: Path | Exception | None = None
+        with ExitStack() as failed:
+            if self.is_main:
+                try:
+                    directory = RunDirectory.resume(path)
+                    failed.callback(directory.close)
+                    found = newest_state(path, first)
+                except (UserError, OSError) as error:
+                    found = error
+            found = gather(self.accelerator, [found])[0]
+            if isinstance(found, Exception):
+                raise found
+            failed.pop_all()
+        return (directory if self.is_main else RunDirectory(path, is_writer=False)), found
 
     def _prepare(self) -> None:
         """Load the model and make what samples, learns and measures."""
