@@ -99,8 +99,8 @@ class ResponseTable:
             none if entropy is None else ops.sequence_sum(entropy, mask),
             none if kl is None else ops.sequence_sum(kl, mask),
         )
-        numbers = [column.squeeze(-1).float().cpu() for column in columns]
-        return cls(*numbers, group=group.long().cpu())
+        rows = cls(*(column.squeeze(-1).float().cpu() for column in (*columns, group[:, None])))
+        return replace(rows, group=group.long().cpu())
 
     def where(self, keep: Tensor) -> ResponseTable:
         """The rows for which ``keep``, bool ``(n,)``, holds."""

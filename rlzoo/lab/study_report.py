@@ -42,8 +42,8 @@ def _summary(study: Study) -> Section:
     paragraphs = [
         "Every rule judged the same recorded log-probs, update by update. `lre_max` is the largest relative error of the "
         "weight that clipping leaves to a length bin; compare it only at the same clip fraction. `noise` is the `lre_max` to "
-        "expect of so many prompts if every length were clipped alike, and `corrected` is `lre_max` without what noise adds. The "
-        "interval draws prompts with all their responses and epochs.",
+        "expect of so many prompts if every length were clipped alike, and `corrected` is `lre_max` without what noise "
+        "adds. The interval draws prompts with all their responses and epochs.",
         *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
     ]
     return Section("What each rule clips", paragraphs, (), (Table("All responses with an advantage", columns, rows),))
@@ -64,7 +64,9 @@ def _by_length(study: Study) -> Section:
     )
     labels = study.rules[0].replayed.profile.bin_labels()
     rows: list[list[Cell]] = [[rule.label, *rule.replayed.profile.both.fraction] for rule in study.rules]
-    text = "Six quantile bins of length; bars are 95 % intervals over prompts. Gradient mass: the sum of |dJ/dlog_probs| over tokens."
+    text = (
+        "Six quantile bins of length; bars are 95 % intervals over prompts. Gradient mass: sum of |dJ/dlog_probs| over tokens."
+    )
     table = Table("Clip fraction by length in tokens", ["policy", *labels], rows)
     return Section("By response length", (text,), (both, below, above, mass, ess), (table,))
 
