@@ -7,6 +7,7 @@ import logging
 import shlex
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -204,7 +205,7 @@ class Run:
         groups = batch.groups
         sampled, sampled_at = time.perf_counter(), self.learner.num_optimizer_steps
         settings, limit = self.config.reward, self.config.rollout.max_new_tokens
-        experience = Experience.from_groups(groups, self.learner.policy.advantage, settings, limit)
+        experience = replace(Experience.from_groups(groups, self.learner.policy.advantage, settings, limit), step=step)
         experience, updates = self._learn(step, groups, experience)
         learned = time.perf_counter()
         self.directory.record_rollouts(step, groups, experience, updates)
