@@ -19,7 +19,7 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.faults.harness import DONE, REFUSED, VARIANTS, Attack, Case, Command, attack, description, resumable
+from tests.faults.harness import DONE, REFUSED, VARIANTS, Attack, Case, Command, attack, description, resumable, says_finished
 
 EVALUATE = ("eval", "{run}", "--suite", "arithmetic", "--limit", "6", "--k", "2", "--max-new-tokens", "8", "--batch-size", "4",
             "--no-mlflow", "--output", "{box}/evaluation")  # fmt: skip
@@ -291,10 +291,7 @@ def rlzoo_script() -> Path:
 
 def was_finished(case: Case, command: Command) -> str | None:
     """The run came to its end without being resumed."""
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads((case.run / "summary.json").read_text())["finished"]:
-            return None
-    return "the run did not end by itself"
+    return None if says_finished(case.run) else "the run did not end by itself"
 
 
 # signals
@@ -718,6 +715,10 @@ def header(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 2**62) + path.read_bytes()[8:])
 
 
+READ_AT_THE_START = ("HF_HUB_OFFLINE", "HOME", "LANG", "MPLBACKEND", "OMP_NUM_THREADS", "PYTHONHASHSEED", "PYTHONIOENCODING",
+                     "PYTHONOPTIMIZE", "PYTHONWARNINGS", "TORCH_LOGS")  # fmt: skip
+
+
 def mounts_are_allowed() -> bool:
     return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
 
@@ -841,11 +842,9 @@ DISKS = [
     attack("an old checkpoint that cannot be deleted", lambda case: immutable(f"checkpoints/{case.oldest().name}")(case)),
     attack("summary.json that cannot be changed", immutable("summary.json")),
     attack("files of 500 kB at most", limited(RLIMIT_FSIZE=500_000), expect=REFUSED, quick=True),
-    attack("files of 2 kB at most", limited(RLIMIT_FSIZE=2_000), expect=REFUSED),
-    attack("files of nothing at all", limited(RLIMIT_FSIZE=0), expect=REFUSED),
+    attack("files of 100 kB at most", limited(RLIMIT_FSIZE=100_000), expect=REFUSED),
     attack("32 open files at most", limited(RLIMIT_NOFILE=32)),
     attack("8 open files at most", limited(RLIMIT_NOFILE=8)),
-    attack("no memory for more than the libraries", limited(RLIMIT_DATA=2**28)),
     attack("a full disk while training", on_a_disk("size={used}k"), expect=REFUSED, says="[Nn]o space"),
     attack("a new run on a full disk", on_a_disk("size=100k"), begin="nothing", then=("new",), expect=REFUSED, says="[Nn]o space"),
     attack("a disk without inodes", on_a_disk("nr_inodes=60"), expect=REFUSED),
@@ -892,7 +891,7 @@ PLACES = [
     attack("renamed to have spaces and quotes", moved_to("my 'run' \"no 1\" [bold]x[/bold] %s {0}"), expect=DONE),
     attack("renamed to have a line break", moved_to("a\nb\x1b[2Jc"), expect=DONE),
     attack("renamed in Unicode", moved_to("прогон-模型-🦊"), expect=DONE),
-    attack("renamed to a name that is not UTF-8", moved_to(os.fsdecode(b"run-\xff\xfe")), expect=DONE),
+    attack("renamed to a name that is not UTF-8", moved_to(os.fsdecode(b"run-\xff\xfe"))),
     attack("renamed to something like an option", moved_to("--resume"), expect=DONE),
     attack("moved to a very long path", moved_to("/".join(["d" * 200] * 15) + "/run"), expect=DONE),
     attack("copied, and both resumed", copied, expect=DONE),
@@ -926,7 +925,7 @@ def through_a_link(case: Case) -> None:
 
 
 ENVIRONMENT = [
-    *(attack(f"{name}={value!r}", lambda case: None, fresh=True, environment=((name, value),), quick=name == "LANG")
+    *(attack(f"{name}={value!r}", lambda case: None, fresh=name in READ_AT_THE_START, environment=((name, value),), quick=name == "LANG", same=name != "OMP_NUM_THREADS")
       for name, value in (
           ("OMP_NUM_THREADS", "abc"), ("OMP_NUM_THREADS", "-3"), ("RANK", "1"), ("WORLD_SIZE", "2"), ("RANK", "abc"),
           ("LOCAL_RANK", "7"), ("TERM", "dumb"), ("COLUMNS", "1"), ("COLUMNS", "abc"), ("LANG", "C"), ("PYTHONIOENCODING", "ascii"),

@@ -235,6 +235,7 @@ class Case:
         self.fresh = False
         self.seconds = 90.0
         self.said: list[str] = []
+        self.damaged: list[Path] = []  # what an attack has changed of what was prepared
         self.given_up: set[str] = set()  # files of rollouts that an attack has deleted, one at a time
         self.planted: dict[Path, str] = {}
         self.mounted: list[Path] = []
@@ -281,7 +282,13 @@ class Case:
         target = self.box / target
         target.parent.mkdir(parents=True, exist_ok=True)
         self.run.rename(target)
-        self.run, self.is_watched = target, False
+        before, self.run, self.is_watched = self.run, target, False
+
+        def back() -> None:
+            target.rename(before)
+            self.run = before
+
+        self.undone_by(back)
         return target
 
     def hold(self, command: Command) -> None:
@@ -363,7 +370,7 @@ class Case:
 
     def rows(self, path: Path | None = None) -> int:
         file = (path or self.run) / "metrics.jsonl"
-        return file.read_bytes().count(b"\n") if file.is_file() else 0
+        return file.read_bytes().count(b"\n") if os.path.isfile(file) else 0
 
     def reach(self, command: Command, rows: int, path: Path | None = None) -> bool:
         """Wait until so many rows are written; False if the command ended before."""
@@ -433,6 +440,8 @@ def walked(folder: Path) -> Iterable[Path]:
 
 def resumable(run: Path) -> list[int]:
     """Steps of the whole checkpoints of a run that hold its state: all files of the manifest, unchanged."""
+    if not os.path.isdir(run / "checkpoints"):
+        return []
     return sorted(int(folder.name[5:]) for folder in run.glob("checkpoints/step-[0-9][0-9][0-9][0-9][0-9][0-9]") if is_whole(folder))
 
 
@@ -489,6 +498,13 @@ def left_over(case: Case) -> list[str]:
         with contextlib.suppress(psutil.Error):
             found.append(f"process left: {' '.join(process.cmdline())[:200]}")
     return found
+
+
+def says_finished(run: Path) -> bool:
+    """Whether ``summary.json`` says so."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return bool(json.loads((run / "summary.json").read_text()).get("finished"))
+    return False
 
 
 def changed(case: Case) -> list[str]:
@@ -601,9 +617,11 @@ class Range:
             for path, what in contents(self.box).items():
                 if prepared.get(path) is None and not path.name.endswith((".part", ".former")):
                     case.planted.setdefault(path, what)
-        case.given_up = {path.name for path in prepared if path.parent.name == "rollouts" and case.run.exists() and not path.exists()}
+        case.damaged = [path for path, what in prepared.items() if case.is_watched and description(path) != what]
+        case.given_up = {path.name for path in prepared if path.parent.name == "rollouts" and os.path.isdir(case.run) and not path.exists()}
         usable = [step for step in resumable(case.run) if newest is None or step <= newest or case.commands]
-        kept = recorded(case.run, max(usable, default=-1))
+        kept = recorded(case.run, max(usable)) if usable else set()
+        standing = set(walked(self.box))
         broken: list[str] = []
         command = case.rlzoo(*case.words(attack.then)) if attack.then else case.commands[-1]
         for each in case.commands:
@@ -616,17 +634,19 @@ class Range:
         if attack.expect == REFUSED and command.code not in (1, 2):
             broken.append(f"ended with {command.code}, not refused")
         if command.code == 2 and attack.begin == "nothing" and not case.mounted:
-            new = [str(path.relative_to(self.box)) for path in walked(self.box) if path not in case.planted and path not in prepared]
+            new = [str(path.relative_to(self.box)) for path in walked(self.box) if path not in standing]
             broken += [f"refused, and wrote {name}" for name in new if not name.startswith(("mlflow.db", "__pycache__"))][:2]
+        if attack.then[:1] in (("resume",), ("new",)) and command.code == 0 and "--dry-run" not in attack.then:
+            broken += [] if says_finished(case.run) else ["ended with 0, and summary.json does not say that it is finished"]
         broken += [wrong] if (wrong := attack.check(case, command)) else []
         broken += self._kept(case, usable, kept)
         if not attack.same:
             pass
-        elif case.run.is_symlink() or (case.run / "config.yaml").exists() or attack.begin != "nothing" or command.code != 0:
+        elif os.path.isfile(case.run / "config.yaml") or attack.begin != "nothing" or command.code != 0:
             broken += changed(case)
             broken += self._ends_well(attack, case, command, whole, prepared)
         broken += changed(case)
-        broken += [f"left behind: {path.name}" for path in self.box.glob(".*.part*") if path not in case.planted]
+        broken += [f"left behind: {path.name}" for path in self.box.glob(".*.part*") if path not in standing]
         return list(dict.fromkeys([*broken, *left_over(case)]))
 
     def _kept(self, case: Case, usable: Sequence[int], kept: set[str]) -> list[str]:
@@ -652,7 +672,7 @@ class Range:
         case.fresh = False
         if self._is_complete(case) and command.code == 0:
             return same(case.run, whole, case.variant.steps, case.given_up)
-        if (case.run / "config.yaml").is_file():
+        if os.path.isfile(case.run / "config.yaml"):
             final = case.rlzoo(*case.resuming())
             if final.code != 0 and command.code == 0:  # a command that did not look at the damage
                 self._undo(attack, case, prepared)
@@ -665,20 +685,18 @@ class Range:
         return [*problems_of(case, final), *same(case.run, whole, case.variant.steps, case.given_up)]
 
     def _is_complete(self, case: Case) -> bool:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            return bool(json.loads((case.run / "summary.json").read_text()).get("finished")) and case.rows() > case.variant.steps
-        return False
+        return says_finished(case.run) and case.rows() > case.variant.steps
 
     def _undo(self, attack: Attack, case: Case, prepared: dict[Path, str]) -> None:
         """Put back what the attack took or changed, and take away what it put in rlzoo's way."""
         for action in case.obstacles:
             action()
-        if attack.begin == "nothing" or not case.is_watched:
+        if attack.begin == "nothing":
             return
         case.given_up = set()
         template = self.template(attack.on, attack.begin)
-        for path, what in prepared.items():
-            if description(path) == what:
+        for path in case.damaged:
+            if description(path) == prepared[path]:
                 continue
             relative = path.relative_to(self.box)
             for planted in [each for each in case.planted if each.is_relative_to(path)]:
