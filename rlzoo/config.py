@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
 
 from rlzoo.advantages import TOKEN_ADVANTAGES, min_group_size
 from rlzoo.composition import clip_name, clip_settings, config_names, for_clip, listed, merge, parse_overrides, read_config
-from rlzoo.discovery import absolute
+from rlzoo.discovery import distinct
 from rlzoo.errors import UserError, explain, shown
-from rlzoo.policy import ClipPolicy
+from rlzoo.policy import ClipPolicy, contract_problem, required_fields
 from rlzoo.redaction import redact_settings, redacted_keys
 from rlzoo.sections import (
     CheckpointConfig,
@@ -36,6 +36,8 @@ DEFAULT_RUN = "arithmetic"
 
 def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
     if isinstance(value, ClipPolicy):
+        if problem := contract_problem(type(value)):
+            raise UserError(f"clip policy {type(value).__qualname__} {problem}")
         return value
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping) or not isinstance(settings.get("name"), str):
@@ -47,6 +49,11 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
     try:
         return policy.model_validate({key: item for key, item in settings.items() if key != "name"})
     except ValidationError as error:
+        required = [name for name in required_fields(policy) if name not in settings]
+        if required:
+            raise UserError(
+                f"clip.{required[0]} is missing: {name} has no default for it; set it with --set clip.{required[0]}=VALUE"
+            ) from error
         raise UserError(explain(error, policy, "clip.")) from error
 
 
@@ -71,7 +78,9 @@ class RunConfig(Section):
         ``RunConfig.compose(clip=name, overrides=["learner.lr=1e-5"])``.
     """
 
-    plugins: tuple[str, ...] = Field((), description="plugin files and folders to load beside the installed ones")
+    plugins: Annotated[tuple[str, ...], AfterValidator(distinct)] = Field(
+        (), description="plugin files and folders to load beside the installed ones"
+    )
     clip: Annotated[ClipPolicy, BeforeValidator(_build_clip), PlainSerializer(_dump_named)] = Field(
         description="the clip policy: its name, or name and settings"
     )
@@ -90,6 +99,14 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, lt=2**32, description="seeds sampling and the order of the data")
     steps: int = Field(40, ge=1, le=10_000_000, description="rollout batches to learn from")
     output: Path | None = Field(None, description="run directory; null for runs/<clip>-<task>-<seed>-<time>")
+
+    @model_validator(mode="after")
+    def _has_an_output_that_can_be_written_down(self) -> Self:
+        try:
+            str(self.output).encode()
+        except UnicodeEncodeError:
+            raise UserError(f"output={shown(str(self.output))}: the name is not UTF-8; give another with --output") from None
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -173,7 +190,7 @@ class RunConfig(Section):
         if name:
             merged["clip"] = {**clip_settings(merged.get("clip")), "name": name}
         if plugins:
-            merged["plugins"] = [*listed(merged.get("plugins")), *map(absolute, plugins)]
+            merged["plugins"] = [*listed(merged.get("plugins")), *map(str, plugins)]
         try:
             return cls.model_validate(merged)
         except ValidationError as error:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
+from rlzoo.plugin_files import digest
 
 RESTRICT = "RLZOO_PLUGINS"
 """Environment variable: unset loads every installed plugin, empty only the bundled ones, else a comma list of plugins or
@@ -37,6 +38,9 @@ class Plugin:
     load: Callable[[], Any]
     bundled: bool
     asked_for: bool  # named by the user for this run, so any problem with it is an error
+    distribution: str = ""  # that it belongs to, by its normal name; empty if that is not known
+    module: str = ""  # of its entry point; empty for a distribution that was named as a whole
+    file: Path | None = None  # of its module, where the user named it
 
     def __str__(self) -> str:
         return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} of {self.source}"
@@ -53,6 +57,7 @@ class Found:
     plugins: list[Plugin]  # to load, the bundled ones first
     excluded: list[Plugin]  # installed, and not allowed
     missing: list[str]  # allowed, and not installed
+    replaced: list[tuple[Plugin, Plugin]]  # installed, each with the one that was named in its place
 
 
 def find_plugins(paths: Sequence[str | Path]) -> Found:
@@ -73,7 +78,57 @@ def find_plugins(paths: Sequence[str | Path]) -> Found:
         missing = sorted(wanted - {name for plugin in installed for name in _names(plugin)})
         excluded = [plugin for plugin in installed if not (plugin.bundled or wanted & _names(plugin))]
         installed = [plugin for plugin in installed if plugin not in excluded]
-    return Found(installed + [plugin for path in paths for plugin in _from_path(Path(path))], excluded, missing)
+    named: list[Plugin] = []
+    for path in paths:
+        named += _not_among(_from_path(Path(path)), named)
+    replaced = [(old, new) for old in installed for new in named if _replaces(new, old)]
+    gone = [old for old, _ in replaced]
+    installed = [plugin for plugin in installed if plugin not in gone]
+    excluded = [plugin for plugin in excluded if not any(_replaces(new, plugin) for new in named)]
+    return Found(installed + named, excluded, missing, replaced)
+
+
+def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
+    """The whole paths of plugins, without those that hold nothing but what the ones before them hold.
+
+    A plugin is the same under another spelling of its path, behind a link, and as a copy with the same content.
+
+    Raises:
+        UserError: a path that holds no plugin.
+    """
+    kept: list[str] = []
+    seen: list[Plugin] = []
+    for path in map(absolute, paths):
+        new = _not_among(_from_path(Path(path)), seen)
+        seen += new
+        kept += [path] if new else []
+    return tuple(kept)
+
+
+def _not_among(plugins: Iterable[Plugin], others: Sequence[Plugin]) -> list[Plugin]:
+    new: list[Plugin] = []
+    for plugin in plugins:
+        if not any(_is_same(plugin, other) for other in [*others, *new]):
+            new.append(plugin)
+    return new
+
+
+def _is_same(one: Plugin, other: Plugin) -> bool:
+    """Whether two plugins that the user named are one: the same file, or a copy of it."""
+    if one.file is None or other.file is None:
+        return (one.name, one.source) == (other.name, other.source)
+    if one.file == other.file:
+        return True
+    return digest(_whole(one.file)) == digest(_whole(other.file))
+
+
+def _whole(file: Path) -> Path:
+    """A module's file, or the folder of a package."""
+    return file.parent if file.name == "__init__.py" else file
+
+
+def _replaces(new: Plugin, installed: Plugin) -> bool:
+    return bool(new.distribution) and new.distribution == installed.distribution and new.module in ("", installed.module)
 
 
 def _installed() -> Iterator[Plugin]:
@@ -83,7 +138,10 @@ def _installed() -> Iterator[Plugin]:
         distribution, version = named(point.dist) if point.dist else ("unknown distribution", "")
         described.append((_normal(distribution) != PROJECT, point.name, f"{distribution} {version}".rstrip(), point))
     for outside, name, source, point in sorted(described, key=lambda item: item[:3]):
-        yield Plugin(name, source, point.load, bundled=not outside, asked_for=False)
+        distribution = _normal(source.partition(" ")[0])
+        yield Plugin(
+            name, source, point.load, bundled=not outside, asked_for=False, distribution=distribution, module=point.module
+        )
 
 
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
@@ -129,16 +187,20 @@ def _from_path(path: Path) -> Iterator[Plugin]:
 
 def _from_folder(folder: Path) -> Iterator[Plugin]:
     """A distribution by its entry points, a package as one plugin, any other folder as one plugin per file."""
-    project = folder / "pyproject.toml"
-    if project.is_file():
-        try:
-            points = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {})
-        except (OSError, ValueError) as error:
-            raise UserError(f"plugin {str(folder)!r}: its pyproject.toml cannot be read: {error}") from error
-        if not points.get(PROJECT):
+    if (folder / "pyproject.toml").is_file():
+        distribution, points = _project(folder)
+        if not points:
             raise UserError(f"plugin {str(folder)!r}: its pyproject.toml has no entry points in the group '{PROJECT}'")
-        for module in points[PROJECT].values():
-            yield Plugin(module, str(folder), _distribution_loader(folder, module), bundled=False, asked_for=True)
+        for module in points:
+            yield Plugin(
+                module,
+                str(folder),
+                _distribution_loader(folder, module),
+                bundled=False,
+                asked_for=True,
+                distribution=distribution,
+                file=_module_file(folder, module),
+            )
         return
     files = [folder] if (folder / "__init__.py").is_file() else sorted(folder.glob("*.py"))
     files = [file for file in files if not file.name.startswith(("_", "test_", "conftest"))]
@@ -147,23 +209,76 @@ def _from_folder(folder: Path) -> Iterator[Plugin]:
     yield from map(_file_plugin, files)
 
 
+def _project(folder: Path) -> tuple[str, list[str]]:
+    """The normal name of a folder's distribution, empty if it has none, and the modules of its entry points.
+
+    Raises:
+        UserError: its ``pyproject.toml`` cannot be read.
+    """
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        name, points = project.get("name", ""), project.get("entry-points", {}).get(PROJECT, {})
+        return _normal(str(name)), [str(module) for module in points.values()]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"plugin {str(folder)!r}: its pyproject.toml cannot be read: {error}") from error
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Where the modules of a distribution may be."""
+    return [root.resolve() for root in (folder, folder / "src") if root.is_dir()]
+
+
+def _module_file(folder: Path, module: str) -> Path | None:
+    """The file of a distribution's module; None if it is not in its folder."""
+    places = [root.joinpath(*module.split(".")) for root in reversed(_roots(folder))]
+    files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
+    return next((file.resolve() for file in files if file.is_file()), None)
+
+
 def _distribution_loader(folder: Path, module: str) -> Callable[[], ModuleType]:
     def load() -> ModuleType:
-        for root in (folder, folder / "src"):
-            if root.is_dir() and str(root.resolve()) not in sys.path:
-                sys.path.insert(0, str(root.resolve()))
+        roots = _roots(folder)
+        for root in map(str, roots):
+            if root in sys.path:
+                sys.path.remove(root)
+            sys.path.insert(0, root)
+        top = module.partition(".")[0]
+        if _module_file(folder, module) and not _lies_in(sys.modules.get(top), roots):
+            for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+                del sys.modules[name]  # an installed one, imported before this one was asked for
+        importlib.invalidate_caches()
         return importlib.import_module(module)
 
     return load
 
 
+def _lies_in(module: ModuleType | None, roots: Sequence[Path]) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and any(Path(file).resolve().is_relative_to(root) for root in roots)
+
+
 def _file_plugin(path: Path) -> Plugin:
-    file = path / "__init__.py" if path.is_dir() else path
+    file = (path / "__init__.py" if path.is_dir() else path).resolve()
 
     def load() -> ModuleType:
-        return _import_file(file.resolve(), file.stat().st_mtime_ns)
+        return _import_file(file, file.stat().st_mtime_ns)
 
-    return Plugin(path.stem, str(path), load, bundled=False, asked_for=True)
+    distribution, module = _belongs_to(file)
+    return Plugin(
+        path.stem, str(path), load, bundled=False, asked_for=True, distribution=distribution, module=module, file=file
+    )
+
+
+def _belongs_to(file: Path) -> tuple[str, str]:
+    """The distribution in whose working copy a module is, and the module as an entry point of it; else two empty texts."""
+    folder = next((parent for parent in file.parents if (parent / "pyproject.toml").is_file()), None)
+    if folder is None:
+        return "", ""
+    try:
+        distribution, modules = _project(folder)
+    except UserError:
+        return "", ""  # nothing was asked of that project
+    return next(((distribution, module) for module in modules if _module_file(folder, module) == file), ("", ""))
 
 
 @functools.cache

@@ -6,13 +6,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 import annotated_types
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlzoo.advantages import Advantage
+from rlzoo.errors import UserError
 from rlzoo.fairness import bin_index
 from rlzoo.reductions import Reduction
 
@@ -73,6 +75,9 @@ class ClipPolicy(BaseModel, ABC):
 
     A subclass sets `name`, `paper` and `scope`, declares its settings as fields with a description and a bound, and
     implements `__call__`. It never reduces, never sees a model, never logs. Instances are frozen and compare by value.
+
+    A subclass may override `__call__`, `scaled`, `updated` and the class variables, and may narrow `advantage` and `reduction`
+    to fewer of the known names. Every other name of this class and of pydantic's models is reserved.
 
     Example:
         >>> import torch
@@ -137,6 +142,76 @@ class ClipPolicy(BaseModel, ABC):
         return tuple(
             name for name, field in cls.model_fields.items() if any(isinstance(mark, Width) for mark in field.metadata)
         )
+
+
+OVERRIDABLE = frozenset({"scaled", "updated", "model_config", "model_post_init"})
+"""Names of `ClipPolicy` that a subclass may define anew, beside its class variables and Python's own methods."""
+
+NAMED: Mapping[str, tuple[str, ...]] = {"advantage": get_args(Advantage), "reduction": get_args(Reduction)}
+"""The fields of every policy that hold a name, and the names there are."""
+
+
+def contract_problem(policy: type[ClipPolicy]) -> str | None:
+    """What a policy class declares that would fail, or be ignored, once a run learns; None if there is nothing."""
+    reserved = set(dir(ClipPolicy)) | set(ClipPolicy.__annotations__)
+    for name in policy.model_fields.keys() - ClipPolicy.model_fields.keys():
+        if name in ClipPolicy.__class_vars__:
+            return f"declares {name!r} as a field; it belongs to the class: write {name} = ... without an annotation"
+        if name in reserved:
+            return f"declares a field {name!r}, which is the name of a part of every policy; choose another"
+    for kind in policy.__mro__[: policy.__mro__.index(ClipPolicy)]:
+        if issubclass(kind, ClipPolicy):
+            settable = OVERRIDABLE | ClipPolicy.__class_vars__ | NAMED.keys()
+            own = sorted(name for name in vars(kind) if name in reserved - settable and not name.startswith(("__", "_abc_")))
+            if own:
+                return f"defines {own[0]!r}, which is the name of a part of every policy; choose another"
+    return next((problem for name in NAMED if (problem := _name_problem(policy, name))), None)
+
+
+def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
+    """What is wrong with a policy's `advantage` or `reduction`."""
+    known, field = NAMED[name], policy.model_fields.get(name)
+    names = _literals(field.annotation) if field else None
+    given = names or () if field else ()
+    unknown = [value for value in given if value not in known]
+    if field is None or names is None or unknown:
+        what = f"allows {unknown[0]!r} for {name!r}" if unknown else f"declares {name!r} as another kind of setting"
+        return f"{what}; it may only be narrowed to some of {', '.join(known)}"
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    if not field.is_required() and default not in names:
+        return f"has the default {default!r} for {name!r} (known: {', '.join(map(str, names))})"
+    return None
+
+
+def _literals(annotation: Any) -> tuple[Any, ...] | None:
+    """The values of a Literal, or of several that a field may have; None for any other annotation."""
+    if get_origin(annotation) is Annotated:
+        return _literals(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if not isinstance(annotation, UnionType) and get_origin(annotation) is not Union:
+        return None
+    parts = [_literals(part) for part in get_args(annotation)]
+    return None if None in parts else tuple(value for part in parts for value in part or ())
+
+
+def required_fields(policy: type[ClipPolicy]) -> list[str]:
+    """The settings of a policy that have no default."""
+    return [name for name, field in policy.model_fields.items() if field.is_required()]
+
+
+def with_defaults(policy: type[ClipPolicy]) -> ClipPolicy:
+    """The policy with its class defaults.
+
+    Raises:
+        UserError: a setting has none; names it.
+    """
+    if required := required_fields(policy):
+        raise UserError(
+            f"clip policy {policy.name!r}: the field {required[0]!r} has no default, and defaults are all there is here; "
+            "give the field one, such as Field(1.0, gt=0, description=...)"
+        )
+    return policy()
 
 
 def _below(policy: type[ClipPolicy], name: str, value: float) -> float:

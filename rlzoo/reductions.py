@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
@@ -53,8 +53,10 @@ def reduce_objective(
         max_length: the constant of ``constant_length`` (arXiv 2503.20783), in tokens.
 
     Raises:
-        UserError: token_mean of a per-response objective, or constant_length without its constant.
+        UserError: an unknown reduction, token_mean of a per-response objective, or constant_length without its constant.
     """
+    if reduction not in get_args(Reduction):
+        raise UserError(f"unknown reduction {reduction!r} (known: {', '.join(get_args(Reduction))})")
     per_response = objective.shape[-1] == 1 and response_mask.shape[-1] != 1
     if reduction == "token_mean" and per_response:
         raise UserError("reduction 'token_mean' needs an objective per token; this policy's is per response")
@@ -80,7 +82,12 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator
     k1 is unbiased with high variance, k2 biased with low variance, k3 unbiased with low variance and never negative.
     The gradient that an estimator gives as a *loss* is another matter: in expectation, k2's is the KL's own, k1's is
     zero (arXiv 2510.01555).
+
+    Raises:
+        UserError: an unknown estimator.
     """
+    if estimator not in get_args(KLEstimator):
+        raise UserError(f"unknown KL estimator {estimator!r} (known: {', '.join(get_args(KLEstimator))})")
     k1 = log_probs - ref_log_probs
     if estimator == "k1":
         return k1

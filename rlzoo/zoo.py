@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isabstract
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pluggy
+from pydantic import ValidationError
 
 from rlzoo import hookspecs
 from rlzoo.discovery import RESTRICT, Plugin, find_plugins
-from rlzoo.errors import UserError, did_you_mean
-from rlzoo.policy import ClipPolicy, Scope
+from rlzoo.errors import UserError, did_you_mean, first_mistake
+from rlzoo.policy import ClipPolicy, Scope, contract_problem, required_fields
 
 logger = logging.getLogger("rlzoo")
 
@@ -104,13 +106,16 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
     """Load every installed clip policy (entry-point group ``rlzoo``), and those of the files and folders in ``plugins``.
 
     An installed plugin that cannot be used is left out with a warning that names it; asking the zoo for its policy is an
-    error. The environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded.
+    error. The environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. One of ``plugins`` takes the
+    place of the installed plugin of the same distribution; the same file or a copy of it, named twice, is one plugin.
 
     Raises:
         UserError: one of ``plugins`` cannot be used.
     """
     found = find_plugins(plugins)
     loading = _Loading()
+    for installed, named in found.replaced:
+        _warn_once(f"{installed} is not loaded: {named} takes its place")
     for name in found.missing:
         loading.problems.append(Problem(f"{RESTRICT} names {name!r}, which is not installed"))
     for plugin in found.plugins:
@@ -160,13 +165,17 @@ class _Loading:
     def register(self, plugin: Plugin) -> None:
         """Import a plugin and hand it to pluggy."""
         try:
-            module = plugin.load()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")  # refused below, in one line
+                module = plugin.load()
         except (Exception, SystemExit) as error:
             self.refuse(plugin, f"cannot be imported: {_told(error)}")
             return
         wrong_version = hookspecs.api_problem(getattr(module, "RLZOO_API", "{}.{}".format(*hookspecs.API_VERSION)))
         if wrong_version:
             self.refuse(plugin, f"cannot be used: {wrong_version}")
+            return
+        if self.manager.is_registered(module):  # another entry point of a distribution names the same module
             return
         key = f"{plugin.name} of {plugin.source}"  # pluggy ignores a second plugin of the same name without a word
         try:
@@ -233,6 +242,8 @@ def _policy_problem(policy: Any) -> str | None:
     """What is wrong with what a hook returned, or None."""
     if not (isinstance(policy, type) and issubclass(policy, ClipPolicy)) or isabstract(policy):
         return f"{policy!r}, which is no ClipPolicy class with a __call__"
+    if problem := contract_problem(policy):
+        return f"clip policy {policy.__qualname__}, which {problem}"
     for attribute in ("name", "paper", "scope"):
         if not isinstance(getattr(policy, attribute, None), str):
             return f"clip policy {policy.__qualname__}, which does not set {attribute!r}"
@@ -240,10 +251,18 @@ def _policy_problem(policy: Any) -> str | None:
         return f"clip policy {policy.name!r}, whose name is not made of lower-case words with hyphens"
     if policy.scope not in SCOPES:
         return f"clip policy {policy.name!r} with scope {policy.scope!r} (allowed: {', '.join(SCOPES)})"
+    problem = _problem_with_defaults(policy)
+    return f"clip policy {policy.name!r}, which cannot be made with its defaults: {problem}" if problem else None
+
+
+def _problem_with_defaults(policy: type[ClipPolicy]) -> str | None:
+    """Why a policy cannot be made without settings, unless it asks for some."""
     try:
-        policy()
+        _ = required_fields(policy) or policy()
+    except ValidationError as error:
+        return first_mistake(error)
     except Exception as error:
-        return f"clip policy {policy.name!r}, which cannot be made without settings: {_told(error)}"
+        return _told(error)
     return None
 
 

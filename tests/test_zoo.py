@@ -84,9 +84,11 @@ BROKEN = {
     ),
     "unknown scope": (SOUND.replace('"token"', '"word"'), r"scope 'word' \(allowed: token, sequence, batch\)"),
     "odd name": (SOUND.replace('"free"', '"Free Rule"'), r"name is not made of lower-case words"),
-    "needs settings": (
-        SOUND.replace("    def __call__", "    must: int\n    def __call__"),
-        r"cannot be made without settings",
+    "has a default that it refuses": (
+        SOUND.replace("    def __call__", "    must: int = Field('x', validate_default=True)\n    def __call__").replace(
+            "from rlzoo import", "from pydantic import Field\nfrom rlzoo import"
+        ),
+        r"'free', which cannot be made with its defaults: must: input should be a valid integer",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""M2PO: drops the tokens furthest out until the second moment of the log-ratio is within its bound."""
+"""M2PO: clips the step's tokens at one log-ratio, chosen so that the second moment stays within its bound."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
+from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
 
 
 class M2PO(ClipPolicy):
-    """Drops the most extreme tokens of the step until the mean square of the log-ratio is small enough.
+    """Clips the step's most extreme tokens at a log-ratio that keeps the capped mean square within a bound.
 
     Formula:
-        J = mean over the step's tokens of M_t r_t A,   r_t = pi_t / pi_old_t
-        M drops the tokens with the largest (log r_t)^2, until the mean of (log r_t)^2 is at most `threshold`
+        J = mean over the step's tokens of min(r_t A, clip(r_t, exp(-tau), exp(tau)) A),   r_t = pi_t / pi_old_t
+        tau = the largest |log r_i| with   mean over i of min((log r_i)^2, tau^2) <= `threshold`;   0 if there is none
 
     Where:
-        Mean and drops concern the tokens that the advantage pushes further out: A > 0 and r_t > 1, or A < 0 and r_t < 1.
-        Tokens of equal (log r_t)^2 stay or go together.
+        i runs over the tokens of the step that the advantage pushes further out: A > 0 and r > 1, or A < 0 and r < 1.
+        Only tokens beyond tau are clipped. None is, as long as the mean of (log r_i)^2 is within `threshold`.
 
     Differences from GRPO:
         Where the cut lies is decided by all tokens of the step together, so nothing is cut while the policies are close
         and only outliers when they are not. Mean over all tokens.
 
     Reference:
-        Prosperity before Collapse, arXiv 2510.01161, algorithm 1; threshold 0.04 as there. Its published code clamps at
-        the value of the last token kept, never tighter than 0.7 to 1.5; the gradient is the paper's but for that floor.
+        Prosperity before Collapse, arXiv 2510.01161, with its threshold of 0.04, as in the authors' code
+        (github.com/Infini-AI-Lab/M2PO). Algorithm 1 of the paper bounds the mean square of the tokens kept, and cuts fewer.
     """
 
     name = "m2po"
@@ -40,24 +40,35 @@ class M2PO(ClipPolicy):
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
-    threshold: Annotated[float, Width()] = Field(0.04, gt=0, le=400, description="largest mean of the squared token log-ratio")
+    threshold: Annotated[float, Width()] = Field(
+        0.04, gt=0, le=400, description="largest mean of the squared token log-ratio, capped at the clip"
+    )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop the step's outliers; shapes as in `ClipInputs`, objective ``(B, T)``."""
-        log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
-        pushed_out = inputs.response_mask & (log_ratio.detach() * advantages > 0)
-        square = torch.where(pushed_out, log_ratio.detach().square(), torch.inf)
-        dropped = pushed_out & (square >= first_beyond(square, self.threshold))
-        objective = ops.limited_exp(log_ratio) * advantages
-        return ClipResult(torch.where(dropped, torch.zeros_like(objective), objective), log_ratio.detach(), dropped)
+        """Clip the step's outliers; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        log_ratio = ops.log_ratio(inputs)
+        judged = log_ratio.detach()
+        pushed_out = inputs.response_mask & (judged * inputs.advantages.detach().float() > 0)
+        edge = clip_edge(torch.where(pushed_out, judged.abs(), 0.0), pushed_out.sum(), self.threshold)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
 
 
-def first_beyond(square: Tensor, threshold: float) -> Tensor:
-    """The smallest value whose mean with all smaller ones exceeds the threshold; infinite where none does."""
-    ascending = torch.cat([square.flatten().sort().values.double(), square.new_full((1,), torch.inf, dtype=torch.float64)])
-    mean = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=square.device)
-    first = (mean > threshold).int().argmax()
-    return ascending.gather(0, first[None]).float()
+def clip_edge(distances: Tensor, number: Tensor, threshold: float) -> Tensor:
+    """The largest of the distances at which all of them can be capped with a mean square within the threshold.
+
+    Args:
+        distances: of any shape, not negative; 0 for what does not count.
+        number: how many of them count.
+        threshold: bound of the mean of ``min(distance, edge)^2``.
+
+    Returns:
+        A scalar; 0 where even the smallest distance that counts is too large.
+    """
+    ascending = distances.flatten().sort().values
+    squares = ascending.double().square()
+    larger = torch.arange(len(squares) - 1, -1, -1, device=squares.device)
+    capped = squares.cumsum(0) + squares * larger  # the sum of squares, if all are capped at this one
+    return torch.where(capped <= threshold * number, ascending, 0.0).amax()
 
 
 @hookimpl

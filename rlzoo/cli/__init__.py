@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import traceback
@@ -11,6 +12,9 @@ from typing import NoReturn
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.garbage import collect_seldom
 from rlzoo.redaction import redact
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+"""Errors of a stream without a name that say enough: a disk is full, or nobody reads any more."""
 
 DONE, FAILED, USERS_MISTAKE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -33,8 +37,14 @@ def main() -> NoReturn:
     except (PolicyError, RunError) as error:
         _complain(": ".join([*getattr(error, "__notes__", ()), str(error)]))
         sys.exit(FAILED)
+    except OSError as error:
+        if error.filename is None and error.errno not in NO_ROOM:
+            _show_traceback()
+        else:
+            _complain(": ".join(str(part) for part in (error.filename, error.strerror or error) if part is not None))
+        sys.exit(FAILED)
     except Exception:
-        print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        _show_traceback()
         sys.exit(FAILED)
     sys.exit(DONE)
 
@@ -43,6 +53,10 @@ def _complain(text: str) -> None:
     from rlzoo.cli.display import tell
 
     tell(f"rlzoo: {redact(text)}")
+
+
+def _show_traceback() -> None:
+    print(redact(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

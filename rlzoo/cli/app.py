@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlzoo.cli.clips_app import clips
-from rlzoo.cli.options import AsJson, Plugins, Quiet, interruptible, loading
+from rlzoo.cli.options import AsJson, Plugins, Quiet, interruptible, lasting_output, loading
 from rlzoo.cli.train_app import calibrate, sweep, train
 
 app = typer.Typer(
@@ -106,7 +106,7 @@ def eval_(
     options = {"group_size": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
     overrides = [f"rollout.{key}={value}" for key, value in options.items()]
     overrides += [] if chat_template is None else [f"model.chat_template={chat_template}"]
-    with interruptible():
+    with interruptible(), lasting_output():
         with loading(is_quiet=quiet):
             from rlzoo.cli.evaluate import run_evaluation
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from torch import Tensor
 
 from rlzoo.cli.display import Plain
-from rlzoo.policy import ClipPolicy
+from rlzoo.policy import ClipPolicy, with_defaults
 from rlzoo.testing import LAWS, Outcome, check
 from rlzoo.testing.data import ALL_FIELDS
 from rlzoo.types import ClipInputs
@@ -27,7 +27,7 @@ def check_policies(name: str, as_json: bool) -> bool:
     reports = []
     for policy in find_policies(name):
         started = time.perf_counter()
-        outcomes = check(policy())
+        outcomes = check(with_defaults(policy))
         reports.append((policy, outcomes))
         if not as_json:
             _print(console, policy, outcomes, time.perf_counter() - started)

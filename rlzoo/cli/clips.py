@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlzoo.cli.display import Plain
-from rlzoo.policy import ClipPolicy
+from rlzoo.policy import NAMED, ClipPolicy, required_fields
 from rlzoo.zoo import Entry, load_zoo
 
 FULL = 88  # characters of a docstring's line that another one goes on
@@ -55,8 +55,10 @@ def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
     longest = max((len(word) for field in fields for word in field["allowed"].split()), default=0)
     for column in ("name", "default", "allowed", "meaning"):
         table.add_column(column, overflow="fold", min_width=longest if column == "allowed" else None)
+    required = required_fields(policy)
     for field in fields:
-        cells = (field["name"], json.dumps(field["default"]), field["allowed"], field["description"])
+        default = "required" if field["name"] in required else json.dumps(field["default"])
+        cells = (field["name"], default, field["allowed"], field["description"])
         table.add_row(*map(Text, cells))  # plain text: brackets in a description are no markup
     console.print(table)
     for title, notes in (("Watch these metrics", policy.watch), ("Laws it opts out of", policy.exempt)):
@@ -82,12 +84,13 @@ def _rejoined(doc: str) -> str:
 
 def settings(policy: type[ClipPolicy]) -> list[dict[str, Any]]:
     """A policy's fields with defaults, bounds and descriptions, from its JSON schema."""
-    defaults = policy().model_dump()
+    required = required_fields(policy)
+    defaults = {name: field.get_default() for name, field in policy.model_fields.items()} if required else policy().model_dump()
     properties = policy.model_json_schema()["properties"]
     return [
         {
             "name": name,
-            "default": defaults[name],
+            "default": None if name in required else defaults[name],
             "allowed": _allowed(schema),
             "description": schema.get("description", ""),
         }
@@ -110,13 +113,13 @@ def _allowed(schema: dict[str, Any]) -> str:
 
 def _summary(entry: Entry) -> dict[str, str]:
     policy = entry.policy
-    defaults = policy()
+    defaults = {name: policy.model_fields[name].get_default(call_default_factory=True) for name in NAMED}
     return {
         "name": policy.name,
         "what it does": (inspect.getdoc(policy) or "").partition("\n")[0],
         "scope": policy.scope,
-        "advantage": defaults.advantage,
-        "reduction": defaults.reduction,
+        "advantage": defaults["advantage"],
+        "reduction": defaults["reduction"],
         "paper": policy.paper,
         "from": entry.source,
     }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Annotated, Any, TextIO, cast
 
 import typer
+
+logger = logging.getLogger("rlzoo")
 
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugin", metavar="PATH", help="Plugin to load: a .py file, or a folder; may be repeated.")
@@ -28,6 +33,57 @@ def interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+class Lasting:
+    """A text stream that drops what cannot be written once its reader is gone, or its disk is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_over = False
+
+    def write(self, text: str) -> int:
+        """Write it if that is possible."""
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush if that is possible."""
+        self._attempt(self._stream.flush)
+
+    def isatty(self) -> bool:
+        """Whether it is a screen that can still be written."""
+        return not self._is_over and self._stream.isatty()
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each if that is possible."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _attempt(self, act: Callable[[], object]) -> None:
+        if self._is_over:
+            return
+        try:
+            act()
+        except OSError as error:
+            self._is_over = True
+            with suppress(OSError):  # what waits in the stream's buffer would fail again when the process ends
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
+            if not isinstance(error, BrokenPipeError) and self._stream is sys.__stdout__:
+                logger.warning("output cannot be written (%s): continuing without it", error.strerror)
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """Within the block, output that cannot be written ends nothing: what the command does matters more than what it prints."""
+    output, errors = (cast(TextIO, Lasting(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(output), redirect_stderr(errors):
+        yield
 
 
 @contextmanager

@@ -63,7 +63,10 @@ def run_replay(
 def _write_page(page: Path, result: Study) -> None:
     from rlzoo.lab.study_report import study_report
 
-    page.write_text(study_report(result), encoding="utf-8")
+    try:
+        page.write_text(study_report(result), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; name another with --report") from error
 
 
 def _policy(

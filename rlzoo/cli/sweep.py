@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.progress import TaskID, TextColumn
 
 from rlzoo.cli.display import Bars, Plain, timed
+from rlzoo.discovery import distinct
 from rlzoo.errors import UserError
 from rlzoo.lab.sweep import Child, Sweep, parse_seeds
 from rlzoo.lab.workers import Worker, run_children
@@ -37,7 +38,7 @@ def run_sweep(
     folder = output or Path("sweeps") / "-".join([*names[:4], *(["etc"] if len(names) > 4 else [])])
     if (folder / "config.yaml").exists():
         raise UserError(f"--output {str(folder)!r} is a run directory; a sweep needs a folder of its own")
-    sweep = Sweep(folder, names, parse_seeds(seeds), tuple(configs), tuple(overrides), tuple(grid), _absolute(plugins), steps)
+    sweep = Sweep(folder, names, parse_seeds(seeds), tuple(configs), tuple(overrides), tuple(grid), distinct(plugins), steps)
     console = Plain()
     if dry_run:
         for child in sweep.children:
@@ -87,10 +88,6 @@ def parent_of(sweep: Sweep) -> str | None:
     sweep.folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"mlflow_run_id": run_id}) + "\n", encoding="utf-8")
     return run_id
-
-
-def _absolute(plugins: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(Path(plugin).expanduser().resolve()) for plugin in plugins)
 
 
 class SweepDisplay(Bars):

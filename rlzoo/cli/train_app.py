@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, interruptible, loading
+from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, interruptible, lasting_output, loading
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
     """Train a model; without --config, the shipped model on arithmetic."""
     launch = {"launch.processes": processes, "launch.deepspeed": deepspeed}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in launch.items() if value is not None)]
-    with interruptible():
+    with interruptible(), lasting_output():
         with loading(is_quiet=quiet):
             from rlzoo.cli.train import Showing, run
 
@@ -85,7 +85,7 @@ def sweep(
     """Race policies: every policy with every seed, nested under one MLflow run; started again, it goes on."""
     from rlzoo.cli import FAILED
 
-    with interruptible():
+    with interruptible(), lasting_output():
         with loading(is_quiet=quiet):
             from rlzoo.cli.sweep import run_sweep
 
@@ -125,7 +125,7 @@ def calibrate(
     """Find the width that clips a wanted share of the responses, by short pilot runs, and write it as a config."""
     from rlzoo.cli import FAILED
 
-    with interruptible():
+    with interruptible(), lasting_output():
         with loading(is_quiet=quiet):
             from rlzoo.cli.calibrate import run_calibration
 

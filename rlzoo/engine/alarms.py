@@ -81,8 +81,12 @@ class Alarms:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where others stood."""
-        self._bad_steps |= state["bad_steps"]
-        self.raised = list(state["raised"])
+        bad_steps, raised = state["bad_steps"], list(state["raised"])
+        known = {alarm.name for alarm in ALARMS}
+        if not {*bad_steps, *raised} <= known or not all(type(number) is int for number in bad_steps.values()):
+            raise ValueError(f"alarms {bad_steps} and {raised}; known are {', '.join(sorted(known))}")
+        self._bad_steps |= bad_steps
+        self.raised = raised
 
     def after_step(self, metrics: Mapping[str, float]) -> list[str]:
         """Take one step's metrics; the warnings to show now. A step without the metric changes nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,11 +132,15 @@ class Learner:
         Raises:
             UserError: they are not those of such a run.
         """
+        self._check_schedule(folder, num_optimizer_steps, scheduler)
         try:
             self.optimization.load(folder)
             written = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
             settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
-            self.policy = type(self.policy).model_validate_json(json.dumps(settings))
+            policy = type(self.policy).model_validate_json(json.dumps(settings))
+            if type(policy).updated is ClipPolicy.updated and policy != self.policy:
+                raise UserError(f"--resume: {str(folder / 'policy.json')!r} holds other settings than this run's clip policy")
+            self.policy = policy
         except UserError:
             raise
         except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
@@ -145,6 +149,18 @@ class Learner:
         for group, lr in zip(self.optimization.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = lr  # the scheduler sets it only with its next step
         self.num_optimizer_steps = num_optimizer_steps
+
+    def _check_schedule(self, folder: Path, num_optimizer_steps: int, scheduler: Mapping[str, Any]) -> None:
+        """Refuse a learning rate that this run does not have after so many optimizer steps."""
+        own, course = self.scheduler.state_dict(), self.scheduler
+        lr = [base * factor(num_optimizer_steps) for base, factor in zip(course.base_lrs, course.lr_lambdas, strict=True)]
+        known = {"last_epoch": num_optimizer_steps, "base_lrs": own["base_lrs"], "_last_lr": lr}
+        wrong = [key for key, value in known.items() if scheduler.get(key) != value]
+        if wrong or scheduler.keys() != own.keys():
+            raise UserError(
+                f"--resume: the learning rate's schedule in {str(folder)!r} does not belong to this run: "
+                f"{', '.join(wrong) or 'its keys'} differ from those after {num_optimizer_steps} optimizer steps"
+            )
 
     def update(
         self, experience: Experience, seed: int, before_update: Callable[[int], None] | None = None

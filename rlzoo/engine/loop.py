@@ -62,12 +62,18 @@ def train(config: RunConfig, observer: Observer | None = None, *, resume: bool =
     config.refuse_redacted()
     task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
     is_main = os.environ.get("RANK", "0") == "0"
-    with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
-        run = Run(config, task, resume=resume)
-        last.callback(run.directory.close)
-        tracker.begin(run.directory.path, run_record(run))
-        with requested_stop() as stop, quick_garbage_collection():
-            result = run_steps(run, tracker, stop, observer)
+    try:
+        with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
+            run = Run(config, task, resume=resume)
+            last.callback(run.directory.close)
+            tracker.begin(run.directory.path, run_record(run))
+            with requested_stop() as stop, quick_garbage_collection():
+                result = run_steps(run, tracker, stop, observer)
+    except (OSError, SafetensorError) as error:
+        reason = why_not_written(error)
+        if reason is None:
+            raise
+        raise RunError(f"{reason}; once that is fixed, run the same command again") from error
     return replace(result, mlflow_run_id=tracker.run_id)
 
 
@@ -84,7 +90,7 @@ def run_steps(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer 
             tracker.look()
             if observer is not None and run.is_main:
                 observer(step, metrics)
-            run.done = step
+            run.complete(step)
             is_stopping = run.is_any(stop.signal is not None)
             if run.is_due(step, config.checkpoint.every) or step == config.steps or is_stopping:
                 run.save(step)
@@ -99,7 +105,7 @@ def run_steps(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer 
         reason = why_not_written(error)
         if reason is None:
             raise
-        raise RunError(f"step {step}: {reason}; once that is mended, go on with: {run.how_to_resume}") from error
+        raise RunError(f"step {step}: {reason}; once that is fixed, resume with: {run.how_to_resume}") from error
     finally:
         run.leave(step)
     profile = run.monitor.profile()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,8 +25,7 @@ def damage(folder: Path) -> str | None:
     Files that were added later are not looked at.
     """
     try:
-        files: dict[str, str] = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        for name, checksum in files.items():
+        for name, checksum in sealed_files(folder).items():
             if not (folder / name).resolve().is_relative_to(folder.resolve()):
                 return f"{FILE} names {name}, which is outside"
             if not (folder / name).is_file():
@@ -37,6 +37,29 @@ def damage(folder: Path) -> str | None:
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"{FILE} cannot be followed: {error}"
     return None
+
+
+def sealed_files(folder: Path) -> dict[str, str]:
+    """Returns the checksum of every file that was sealed, by its name below the folder; raises what damaged JSON raises."""
+    files: dict[str, str] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    return files
+
+
+def remove_sealed(folder: Path, last: str = "") -> None:
+    """Remove the files that were sealed, and the folders that are empty then. Files that were added later stay.
+
+    Args:
+        folder: that `seal` was called on.
+        last: name of the file that is removed after all others, so that a removal that was interrupted can be seen.
+    """
+    names = sorted(sealed_files(folder), key=lambda name: name == last)
+    inside = [folder / name for name in names if (folder / name).parent.resolve().is_relative_to(folder.resolve())]
+    for file in (*inside, folder / FILE):
+        file.unlink(missing_ok=True)
+    parents = {parent for file in inside for parent in file.parents if parent.is_relative_to(folder)} | {folder}
+    for parent in sorted(parents, key=lambda path: -len(path.parts)):
+        with contextlib.suppress(OSError):  # it holds a file that was added later
+            parent.rmdir()
 
 
 def sync(path: Path) -> None:

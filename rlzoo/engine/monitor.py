@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlzoo.analysis.profile import LengthProfile
 from rlzoo.analysis.response_table import ResponseTable, pooled
 from rlzoo.engine.alarms import Alarms
+from rlzoo.errors import UserError
 from rlzoo.policy import ClipPolicy
 
 if TYPE_CHECKING:
@@ -55,12 +57,20 @@ class Monitor:
         save_file({**columns, SIZES: sizes}, folder / FILE)
 
     def restore(self, folder: Path, alarms: Mapping[str, Any]) -> None:
-        """Remember what another monitor did."""
-        columns = load_file(folder / FILE)
-        sizes = columns.pop(SIZES).tolist()
-        pieces = {name: column.split(sizes) for name, column in columns.items()}
-        self._tables.extend(ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes)))
-        self.alarms.restore(alarms)
+        """Remember what another monitor did.
+
+        Raises:
+            UserError: it is not what a monitor writes.
+        """
+        try:
+            columns = load_file(folder / FILE)
+            sizes = columns.pop(SIZES).tolist()
+            pieces = {name: column.split(sizes) for name, column in columns.items()}
+            tables = [ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes))]
+            self.alarms.restore(alarms)
+        except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"--resume: {str(folder / FILE)!r} is not what a run writes: {error}") from error
+        self._tables.extend(tables)
 
     def profile(self) -> LengthProfile | None:
         """The profile of all remembered rows; None if nothing could be learned from any."""

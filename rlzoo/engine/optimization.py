@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -114,6 +114,8 @@ class PlainOptimization:
         if is_shared(self.accelerator):
             raise UserError("--resume: going on under FSDP is not supported; use --deepspeed zero3")
         tensors = load_file(folder / "optimizer.safetensors")
+        for problem in _misfits(tensors, self._parameters(), self.optimizer):
+            raise UserError(f"--resume: {str(folder / 'optimizer.safetensors')!r} does not belong to this run: {problem}")
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             key, index = name.rsplit("/", 1)
@@ -126,6 +128,39 @@ class PlainOptimization:
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def _misfits(
+    tensors: Mapping[str, Tensor], parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer
+) -> Iterator[str]:
+    """What in a saved optimizer does not fit parameters."""
+    states = {name for name in tensors if not name.startswith("parameter/")}
+    for index, parameter in enumerate(parameters):
+        kinds = {f"{kind}/{index}" for kind in ("step", "exp_avg", "exp_avg_sq")}
+        found = {name for name in states if name.endswith(f"/{index}")}
+        states -= found
+        if f"parameter/{index}" not in tensors:
+            yield f"parameter/{index} is missing"
+            continue
+        if isinstance(optimizer, torch.optim.AdamW) and found and found != kinds:
+            yield f"{min(found ^ kinds)} is missing or unknown"
+        for name in (f"parameter/{index}", *sorted(found)):
+            given = tensors[name]
+            is_like_it = given.shape == parameter.shape and given.dtype == parameter.dtype
+            # another optimizer may keep its states in a form of its own
+            is_fine = is_like_it or (not name.startswith("parameter/") and type(optimizer) is not torch.optim.AdamW)
+            if not is_fine and not (name.startswith("step/") and given.shape == () and given.dtype == torch.float32):
+                yield (
+                    f"{name} has {given.dtype} values of shape {tuple(given.shape)}, "
+                    f"not {parameter.dtype} of shape {tuple(parameter.shape)}"
+                )
+            if given.is_floating_point() and not bool(given.isfinite().all()):
+                yield f"{name} holds a value that is not finite"
+    more = states | {name for name in tensors if name.startswith("parameter/")} - {
+        f"parameter/{index}" for index in range(len(parameters))
+    }
+    if more:
+        yield f"{min(more)} is unknown: the run has {len(parameters)} parameters"
 
 
 class DeepSpeedOptimization:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import gc
 import logging
+import shlex
 import time
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 
 from safetensors import SafetensorError
+from torch import nn
 
 from rlzoo.config import RunConfig
+from rlzoo.engine.checkpoints import own_checkpoints
 from rlzoo.engine.collect import Batch
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.learner import Learner, Update
+from rlzoo.engine.manifest import damage
 from rlzoo.engine.metrics import is_spike, mean_version, policy_settings, rollout_metrics, update_metrics
 from rlzoo.engine.mismatch import mismatch_metrics
 from rlzoo.engine.monitor import WINDOW, Monitor
@@ -23,7 +27,7 @@ from rlzoo.engine.passes import gather
 from rlzoo.engine.pretrained import eos_token_ids, load_named
 from rlzoo.engine.processes import make_accelerator, peak_memory
 from rlzoo.engine.rollout import Sampler
-from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.engine.run_directory import RunDirectory, why_not_written, writing
 from rlzoo.engine.samplers import make_sampler
 from rlzoo.engine.sampling import RolloutSource
 from rlzoo.engine.seeds import LEARNER, step_seed
@@ -49,29 +53,43 @@ class Run:
         self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
         self.is_main = self.accelerator.is_main_process
         path = gather(self.accelerator, [config.output or Path("runs") / name])[0]  # the clock may differ
-        checkpoint = newest_state(path) if resume else None
-        if self.is_main and not resume:
-            RunDirectory.check_free(path)
         self.config = config.model_copy(update={"output": path})
         self.task = task
+        with ExitStack() as failed:
+            checkpoint = None
+            if resume:
+                self.directory = RunDirectory.resume(path, is_writer=self.is_main)
+                failed.callback(self.directory.close)
+                checkpoint = self._newest_state()
+            elif self.is_main:
+                RunDirectory.check_free(path)
+            self._prepare()
+            if resume:
+                self._restore(checkpoint)
+            else:
+                self.directory = RunDirectory.create(path, self.config.to_yaml(), config.plugins, is_writer=self.is_main)
+            failed.pop_all()
+
+    def _newest_state(self) -> Path | None:
+        """What the run resumes from, as its main process finds it."""
+        first = min(self.config.checkpoint.every or self.config.steps, self.config.steps)
+        found = newest_state(self.config.output or Path(), first) if self.is_main else None
+        return gather(self.accelerator, [found])[0]
+
+    def _prepare(self) -> None:
+        """Load the model and make what samples, learns and measures."""
+        config = self.config
         self.model, self.tokenizer = load_named(config.model)
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
-        self.source = RolloutSource(config, task, self._make_sampler(), self.accelerator)
+        self.source = RolloutSource(config, self.task, self._make_sampler(), self.accelerator)
         self.learner = self._make_learner()
         self.monitor = Monitor(config.clip)
         self.metrics: list[dict[str, float]] = []
         self.done = 0  # steps
         self._began, self._before = time.perf_counter(), 0.0
-        self._has_learned = False  # in the step under way
+        self._saved = -1  # the step that was saved last
+        self._is_clean = True  # everything is as it was after the last step that is done
         self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
-        if not resume:
-            self.directory = RunDirectory.create(path, self.config.to_yaml(), self.config.plugins, is_writer=self.is_main)
-            return
-        self.directory = RunDirectory(path, is_writer=self.is_main)
-        with ExitStack() as failed:
-            failed.callback(self.directory.close)
-            self._restore(checkpoint)
-            failed.pop_all()
 
     def _make_sampler(self) -> Sampler:
         return make_sampler(
@@ -105,6 +123,7 @@ class Run:
             self.directory.cut_after(-1)
             return
         state = RunState.read(folder)
+        self._check(state, folder.parent)
         if state.data != self.data:
             raise UserError(
                 f"--resume: the training problems of task {self.task.name!r} are not those the run was started with; "
@@ -114,12 +133,27 @@ class Run:
         self.learner.num_nonfinite = state.num_nonfinite
         self.source.restore(state.next_problem, state.ahead)
         self.monitor.restore(folder, state.alarms)
-        self.done, self._before = state.step, state.seconds
+        self.done, self._saved, self._before = state.step, state.step, state.seconds
         self.accelerator.wait_for_everyone()
         self.metrics = self.directory.cut_after(state.step)
         if self.source.sampler.needs_weights:
             self.source.sampler.update_weights(self.learner.weights())
         self._given = state.num_optimizer_steps
+
+    def _check(self, state: RunState, folder: Path) -> None:
+        """Refuse a state that this run cannot have written, though it is sealed."""
+        rollout, problem = self.config.rollout, ""
+        rounds = state.step + (state.ahead is not None)
+        if state.step > self.config.steps:
+            problem = f"is of step {state.step}, and the run has {self.config.steps} (steps)"
+        elif state.next_problem % rollout.num_prompts or state.next_problem < rounds * rollout.num_prompts:
+            problem = f"has sampled {state.next_problem} problems, which is no {rounds} rounds of {rollout.num_prompts}"
+        elif not rollout.dynamic_sampling and state.next_problem != rounds * rollout.num_prompts:
+            problem = f"has sampled {state.next_problem} problems, not {rounds * rollout.num_prompts}"
+        elif state.ahead is not None and len(state.ahead) != rollout.num_prompts * rollout.group_size:
+            problem = f"holds {len(state.ahead)} responses, not {rollout.num_prompts * rollout.group_size}"
+        if problem:
+            raise UserError(f"--resume: checkpoint {str(folder)!r} {problem}; it does not belong to this run, move it away")
 
     def summary(self, *, finished: bool) -> dict[str, object]:
         """What ``summary.json`` says of it."""
@@ -131,14 +165,18 @@ class Run:
         }
 
     def step(self, step: int) -> dict[str, float]:
-        """One rollout batch and everything learned from it."""
-        started = time.perf_counter()
-        position, self._has_learned = self.source.position(), False
+        """One rollout batch and everything learned from it; if that fails before anything was learned, as if not begun."""
+        position = self.source.position()
         try:
-            batch = self._sample(step)
+            return self._step(step)
         except BaseException:
-            self.source.go_back(position)
+            if self._is_clean:
+                self.source.go_back(position)
             raise
+
+    def _step(self, step: int) -> dict[str, float]:
+        started = time.perf_counter()
+        batch = self._sample(step)
         groups = batch.groups
         sampled, sampled_at = time.perf_counter(), self.learner.num_optimizer_steps
         settings, limit = self.config.reward, self.config.rollout.max_new_tokens
@@ -156,6 +194,7 @@ class Run:
         }
         if is_spike(metrics, self.metrics[-WINDOW:], self.config.learner.rollback_above):
             metrics["learner/rolled_back"] = float(self._roll_back(step))
+        self._is_clean = False
         self.monitor.after_step(step, [update.table for update in updates], metrics)
         if self.is_due(step, self.config.eval.every) or step == self.config.steps:
             metrics |= self.evaluate()
@@ -165,7 +204,7 @@ class Run:
         """The optimizer steps of one batch; none if nothing can be learned from it."""
         if not bool((experience.advantages != 0).any()) and not self.learner.has_reference:
             return experience, []
-        self._has_learned = True
+        self._is_clean = False
         keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
         before = partial(self._keep_weights, step) if keep else None
         try:
@@ -175,8 +214,12 @@ class Run:
             raise
 
     def _roll_back(self, step: int) -> bool:
-        """Take the newest checkpoint's weights, and go on with other data; False if there is none yet."""
-        folder = newest_state(self.directory.path)
+        """Take the newest periodic checkpoint's weights, and continue with other data; False if there is none yet.
+
+        A checkpoint that was saved because the run was stopped does not count: a run that was never stopped has none.
+        """
+        periodic = [folder for state, folder in own_checkpoints(self.directory.path, step - 1) if state.periodic]
+        folder = next((folder / "state" for folder in reversed(periodic) if damage(folder) is None), None)
         if folder is None:
             logger.warning("step %d: a spike of the gradient, and no checkpoint to roll back to", step)
             return False
@@ -225,43 +268,72 @@ class Run:
         self.directory.save_weights(step, update, kept_weights(self.learner.weights(), keep=self.is_main))
 
     def save(self, step: int) -> None:
-        """Save the model, the policy's state beside it, and, if the step is complete, what it takes to go on from it."""
-        name, policy = f"step-{step:06d}", self.learner.policy
+        """Save the model after a step that is done, the policy's state beside it, and what it takes to resume from it."""
+        name = f"step-{step:06d}"
+        try:
+            folder = self._begin_checkpoint(name)
+            with writing(folder / "state", 3 * _num_bytes(self.learner.language_model)):
+                self.accelerator.wait_for_everyone()
+                self.learner.save(folder / "state")
+                state = self._state(step)  # which takes all processes
+                if self.is_main:
+                    state.write(folder / "state")
+                    self.monitor.save(folder / "state")
+                self.accelerator.wait_for_everyone()
+            scores = {at: row["eval/accuracy"] for at, row in enumerate(self.metrics) if "eval/accuracy" in row}
+            self.directory.finish_checkpoint(folder, self.config.checkpoint.keep, scores)
+        except Exception:
+            self.directory.drop_unfinished(name)
+            raise
+        self._saved = step
+
+    def _begin_checkpoint(self, name: str) -> Path:
         weights = kept_weights(self.learner.weights(), keep=self.is_main)
-        folder = self.directory.begin_checkpoint(name, self.model, weights, self.tokenizer, policy)
-        if step == self.done:
-            self.accelerator.wait_for_everyone()
-            self.learner.save(folder / "state")
-            state = RunState(
-                step=step,
-                num_optimizer_steps=self.learner.num_optimizer_steps,
-                next_problem=self.source.next_problem,
-                num_nonfinite=self.learner.num_nonfinite,
-                scheduler=self.learner.scheduler.state_dict(),
-                ahead=self.source.sampled_ahead(),
-                alarms=self.monitor.alarms.state(),
-                data=self.data,
-                seconds=self.seconds,
-            )
-            if self.is_main:
-                state.write(folder / "state")
-                self.monitor.save(folder / "state")
-            self.accelerator.wait_for_everyone()
-        scores = {at: row["eval/accuracy"] for at, row in enumerate(self.metrics) if "eval/accuracy" in row}
-        self.directory.finish_checkpoint(folder, self.config.checkpoint.keep, scores)
+        return self.directory.begin_checkpoint(name, self.model, weights, self.tokenizer, self.learner.policy)
+
+    def _state(self, step: int) -> RunState:
+        return RunState(
+            step=step,
+            num_optimizer_steps=self.learner.num_optimizer_steps,
+            next_problem=self.source.next_problem,
+            num_nonfinite=self.learner.num_nonfinite,
+            scheduler=self.learner.scheduler.state_dict(),
+            ahead=self.source.sampled_ahead(),
+            alarms=self.monitor.alarms.state(),
+            data=self.data,
+            seconds=self.seconds,
+            run=self.directory.identity,
+            periodic=self.is_due(step, self.config.checkpoint.every),
+        )
+
+    def complete(self, step: int) -> None:
+        """Count a step as done, after which the run can be saved."""
+        self.done, self._is_clean = step, True
 
     def leave(self, step: int) -> None:
-        """End what the run started; if a step was not completed, save what it came to.
+        """End what the run started; if a step was not completed, save what there is.
 
-        A step that has not learned anything leaves the run where the step before did, from where it can go on.
+        A step that has not learned anything leaves the run as the step before did, and that can be resumed. Weights from
+        within a step cannot be: they are saved as ``stopped-step-...``, for a look at what went wrong.
         """
         # with ZeRO a checkpoint takes all processes, and who knows where the others are
         if step > max(self.done, 0) and not is_shared(self.accelerator):
             try:
-                self.save(step if self._has_learned else self.done)
-            except (OSError, SafetensorError) as error:
-                logger.warning("the weights of step %d could not be saved: %s", step, error)
+                if not self._is_clean:
+                    self._save_stopped(step)
+                elif self._saved != self.done:
+                    self.save(self.done)
+            except (OSError, SafetensorError, UserError) as error:
+                logger.warning("the weights of step %d could not be saved: %s", step, why_not_written(error) or error)
         self.source.close()
+
+    def _save_stopped(self, step: int) -> None:
+        name = f"stopped-step-{step:06d}"
+        try:
+            self.directory.finish_stopped(self._begin_checkpoint(name), step)
+        except Exception:
+            self.directory.drop_unfinished(name)
+            raise
 
     def report(self, step: int, metrics: dict[str, float]) -> None:
         """Write a step's metrics down."""
@@ -297,4 +369,9 @@ class Run:
     @property
     def how_to_resume(self) -> str:
         """The command that goes on with it."""
-        return f"rlzoo train --resume --output {self.directory.path}"
+        return f"rlzoo train --resume --output {shlex.quote(str(self.directory.path))}"
+
+
+def _num_bytes(model: nn.Module) -> int:
+    """Bytes of the weights that are trained."""
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters() if weight.requires_grad)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +21,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlzoo.engine import checkpoints
 from rlzoo.engine.adapters import has_adapter
 from rlzoo.engine.manifest import seal, sync
 from rlzoo.engine.pretrained import quiet
+from rlzoo.engine.state import IDENTITY, identity
 from rlzoo.errors import UserError, shown
 from rlzoo.lock import Lock
 from rlzoo.parsing import UnreadableError, parse_json
+from rlzoo.plugin_files import copy_plugins
 from rlzoo.redaction import redact_settings
 from rlzoo.types import RolloutGroup
 
@@ -34,16 +43,70 @@ if TYPE_CHECKING:
 
 
 AS_LINE = json.JSONEncoder(ensure_ascii=False)
+FILES = ("config.yaml", "metrics.jsonl", "summary.json", IDENTITY)
+FOLDERS = ("rollouts", "checkpoints")
+MORE_FOLDERS = ("tracking", "figures", "replay", "plugins", "superseded")
+NOTHING = (".lock", "lost+found")
+"""Names in a directory that counts as empty: of a lock that was taken, and of a file system of its own."""
+
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+logger = logging.getLogger("rlzoo")
+
+
+class UnwritableError(OSError):
+    """A file of a run directory could not be written; the message says why, and how much space it needs and there is."""
 
 
 def why_not_written(error: Exception) -> str | None:
     """What keeps a file from being written, such as a full disk; None for an error of another kind."""
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}" if error.errno in CANNOT_WRITE else None
+        is_ours = isinstance(error, UnwritableError) or error.errno in CANNOT_WRITE
+        return f"{error.strerror}{where}" if is_ours else None
     found = re.search(r"(?:.*: )?(.*) \(os error (\d+)\)", str(error))  # of safetensors, which is written in Rust
-    return found[1] if found and int(found[2]) in CANNOT_WRITE else None
+    if found:
+        return found[1] if int(found[2]) in CANNOT_WRITE else None
+    return "file write failed" if "file write failed" in str(error) else None  # of torch.save
+
+
+@contextmanager
+def writing(file: Path, size: int = 0) -> Iterator[None]:
+    """Within the block, whatever keeps files from being written is raised as an `UnwritableError`.
+
+    Args:
+        file: that is written, or the folder.
+        size: bytes that are needed, about; 0 if unknown.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UnwritableError):
+            raise
+        reason = error.strerror or str(error) if isinstance(error, OSError) else why_not_written(error)
+        if reason is None:
+            raise
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        code = (error.errno if isinstance(error, OSError) else int(number[1]) if number else None) or errno.EIO
+        is_space = code in NO_SPACE or "write failed" in reason
+        raise UnwritableError(code, reason + (_space(file, size) if is_space else ""), str(file)) from error
+
+
+def _space(file: Path, size: int) -> str:
+    """How much space is needed and free, as the end of a sentence."""
+    needed = f"about {_megabytes(size)} needed" if size else ""
+    folder = next((path for path in (file, *file.parents) if path.is_dir()), Path())
+    try:
+        free = f"{_megabytes(shutil.disk_usage(folder).free)} free"
+    except OSError:
+        free = ""
+    known = ", ".join(word for word in (needed, free) if word)
+    return f": {known}" if known else ""
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
 
 
 class RunDirectory:
@@ -53,10 +116,10 @@ class RunDirectory:
         ``RunDirectory.create(Path("runs/mine"), config.to_yaml()).log(1, {"reward/mean": 0.5})``
     """
 
-    def __init__(self, path: Path, is_writer: bool = True) -> None:
+    def __init__(self, path: Path, is_writer: bool = True, lock: Lock | None = None) -> None:
         self.path = path
         self.is_writer = is_writer  # of several processes, one writes; the others' calls do nothing
-        self._lock = Lock(path) if is_writer else None
+        self._lock = (lock or Lock(path)) if is_writer else None
 
     def close(self) -> None:
         """Let another process write here."""
@@ -67,45 +130,97 @@ class RunDirectory:
     def create(cls, path: Path, config_yaml: str, plugins: Sequence[str] = (), *, is_writer: bool = True) -> RunDirectory:
         """Make the directory, write ``config.yaml``, and keep copies of the plugin files the run was started with.
 
+        A directory that is there and empty is filled, whatever it is: a mount point, a link, the current one.
+
         Raises:
             UserError: the directory holds something already, or cannot be written.
+            UnwritableError: the disk is full.
         """
         if not is_writer:
             return cls(path, is_writer)
         cls.check_free(path)
-        made = path.with_name(f".{path.name}.part")  # stands under its name once it is complete
+        lock, made = None, None
         try:
-            shutil.rmtree(made, ignore_errors=True)
-            (made / "rollouts").mkdir(parents=True)
-            (made / "checkpoints").mkdir()
-            (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
-            for plugin in map(Path, plugins):
-                copy = shutil.copytree if plugin.is_dir() else shutil.copy2
-                (made / "plugins").mkdir(exist_ok=True)
-                copy(plugin, made / "plugins" / plugin.name)
-            made.replace(path)
-        except OSError as error:
+            is_there = path.is_dir()
+            if not path.parent.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+            lock = Lock(path) if is_there else None
+            cls.check_free(path)  # another process may have been quicker
+            made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path if is_there else path.parent))
+            with writing(made):
+                _fill(made, config_yaml, plugins)
+            if is_there:
+                for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # with it, it is a run
+                    part.replace(path / part.name)
+                made.rmdir()
+            else:
+                made.chmod(0o777 & ~_umask())
+                made.replace(path)
+        except BaseException as error:
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
+            if lock is not None:
+                lock.release()
+            if not isinstance(error, OSError) or error.errno in NO_SPACE:
+                raise
             raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
-        return cls(path)
+        return cls(path, lock=lock)
+
+    @cached_property
+    def identity(self) -> str:
+        """The random name of the run, by which its checkpoints are known."""
+        return identity(self.path)
 
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a directory that holds something already, before any time is spent on the run."""
         try:
-            taken = path.is_dir() and any(path.iterdir())
+            str(path).encode()
+            taken = path.is_dir() and any(entry.name not in NOTHING for entry in path.iterdir())
+            is_other = not path.is_dir() and os.path.lexists(path)
         except (OSError, ValueError) as error:
             raise UserError(f"output directory {shown(str(path))} cannot be used: {error}") from error
         if taken:
             raise UserError(f"output directory {str(path)!r} is not empty; name another with --output, or remove it")
+        if is_other:
+            raise UserError(f"output directory {str(path)!r} is not a directory; name another with --output")
+
+    @classmethod
+    def resume(cls, path: Path, *, is_writer: bool = True) -> RunDirectory:
+        """Open the directory of a run, and finish what a process that was killed had begun to rename.
+
+        Raises:
+            UserError: there is no run, another process writes there, or something has the name of a file of the run's.
+        """
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"--resume: {str(path)!r} holds no run: it has no config.yaml")
+        _check_kinds(path)
+        directory = cls(path, is_writer)
+        try:
+            if is_writer:
+                with writing(path):
+                    for name in FOLDERS:
+                        (path / name).mkdir(exist_ok=True)
+                    checkpoints.tidy(path)
+        except BaseException:
+            directory.close()
+            raise
+        return directory
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to ``metrics.jsonl``, on the disk before this returns."""
         if not self.is_writer:
             return
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._check_lock()
+        file, line = self.path / "metrics.jsonl", json.dumps({"step": step, **metrics}) + "\n"
+        with writing(file, len(line)):
+            is_new = not file.exists()
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(line)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if is_new:
+                sync(self.path)
 
     def record_rollouts(
         self, step: int, groups: Sequence[RolloutGroup], experience: Experience, updates: Sequence[Update]
@@ -148,36 +263,39 @@ class RunDirectory:
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
         stem = self.path / "rollouts" / f"{step:06d}"
         temporary = stem.with_name(".part")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(stem.with_suffix(".jsonl"))
-        save_file(tensors, temporary)
-        temporary.replace(stem.with_suffix(".safetensors"))  # with it the step counts as recorded
+        with writing(stem.with_suffix(".jsonl"), len(text)):
+            checkpoints.remove_temporary(temporary)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(stem.with_suffix(".jsonl"))
+        with writing(stem.with_suffix(".safetensors"), _num_bytes(tensors.values())):
+            save_file(tensors, temporary)
+            temporary.replace(stem.with_suffix(".safetensors"))  # with it the step counts as recorded
 
     def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights that one update starts from, so that replay can differentiate through them."""
         if not self.is_writer:
             return
-        folder = self.path / "replay"
-        folder.mkdir(exist_ok=True)
-        save_file(dict(weights), folder / f"{step:06d}-{update}.safetensors")
+        file = self.path / "replay" / f"{step:06d}-{update}.safetensors"
+        with writing(file, _num_bytes(weights.values())):
+            file.parent.mkdir(exist_ok=True)
+            save_file(dict(weights), file)
 
     def summarise(self, facts: Mapping[str, object]) -> None:
         """Write ``summary.json``: whether the run is over, and what it took."""
         if not self.is_writer:
             return
-        temporary = self.path / ".summary.json.part"
-        temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.path / "summary.json")
+        _replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def save_figure(self, figure: Figure, name: str) -> None:
         """Keep a picture under ``figures/``, which MLflow is sent."""
         if not self.is_writer:
             return
         file = self.path / "figures" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(".part")
-        figure.savefig(temporary, format="png")
-        temporary.replace(file)
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_name(".part")
+            figure.savefig(temporary, format="png")
+            temporary.replace(file)
 
     def begin_checkpoint(
         self,
@@ -195,57 +313,142 @@ class RunDirectory:
         temporary = self.path / "checkpoints" / f".{name}.part"
         if not self.is_writer:
             return temporary
-        shutil.rmtree(temporary, ignore_errors=True)
-        with torch.device("meta"):
-            skeleton = type(model)(model.config)  # without weights of its own, without adapters
-        skeleton.generation_config = model.generation_config
-        with quiet():
-            skeleton.save_pretrained(temporary, state_dict=dict(weights))
-            tokenizer.save_pretrained(temporary)
-            if has_adapter(model):
-                model.save_pretrained(temporary / "adapter")
-        state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
-        (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        self._check_lock()
+        with writing(temporary, _num_bytes(weights.values())):
+            temporary.parent.mkdir(exist_ok=True)
+            checkpoints.tidy(self.path)
+            with torch.device("meta"):
+                skeleton = type(model)(model.config)  # without weights of its own, without adapters
+            skeleton.generation_config = model.generation_config
+            with quiet():
+                skeleton.save_pretrained(temporary, state_dict=dict(weights))
+                tokenizer.save_pretrained(temporary)
+                if has_adapter(model):
+                    model.save_pretrained(temporary / "adapter")
+            state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
+            (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         return temporary
 
     def finish_checkpoint(self, temporary: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
-        """Seal it, let it stand under its name, and drop all but the last ``keep`` and, of steps with a score, the best."""
+        """Seal a checkpoint and let it stand under its name; remove what `checkpoints.rotate` says."""
+        folder = self._put_in_place(temporary)
+        if folder is not None:
+            with writing(folder):
+                checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
+
+    def finish_stopped(self, temporary: Path, step: int) -> None:
+        """Seal the weights from within a step and let them stand under their name, in the place of those of earlier steps."""
         if not self.is_writer:
             return
-        seal(temporary)
+        with writing(temporary):
+            checkpoints.mark_as_stopped(temporary, self.path, step)
+        folder = self._put_in_place(temporary)
+        if folder is not None:
+            checkpoints.forget_older_stops(self.path, folder)
+
+    def drop_unfinished(self, name: str) -> None:
+        """Free the space of a checkpoint that could not be written."""
+        if self.is_writer:
+            with suppress(OSError):
+                checkpoints.remove_temporary(self.path / "checkpoints" / f".{name}.part")
+
+    def _put_in_place(self, temporary: Path) -> Path | None:
+        if not self.is_writer:
+            return None
         folder = temporary.with_name(temporary.name.removeprefix(".").removesuffix(".part"))
-        former = folder.with_name(f".{folder.name}.former")
-        if folder.exists():
-            folder.replace(former)
-        temporary.replace(folder)
-        sync(folder.parent)
-        shutil.rmtree(former, ignore_errors=True)
-        saved = sorted((path for path in folder.parent.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)
-        scored = {f"step-{step:06d}": score for step, score in (scores or {}).items()}
-        best = max((path.name for path in saved if path.name in scored), key=lambda name: (scored[name], name), default="")
-        for old in saved[:-keep]:
-            if old.name != best:
-                shutil.rmtree(old)
+        with writing(folder):
+            seal(temporary)
+            self._check_lock()
+            checkpoints.put_in_place(temporary, folder, self.path)
+            sync(folder.parent)
+        return folder
+
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
-        """Forget what a run wrote after this step; returns the metrics of the steps that are left.
+        """Move what a run wrote after this step to ``superseded/``; returns the metrics of the steps up to it.
 
         Raises:
-            UserError: ``metrics.jsonl`` is damaged.
+            UserError: ``metrics.jsonl`` is damaged, or lacks a step up to this one.
         """
         file = self.path / "metrics.jsonl"
         # the last line may have been cut off by what ended the run
-        rows = [row for row in read_metrics(file) if row["step"] <= step] if file.exists() else []
+        rows = read_metrics(file) if file.exists() else []
+        kept = [row for row in rows if row["step"] <= step]
+        if [row["step"] for row in kept] != list(range(step + 1)):
+            has = f"lacks rows up to it: it has {len(kept)} of {step + 1}" if rows else "is missing or empty"
+            raise UserError(
+                f"--resume: the checkpoint is of step {step}, and {str(file)!r} {has}; "
+                "nothing was changed; put the file back as it was, or start another run with another --output"
+            )
         if self.is_writer:
-            for unfinished in (self.path / "checkpoints").glob(".*"):
-                shutil.rmtree(unfinished)
-            temporary = self.path / ".metrics.jsonl.part"
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            temporary.replace(file)
-            for recorded in (self.path / "rollouts").iterdir():
-                if recorded.is_file() and (recorded.name.startswith(".") or _is_after(recorded.stem, step)):
-                    recorded.unlink()
-        return [{key: value for key, value in row.items() if key != "step"} for row in rows]
+            with writing(file):
+                self._supersede(step, [row for row in rows if row["step"] > step])
+                _replace(file, "".join(json.dumps(row) + "\n" for row in kept))
+        return [{key: value for key, value in row.items() if key != "step"} for row in kept]
+
+    def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
+        checkpoints.remove_temporary(self.path / "rollouts" / ".part")
+        found = [file for name in ("rollouts", "replay") for file in sorted((self.path / name).glob("[0-9]*"))]
+        later = [file for file in found if file.is_file() and _is_after(file.stem.partition("-")[0], step)]
+        if not rows and not later:
+            return
+        parent = self.path / "superseded"
+        numbers = (str(number) for number in itertools.count(1))
+        folder = next(parent / number for number in numbers if not os.path.lexists(parent / number))
+        for file in later:
+            (folder / file.parent.name).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if rows:
+            _replace(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        for file in later:
+            shutil.move(file, folder / file.parent.name / file.name)  # perhaps from another disk
+        logger.info("what the run wrote after step %d is in %s", step, folder)
+
+
+def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
+    """Write what a run directory begins with."""
+    for name in FOLDERS:
+        (folder / name).mkdir()
+    (folder / "config.yaml").write_text(config_yaml, encoding="utf-8")
+    (folder / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
+    copy_plugins(plugins, folder / "plugins")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _check_kinds(path: Path) -> None:
+    """Refuse a folder where a run writes a file, and a file where it writes a folder."""
+    wrong = [(name, "a folder", "a file") for name in FILES if (path / name).is_dir()]
+    wrong += [(name, "not a folder", "a folder") for name in FOLDERS + MORE_FOLDERS if _is_no_folder(path / name)]
+    for name, found, wanted in wrong:
+        raise UserError(f"--resume: {str(path / name)!r} is {found}, and a run writes {wanted} there; move it away")
+
+
+def _is_no_folder(path: Path) -> bool:
+    return os.path.lexists(path) and not path.is_dir()
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file that is either the old or the new one, whatever happens; on the disk before this returns."""
+    temporary = file.with_name(f".{file.name}.part")
+    with writing(file, len(text)):
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+        sync(file.parent)
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _is_after(stem: str, step: int) -> bool:
@@ -263,7 +466,9 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
     except (OSError, ValueError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}") from error
     rows = []
-    for number, line in enumerate(lines[:-1], start=1):  # after the last newline is what was being written
+    if not _is_whole(lines[-1]):  # after the last newline is what was being written
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
         try:
             row = parse_json(line)
         except UnreadableError as error:
@@ -275,3 +480,11 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
             raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")
         rows.append(row)
     return rows
+
+
+def _is_whole(line: str) -> bool:
+    """Whether a line is complete, though no newline follows."""
+    try:
+        return line.endswith("}") and isinstance(parse_json(line), dict)
+    except UnreadableError:
+        return False

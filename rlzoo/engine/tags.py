@@ -26,7 +26,7 @@ OWN = ("output", "plugins", "tracking.")
 
 def run_record(run: Run) -> Record:
     """What MLflow is told of a run, beside its metrics."""
-    config, name, settings = run.config, run.directory.path.name, run.config.tracking
+    config, name, settings = run.config, run.directory.path.absolute().name, run.config.tracking
     return Record.new(
         settings.experiment,
         name,

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from rlzoo.analysis.at_k import Estimate, LengthBin, by_length, estimates
 from rlzoo.composition import parse_overrides
+from rlzoo.engine.state import numbered
 from rlzoo.errors import UserError, explain
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
@@ -84,7 +85,7 @@ def default_output(config: EvaluationConfig) -> Path:
 
 def _last_checkpoint(path: Path) -> Path | None:
     """The last checkpoint, where the path is a run directory."""
-    saved = sorted(path.glob("checkpoints/step-*"), key=lambda folder: folder.name)
+    saved = [folder for _, folder in numbered(path) if (folder / "config.json").is_file()]
     return saved[-1] if saved else None
 
 

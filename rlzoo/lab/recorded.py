@@ -68,7 +68,10 @@ class RecordedRun:
         except UserError as error:
             raise UserError(f"{str(path)!r} has a config.yaml that describes no run: {error}") from error
         updates = [
-            update for file in sorted((path / "rollouts").glob("*.safetensors")) for update in _updates(file, config.seed)
+            update
+            for file in sorted((path / "rollouts").glob("*.safetensors"))
+            if not file.name.startswith(".")  # of a desktop, such as ._000001.safetensors
+            for update in _updates(file, config.seed)
         ]
         if not updates:
             raise UserError(f"{str(path)!r} has no recorded updates to replay")

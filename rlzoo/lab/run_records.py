@@ -78,7 +78,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     for path in paths:
         if not _is_folder(path):
             raise UserError(f"{shown(str(path))} is not a folder; give run directories, or folders that hold some")
-        found = [file.parent for file in sorted(path.rglob("config.yaml")) if (file.parent / "rollouts").is_dir()]
+        found = [file.parent for file in sorted(path.rglob("config.yaml")) if _is_run(file.parent)]
         for folder in found:
             if "interrupted" not in folder.relative_to(path).parts:
                 folders.setdefault(folder.resolve(), folder)
@@ -97,6 +97,11 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
         why = f" ({notes[0]})" if notes else ""
         raise UserError(f"no finished run in {', '.join(map(str, paths))}{why}; `rlzoo sweep` or `rlzoo train` make some")
     return records, notes
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder with a config.yaml is a run's: a run has begun to write there."""
+    return (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file()
 
 
 def _is_folder(path: Path) -> bool:

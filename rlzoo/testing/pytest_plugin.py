@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rlzoo.policy import ClipPolicy
+from rlzoo.policy import ClipPolicy, with_defaults
 from rlzoo.testing.laws import LAWS, Law
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     named: list[str] = config.getoption("--clip")
     for policy in (policy for name in named for policy in find_policies(name)):
         for law in LAWS:
-            items.append(_law_item(session, policy(), law))
+            items.append(_law_item(session, with_defaults(policy), law))
 
 
 def _law_item(session: pytest.Session, policy: ClipPolicy, law: Law) -> pytest.Item:

@@ -91,7 +91,11 @@ class Tracker:
         if self._record is not None and self._directory is not None:
             stopped = kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit))
             status: Status = "FINISHED" if kind is None else "KILLED" if stopped else "FAILED"
-            replace(self._record, status=status, ended=time.time()).write(self._directory)
+            try:
+                replace(self._record, status=status, ended=time.time()).write(self._directory)
+            except OSError:
+                if error is None:  # else that is what the run ended with
+                    raise
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -117,7 +117,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(whole, tmp_path):
         metrics.symlink_to("/dev/full")  # where every write finds no space
 
     with pytest.raises(
-        RunError, match=r"step 3: No space left on device.*; once that is mended, go on with: rlzoo train --resume"
+        RunError, match=r"step 3: No space left on device.*; once that is fixed, resume with: rlzoo train --resume"
     ):
         rlzoo.train(config(tmp_path), at_step(2, fill))
     metrics.unlink()
@@ -187,6 +187,24 @@ def test_a_spike_of_the_gradient_rolls_the_weights_back(tmp_path, caplog):
         {text["question"] for text in lines(short.path / "rollouts" / f"{step:06d}.jsonl")} for step in (newest + 1, spike)
     ]
     assert asked[0] != asked[1] or newest + 1 == spike, "it goes on with other data"
+
+
+def test_a_run_that_was_stopped_before_a_spike_is_the_one_that_was_not(tmp_path):
+    def config(name):
+        overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
+        return quick(tmp_path / name, steps=16, overrides=[*overrides, "learner.rollback_above=1.0"])
+
+    rows = rlzoo.train(config("whole")).metrics
+    before_spikes = [step - 1 for step, row in enumerate(rows) if row.get("learner/rolled_back") and step % 5 != 1]
+    assert before_spikes, "the test needs steps between the checkpoint and a spike"
+    for number, step in enumerate(before_spikes[:3]):
+        with pytest.raises(KeyboardInterrupt):
+            rlzoo.train(config("stopped"), at_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)), resume=number > 0)
+    result = rlzoo.train(config("stopped"), resume=True)
+    assert without_times(result.metrics) == without_times(rows)
+    for file in ("model.safetensors", "state/optimizer.safetensors"):
+        got, expected = (load_file(tmp_path / name / "checkpoints" / "step-000016" / file) for name in ("stopped", "whole"))
+        assert all(got[name].equal(expected[name]) for name in expected)
 
 
 REWARD = """

@@ -1,4 +1,4 @@
-"""M2PO against a float64 brute force over every prefix of the step's sorted harmful second moments."""
+"""M2PO against a float64 brute force over every capped sum of the step's squared log-ratios."""
 
 import dataclasses
 import math
@@ -27,29 +27,50 @@ def harmful_squares(log_probs, old_log_probs, advantages, mask):
     return squares
 
 
+def edge_of(squares, threshold):
+    """The largest distance whose square caps the sum of all of them within the bound, tried one after another."""
+    edge = 0.0
+    for cap in squares:
+        if math.fsum(min(square, cap) for square in squares) <= threshold * len(squares):
+            edge = max(edge, math.sqrt(cap))
+    return edge
+
+
 def m2po(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, threshold=0.04):
     rows, columns = mask.shape
     squares = harmful_squares(log_probs, old_log_probs, advantages, mask)
-    kept = set()
-    for largest in sorted(set(squares.values())):  # a prefix ends after the last of equal values
-        prefix = {place for place, square in squares.items() if square <= largest}
-        mean = math.fsum(squares[place] for place in prefix) / len(prefix)
-        if mean <= threshold and len(prefix) > len(kept):
-            kept = prefix
+    edge = edge_of(list(squares.values()), threshold)
     objective, derivative = np.zeros((rows, columns)), np.zeros((rows, columns))
     clipped = np.zeros((rows, columns), dtype=bool)
     for b in range(rows):
         for t in range(columns):
             if not mask[b, t]:
                 continue
-            if (b, t) in squares and (b, t) not in kept:
-                clipped[b, t] = True
-                continue
             log_ratio = log_probs[b, t] - old_log_probs[b, t]
             advantage = advantages[b, 0] if advantages.shape[1] == 1 else advantages[b, t]
+            if (b, t) in squares and abs(log_ratio) > edge:
+                clipped[b, t] = True
+                objective[b, t] = math.exp(math.copysign(min(edge, 20.0), log_ratio)) * advantage
+                continue
             objective[b, t] = math.exp(min(max(log_ratio, -20.0), 20.0)) * advantage
             derivative[b, t] = objective[b, t] if abs(log_ratio) <= 20.0 else 0.0
     return ClosedForm(objective, derivative, clipped)
+
+
+def authors_edge(squares, budget):
+    """The clip of the authors' training code, as a search in Python floats: github.com/Infini-AI-Lab/M2PO, core_algos.py.
+
+    It walks up the sorted squares and returns the root of the one before the first that exhausts the budget.
+    """
+    ascending, number = sorted(squares), len(squares)
+    if math.fsum(ascending) <= budget * number:
+        return math.inf
+    before = 0.0
+    for place, square in enumerate(ascending):
+        if math.fsum(ascending[: place + 1]) + square * (number - place - 1) >= budget * number:
+            return math.sqrt(before)
+        before = square
+    raise AssertionError("the last one exhausts it")
 
 
 def step(log_ratios, advantages):
@@ -72,27 +93,52 @@ def test_far_off_policy_equals_the_closed_form(settings):
     assert_equals_closed_form("m2po", m2po, settings, seed=5, widen=6.0, rtol=2e-4)
 
 
+@pytest.mark.parametrize("budget", [0.005, 0.04, 0.2])
+@pytest.mark.parametrize("seed", range(4))
+def test_it_cuts_what_the_authors_code_cuts(seed, budget):
+    policy = load_zoo()["m2po"](threshold=budget)
+    inputs = inputs_for(policy, seed=seed, widen=1.5)
+    log_probs, old, _, advantages, mask = arrays_of(inputs)
+    squares = harmful_squares(log_probs, old, advantages, mask)
+    edge = authors_edge(squares.values(), budget)
+    clipped = policy(inputs).clipped.numpy()
+    expected = np.zeros_like(clipped)
+    for place, square in squares.items():
+        expected[place] = math.sqrt(square) > edge
+    assert (clipped & mask == expected).all()
+    assert expected.any()
+
+
+def test_the_capped_second_moment_cuts_more_than_that_of_the_kept_tokens():
+    # Squares 1/64, 1/16 and 1/4. Capped at 1/16 their mean is 0.046875: within 0.08, and not within 0.04, although the mean of
+    # the first two alone is 0.039.
+    inputs = step([[0.125, 0.25, 0.5]], [1.0])
+    assert load_zoo()["m2po"](threshold=0.08)(inputs).clipped.tolist() == [[False, False, True]]
+    assert load_zoo()["m2po"](threshold=0.04)(inputs).clipped.tolist() == [[False, True, True]]
+
+
 def test_hand_worked_step():
-    # Harmful: A > 0 with 0.125 (square 0.015625) and 0.5 (0.25), A < 0 with -0.25 (0.0625).
-    # Means of the prefixes 0.015625, 0.0390625, 0.109375: two fit under 0.04, so 0.5 is dropped. Moves against the
-    # push, -0.5 at A > 0 and 0.5 at A < 0, stay: A r = 2 exp(-0.5) = 1.2130613 and -exp(0.5) = -1.6487213.
-    # Kept: 2 exp(0.125) = 2.2662969, -exp(-0.25) = -0.7788008; ratio 1: 2 and -1.
+    # Pushed outwards: A > 0 with 0.125 (square 0.015625) and 0.5 (0.25), A < 0 with -0.25 (0.0625). All capped at each of them,
+    # the means are 0.015625, (0.015625 + 2 * 0.0625) / 3 = 0.046875 and 0.109375: only the first is within 0.04: tau = 0.125.
+    # Clipped at tau: 2 exp(0.125) = 2.2662969 and -exp(-0.125) = -0.8824969. Moves against the push, -0.5 at A > 0 and 0.5
+    # at A < 0, stay: 2 exp(-0.5) = 1.2130613 and -exp(0.5) = -1.6487213. Ratio 1: 2 and -1.
     result, gradient = evaluate(load_zoo()["m2po"](), step([[0.125, 0.5, -0.5, 0.0], [-0.25, 0.5, 0.0, 0.0]], [2.0, -1.0]))
-    expected = [[2.2662969, 0.0, 1.2130613, 2.0], [-0.7788008, -1.6487213, -1.0, -1.0]]
+    expected = [[2.2662969, 2.2662969, 1.2130613, 2.0], [-0.8824969, -1.6487213, -1.0, -1.0]]
     np.testing.assert_allclose(result.objective.detach().numpy(), expected, rtol=1e-6)
+    expected[0][1] = expected[1][0] = 0.0
     np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-6)
-    assert result.clipped.tolist() == [[False, True, False, False], [False, False, False, False]]
+    assert result.clipped.tolist() == [[False, True, False, False], [True, False, False, False]]
 
 
-def test_equal_second_moments_are_dropped_together():
-    # 0.125, then 0.25 and -0.25: with one of the two the mean would be 0.0390625 <= 0.04, with both 0.0468750 > 0.04
+def test_equal_second_moments_are_clipped_together():
+    # 0.125, then 0.25 and -0.25: capped at 0.25 the mean is 0.0468750 > 0.04
     result, gradient = evaluate(load_zoo()["m2po"](), step([[0.125, 0.25], [-0.25, 0.0]], [1.0, -1.0]))
     assert result.clipped.tolist() == [[False, True], [True, False]]
     np.testing.assert_allclose(gradient.numpy(), [[math.exp(0.125), 0.0], [0.0, -1.0]], rtol=1e-6)
 
 
 def test_a_mean_exactly_at_the_threshold_is_kept():
-    # squares 0.0625 and 0.0625: mean 0.0625; the third, 0.25, would make it 0.125
+    # squares 0.0625, 0.0625 and 0.25: capped at 0.0625 the mean is 0.0625, uncapped 0.125
     inputs = step([[0.25, 0.25, 0.5]], [1.0])
     assert load_zoo()["m2po"](threshold=0.0625)(inputs).clipped.tolist() == [[False, False, True]]
     assert load_zoo()["m2po"](threshold=0.0624)(inputs).clipped.tolist() == [[True, True, True]]
@@ -100,21 +146,21 @@ def test_a_mean_exactly_at_the_threshold_is_kept():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_kept_fits_the_threshold_and_no_more_would(seed):
+def test_the_capped_mean_fits_the_threshold_and_no_wider_clip_would(seed):
     policy = load_zoo()["m2po"]()
     inputs = inputs_for(policy, seed=seed, widen=2.0)
     clipped = policy(inputs).clipped.numpy()
     log_probs, old, _, advantages, mask = arrays_of(inputs)
     squares = harmful_squares(log_probs, old, advantages, mask)
     kept = [square for place, square in squares.items() if not clipped[place]]
-    dropped = sorted(square for place, square in squares.items() if clipped[place])
-    assert len(dropped) == int(clipped[mask].sum()) > 0  # nothing but harmful tokens is dropped
-    assert sum(kept) / len(kept) <= policy.threshold * (1 + 1e-6)
-    assert (sum(kept) + dropped[0]) / (len(kept) + 1) > policy.threshold
-    assert max(kept) < dropped[0]
+    cut = sorted(square for place, square in squares.items() if clipped[place])
+    assert len(cut) == int(clipped[mask].sum()) > 0  # nothing is clipped but what is pushed outwards
+    assert max(kept) < cut[0]
+    assert sum(kept) + max(kept) * len(cut) <= policy.threshold * len(squares) * (1 + 1e-6)
+    assert sum(kept) + cut[0] * len(cut) > policy.threshold * len(squares)
 
 
-def test_nothing_is_dropped_under_the_threshold():
+def test_nothing_is_clipped_under_the_threshold():
     policy = load_zoo()["m2po"]()
     inputs = inputs_for(policy, seed=2)
     log_probs, old, _, advantages, mask = arrays_of(inputs)
@@ -142,7 +188,7 @@ def test_permuted_rows_get_the_permuted_answer():
     assert torch.equal(moved_gradient, gradient[order])
 
 
-def test_another_response_can_drop_a_token_here():
+def test_another_response_can_clip_a_token_here():
     # The mean is over the step. 0.25 (0.0625) alone is over 0.04; beside three of 0.125 (0.015625) the mean is 0.02734375.
     policy = load_zoo()["m2po"]()
     assert policy(step([[0.25, 0.0, 0.0]], [1.0])).clipped.tolist() == [[True, False, False]]

@@ -1,0 +1,139 @@
+"""Which checkpoints of a run are kept, and what is cleaned up of those whose writing was interrupted.
+
+Only what carries this run's identity is ever removed, and of it only the files that were sealed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlzoo.engine.manifest import remove_sealed, sealed_files
+from rlzoo.engine.state import FILE, RunState, identity, numbered
+from rlzoo.errors import UserError
+
+STATE = f"state/{FILE}"
+STOPPED = "stopped.json"
+UNFINISHED = re.compile(r"\.((?:stopped-)?step-[0-9]{6,9})\.(part|former)")
+
+logger = logging.getLogger("rlzoo")
+
+
+def own_state(folder: Path, run: Path) -> RunState | None:
+    """The state in a checkpoint that this run wrote as a whole; None for anything else."""
+    try:
+        if folder.is_symlink() or STATE not in sealed_files(folder):
+            return None
+        state = RunState.read(folder / "state")
+        is_own = state.run == identity(run) and folder.name == f"step-{state.step:06d}"
+    except (OSError, ValueError, TypeError):
+        return None
+    return state if is_own else None
+
+
+def own_checkpoints(run: Path, until: int) -> list[tuple[RunState, Path]]:
+    """The checkpoints that this run wrote as a whole, up to a step, in order."""
+    found = [(own_state(folder, run), folder) for step, folder in numbered(run) if step <= until]
+    return [(state, folder) for state, folder in found if state is not None]
+
+
+def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> None:
+    """Remove checkpoints up to the newest, but the last ``keep``, the last periodic one, and of those with a score the best.
+
+    One that was saved because the run was stopped serves until there is a newer one.
+    """
+    saved = own_checkpoints(run, newest)
+    periodic = [state.step for state, _ in saved if state.periodic]
+    regular = sorted({*periodic, newest})
+    scored = [state.step for state, _ in saved if state.step in scores]
+    best = max(scored, key=lambda step: (scores[step], step), default=newest)
+    kept = {*regular[-keep:], *periodic[-1:], newest, best}
+    for state, folder in saved:
+        if state.step not in kept:
+            discard(folder)
+
+
+def discard(folder: Path) -> None:
+    """Remove the files that rlzoo wrote into a checkpoint, and the folder if nothing else is in it."""
+    remove_sealed(folder, last=STATE)
+
+
+def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
+    """Let a complete checkpoint stand under its name; what another wrote under that name is renamed."""
+    former = folder.with_name(f".{folder.name}.former")
+    if os.path.lexists(folder):
+        if own_state(folder, run) is not None or _is_own_stop(folder, run):
+            folder.replace(former)
+        else:
+            set_aside(folder)
+    temporary.replace(folder)
+    if former.is_dir():
+        _drop_former(former)
+
+
+def tidy(run: Path) -> None:
+    """Finish what a process that was killed within `put_in_place` left: a former checkpoint is put back or removed."""
+    folder = run / "checkpoints"
+    found = [(UNFINISHED.fullmatch(path.name), path) for path in sorted(folder.iterdir())]
+    for match, path in found:
+        if match is None or path.is_symlink():
+            continue
+        if match[2] == "part":
+            remove_temporary(path)
+        elif os.path.lexists(folder / match[1]):
+            _drop_former(path)
+        else:
+            path.replace(folder / match[1])
+
+
+def remove_temporary(path: Path) -> None:
+    """Remove what stands under the name of a temporary file or folder of ours."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def mark_as_stopped(folder: Path, run: Path, step: int) -> None:
+    """Say in a folder with weights from within a step which run and step they are of."""
+    (folder / STOPPED).write_text(json.dumps({"run": identity(run), "step": step}) + "\n", encoding="utf-8")
+
+
+def forget_older_stops(run: Path, newest: Path) -> None:
+    """Remove the weights from within earlier steps."""
+    for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
+        if folder != newest and _is_own_stop(folder, run):
+            remove_sealed(folder, last=STOPPED)
+
+
+def set_aside(path: Path, name: str = "") -> None:
+    """Give what rlzoo did not write another name, made from its own or the given one."""
+    others = (path.with_name(f"{name or path.name}.aside-{number}") for number in itertools.count(1))
+    other = next(other for other in others if not os.path.lexists(other))
+    path.rename(other)
+    logger.warning("%s holds what this run did not write, or is damaged: renamed to %s", path, other.name)
+
+
+def _is_own_stop(folder: Path, run: Path) -> bool:
+    try:
+        own = identity(run)
+        is_stop = not folder.is_symlink() and STOPPED in sealed_files(folder)
+        return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == own
+    except (OSError, ValueError, LookupError, TypeError, UserError):
+        return False
+
+
+def _drop_former(former: Path) -> None:
+    """Remove a checkpoint that was written anew; files that were added to it are kept under another name."""
+    try:
+        discard(former)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        logger.warning("%s cannot be removed: %s", former, error)
+    if former.is_dir():
+        set_aside(former, former.name.strip(".").removesuffix(".former"))

@@ -1,0 +1,119 @@
+"""The files of a plugin that the user named by its path: which they are, a digest of its code, and a copy of them."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlzoo.errors import UserError
+
+LARGEST = 20 * 2**20
+"""Bytes of all files of a plugin at most: a run keeps a copy of them."""
+MOST = 2000
+"""Files of a plugin at most."""
+
+NO_PART_OF_IT = {"__pycache__", "node_modules", "build", "dist", "mlruns", "mlartifacts", "mlflow.db"}
+RUN_FILES = ("metrics.jsonl", "rollouts", "checkpoints")
+
+
+def plugin_files(path: Path) -> dict[str, Path]:
+    """The files of a plugin by their place in it, sorted.
+
+    A folder's hidden files, caches, virtual environments, builds, MLflow's store and run directories are no part of it.
+
+    Args:
+        path: a file or a folder.
+
+    Raises:
+        UserError: they are too many or too large, or cannot be read.
+    """
+    if not path.is_dir():
+        return {path.name: path}
+    files: dict[str, Path] = {}
+    size = 0
+    try:
+        for file in _files_below(path, ()):
+            files[file.relative_to(path).as_posix()] = file
+            size += file.stat().st_size
+            if size > LARGEST or len(files) > MOST:
+                raise UserError(
+                    f"plugin {str(path)!r}: a folder of more than {LARGEST >> 20} MiB or {MOST:,} files, and a run keeps a "
+                    "copy of it; name the plugin's .py file or package, or move what does not belong to it elsewhere"
+                )
+    except OSError as error:
+        raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
+    return dict(sorted(files.items()))
+
+
+def _files_below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """The plugin's files in a folder; ``above`` are the folders it is in, which a link may lead back to."""
+    here = folder.resolve()
+    if here in above or (folder / "pyvenv.cfg").exists() or (above and _is_run_directory(folder)):
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in NO_PART_OF_IT or path.suffix in (".pyc", ".egg-info"):
+            continue
+        if path.is_dir():
+            yield from _files_below(path, (*above, here))
+        elif path.exists() and stat.S_ISREG(path.stat().st_mode):
+            yield path
+
+
+def _is_run_directory(folder: Path) -> bool:
+    return (folder / "config.yaml").exists() and any((folder / name).exists() for name in RUN_FILES)
+
+
+def digest(path: Path) -> str:
+    """A hash of a plugin's code: its Python files, and the ``pyproject.toml`` of a distribution.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    whole = hashlib.sha256()
+    try:
+        for name, file in plugin_files(path).items():
+            if path.is_dir() and (file.suffix == ".py" or name == "pyproject.toml"):
+                whole.update(f"{name}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+            elif file == path:
+                whole.update(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
+    return whole.hexdigest()
+
+
+def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
+    """What the copy of each plugin is called in a run directory: by its name, numbered where several have the same."""
+    names: dict[Path, str] = {}
+    for path in map(Path, paths):
+        name, number = path.name, 2
+        while name in names.values():
+            name, number = f"{path.stem}-{number}{path.suffix}", number + 1
+        names[path] = name
+    return names
+
+
+def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
+    """Keep a copy of each plugin in a folder, which is made if there are any.
+
+    Raises:
+        UserError: a plugin is too large.
+        OSError: a copy cannot be written.
+    """
+    for path, name in copy_names(paths).items():
+        for place, file in plugin_files(path).items():
+            copy = folder / name / place if path.is_dir() else folder / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
+
+
+def changed_plugins(paths: Sequence[str | Path], folder: Path) -> list[Path]:
+    """The plugins whose code is not that of their copy in a folder; one without a copy there is not compared.
+
+    Raises:
+        UserError: a plugin cannot be read.
+    """
+    copies = {path: folder / name for path, name in copy_names(paths).items()}
+    return [path for path, copy in copies.items() if copy.exists() and digest(path) != digest(copy)]

@@ -1,0 +1,167 @@
+"""Plugins named by path: the same one twice is one, and a working copy takes the place of the installed distribution."""
+
+import importlib
+import logging
+import shutil
+import sys
+
+import pytest
+
+from rlzoo import RunConfig, UserError, load_zoo
+from rlzoo.cli.resume import check_unchanged
+from rlzoo.discovery import distinct
+from rlzoo.lab.sweep import Sweep
+from rlzoo.zoo import _warn_once, find_policies
+
+SOURCE = '''
+from rlzoo import ClipPolicy, hookimpl, ops
+
+class Flat(ClipPolicy):
+    """Does not clip."""
+    name, paper, scope = "flat", "{paper}", "token"
+    def __call__(self, inputs):
+        return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+
+@hookimpl
+def rlzoo_clip_policies():
+    return [Flat]
+'''
+FLAT = SOURCE.format(paper="none")
+PROJECT = '[project]\nname = "rlzoo-flat"\nversion = "0.1"\n[project.entry-points.rlzoo]\nflat = "rlzoo_flat_under_test"\n'
+
+
+@pytest.fixture
+def flat(tmp_path):
+    file = tmp_path / "flat.py"
+    file.write_text(FLAT)
+    return file
+
+
+def other_names(flat, tmp_path):
+    """The same plugin by other paths."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.py").symlink_to(flat)
+    (tmp_path / "linked").symlink_to(tmp_path)
+    copy = tmp_path / "run" / "plugins" / "flat.py"
+    copy.parent.mkdir(parents=True)
+    shutil.copy(flat, copy)
+    numbered = copy.with_name("flat-2.py")
+    shutil.copy(flat, numbered)
+    return [flat, tmp_path / "sub" / ".." / "flat.py", tmp_path / "link.py", tmp_path / "linked" / "flat.py", copy, numbered]
+
+
+def test_the_same_file_named_twice_is_one_plugin(flat, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for other in [*other_names(flat, tmp_path), "flat.py", "./sub/../flat.py"]:
+        zoo = load_zoo([flat, other])
+        assert zoo.outside() == {str(flat): ["flat"]}
+        assert RunConfig.compose(clip="flat", plugins=[flat, other]).plugins == (str(flat),)
+
+
+def test_a_plugin_of_the_config_may_be_named_again(flat, tmp_path):
+    before = RunConfig.compose(clip="flat", plugins=[flat])
+    saved = tmp_path / "config.yaml"
+    saved.write_text(before.to_yaml())
+    for other in other_names(flat, tmp_path):
+        again = RunConfig.compose([saved], clip="flat", plugins=[other])  # as --config RUN/config.yaml, and as --resume
+        assert again == before
+        check_unchanged(before, again)
+        assert RunConfig.compose([saved], clip="flat", plugins=[*before.plugins, other]) == before  # as replay
+        sweep = Sweep(tmp_path / "sweep", ("flat",), (0,), configs=(str(saved),), plugins=(str(other),), steps=1)
+        assert sweep.children[0].config.plugins == before.plugins
+
+
+def test_a_file_and_the_folder_it_is_in_are_one_plugin(flat, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(flat, folder)
+    (folder / "second.py").write_text(FLAT.replace('"flat"', '"second"'))
+    for paths in ([folder, folder / "flat.py"], [folder / "flat.py", folder], [flat, folder]):
+        assert {"flat", "second"} <= set(load_zoo(paths))
+    assert distinct([folder, folder / "flat.py"]) == (str(folder),)
+
+
+def test_a_package_and_its_copy_are_one_plugin_until_one_is_changed(tmp_path):
+    package = tmp_path / "flat"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .inner import rlzoo_clip_policies as rlzoo_clip_policies\n")
+    (package / "inner.py").write_text(FLAT)
+    copy = tmp_path / "kept" / "flat"
+    shutil.copytree(package, copy)
+    assert load_zoo([package, copy]).outside() == {str(package): ["flat"]}
+    (copy / "inner.py").write_text(SOURCE.format(paper="another"))
+    with pytest.raises(UserError, match=f"plugin '{copy}' returned clip policy 'flat', which {package} has too"):
+        load_zoo([package, copy])
+
+
+def test_relative_plugins_of_a_config_are_kept_whole(flat, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("plugins: [flat.py]\nclip: flat\n")
+    assert RunConfig.compose(["mine.yaml"]).plugins == (str(flat),)
+
+
+@pytest.fixture
+def working_copy(tmp_path, monkeypatch):
+    """A distribution that is installed, and a working copy of it with another rule; returns the copy's folder."""
+    site = tmp_path / "site"
+    info = site / "rlzoo_flat-0.1.dist-info"
+    info.mkdir(parents=True)
+    (site / "rlzoo_flat_under_test.py").write_text(SOURCE.format(paper="installed"))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: RLZOO.Flat\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[rlzoo]\nflat = rlzoo_flat_under_test\n")
+    monkeypatch.syspath_prepend(str(site))
+    folder = tmp_path / "rlzoo-flat"
+    (folder / "src").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "src" / "rlzoo_flat_under_test.py").write_text(SOURCE.format(paper="working copy"))
+    _warn_once.cache_clear()
+    importlib.invalidate_caches()
+    yield folder
+    sys.modules.pop("rlzoo_flat_under_test", None)
+
+
+@pytest.mark.parametrize("is_imported", [False, True], ids=["", "imported before"])
+@pytest.mark.parametrize("path", [".", "src/rlzoo_flat_under_test.py"])
+def test_a_working_copy_replaces_the_installed_distribution(working_copy, caplog, path, is_imported):
+    if is_imported:
+        assert load_zoo()["flat"].paper == "installed"
+    named = working_copy / path
+    with caplog.at_level(logging.INFO, logger="rlzoo"):
+        zoo = load_zoo([named])
+    assert zoo["flat"].paper == "working copy"
+    assert zoo.problems == ()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"plugin 'flat' of RLZOO.Flat 0.1 is not loaded: plugin '{named}' takes its place"
+    ]
+    assert [policy.paper for policy in find_policies(str(named))] == ["working copy"]  # rlzoo clips check
+    assert RunConfig.compose(clip="flat", plugins=[named]).clip.paper == "working copy"
+
+
+def test_a_working_copy_and_a_file_of_it_are_one_plugin(working_copy):
+    zoo = load_zoo([working_copy, working_copy / "src" / "rlzoo_flat_under_test.py"])
+    assert zoo["flat"].paper == "working copy"
+    assert zoo.outside() == {str(working_copy): ["flat"]}
+
+
+def test_what_rlzoo_plugins_leaves_out_may_be_asked_for_by_path(working_copy, monkeypatch):
+    monkeypatch.setenv("RLZOO_PLUGINS", "")
+    zoo = load_zoo([working_copy])
+    assert zoo["flat"].paper == "working copy"
+    assert zoo.excluded == ()
+
+
+def test_a_file_in_another_project_replaces_nothing(working_copy, flat):
+    with pytest.raises(UserError, match=r"returned clip policy 'flat', which RLZOO\.Flat 0\.1 has too"):
+        load_zoo([flat])
+
+
+def test_two_entry_points_of_one_module_are_one_plugin(working_copy):
+    (working_copy / "pyproject.toml").write_text(PROJECT + 'again = "rlzoo_flat_under_test"\n')
+    assert load_zoo([working_copy])["flat"].paper == "working copy"
+
+
+def test_two_installed_entry_points_of_one_module_are_one_plugin(working_copy, tmp_path):
+    points = tmp_path / "site" / "rlzoo_flat-0.1.dist-info" / "entry_points.txt"
+    points.write_text("[rlzoo]\nagain = rlzoo_flat_under_test\nflat = rlzoo_flat_under_test\n")
+    assert load_zoo()["flat"].paper == "installed"
+    assert load_zoo().problems == ()

@@ -1,0 +1,180 @@
+"""Names that a policy declares are resolved when it is loaded: what is unknown or taken is refused in one line."""
+
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+import torch
+from pydantic import Field
+
+from rlzoo import Advantage, ClipPolicy, Reduction, RunConfig, UserError, load_zoo, ops
+from rlzoo.policy import contract_problem
+from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
+
+SOURCE = '''
+from typing import Annotated, ClassVar, Literal
+from pydantic import Field
+from rlzoo import Advantage, ClipPolicy, Reduction, hookimpl, ops
+
+class P(ClipPolicy):
+    """Does not clip."""
+    name, paper, scope = "p", "none", "token"
+    {line}
+    def __call__(self, inputs):
+        return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+
+@hookimpl
+def rlzoo_clip_policies():
+    return [P]
+'''
+NAMES = "group_norm, group_mean, leave_one_out, max_rl, "
+REFUSED = {
+    "advantage: float = 1.0": f"declares 'advantage' as another kind of setting; it may only be narrowed to some of {NAMES}",
+    "advantage: str = 'raw'": "declares 'advantage' as another kind of setting",
+    "advantage: ClassVar = 'raw'": "declares 'advantage' as another kind of setting",
+    "advantage: Advantage = 'mine'": f"has the default 'mine' for 'advantage' (known: {NAMES}",
+    "advantage: Literal['raw', 'mine'] = 'raw'": "allows 'mine' for 'advantage'",
+    "advantage: Literal['raw'] = 'group_norm'": "has the default 'group_norm' for 'advantage' (known: raw)",
+    "reduction: str = 'my_mean'": "declares 'reduction' as another kind of setting; it may only be narrowed to some of token",
+    "reduction: Reduction = Field('my_mean')": "has the default 'my_mean' for 'reduction' (known: token_mean, sequence_mean,",
+    "reduction: Reduction = Field(default_factory=lambda: 'my_mean')": "has the default 'my_mean' for 'reduction'",
+    "scaled: float = 1.0": "declares a field 'scaled', which is the name of a part of every policy; choose another",
+    "updated: bool = False": "declares a field 'updated', which is the name of a part",
+    "replace: bool = False": "declares a field 'replace', which is the name of a part",
+    "copy: int = 0": "declares a field 'copy', which is the name of a part",
+    "model_fields_set: int = 0": "declares a field 'model_fields_set', which is the name of a part",
+    "name: str = 'p'": "declares 'name' as a field; it belongs to the class: write name = ... without an annotation",
+    "exempt: dict = {}": "declares 'exempt' as a field; it belongs to the class",
+    "def replace(self, **settings): return self": "defines 'replace', which is the name of a part of every policy",
+    "def width_fields(self): return ('x',)": "defines 'width_fields', which is the name of a part",
+    "def model_dump(self): return {}": "defines 'model_dump', which is the name of a part",
+    "def _reduction_suits_scope(self): return self": "defines '_reduction_suits_scope', which is the name of a part",
+}  # fmt: skip
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write the plugin with a line in its policy; returns the file."""
+
+    def write(line):
+        file = tmp_path / "p.py"
+        file.write_text(SOURCE.format(line=line))
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(("line", "reason"), REFUSED.items(), ids=list(REFUSED))
+def test_an_unknown_or_reserved_name_is_refused_when_the_plugin_is_loaded(written, line, reason):
+    with pytest.raises(UserError) as told:
+        RunConfig.compose(clip="p", plugins=[written(line)])
+    assert f"returned clip policy P, which {reason}" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "advantage: Literal['raw', 'batch_norm'] = 'raw'",
+        "advantage: Annotated[Literal['raw'], Field(description='r')] = 'raw'",
+        "advantage: Literal['raw'] | Literal['batch_norm'] = 'raw'",
+        "reduction: Reduction = Field('token_mean')",
+        "watch: ClassVar = {'clip/fraction': 'x'}",
+        "width: float = Field(0.5, gt=0)\n    def scaled(self, factor): return self",
+        "def updated(self, stats): return self",
+        "_cache: dict = {}",
+        "def __repr__(self): return 'P'",
+    ],
+)
+def test_what_the_contract_provides_for_may_be_overridden(written, line):
+    assert RunConfig.compose(clip="p", plugins=[written(line)]).clip.name == "p"
+
+
+def test_a_narrowed_name_refuses_the_others(written):
+    file = written("advantage: Literal['raw', 'batch_norm'] = 'raw'")
+    with pytest.raises(UserError, match=r"clip\.advantage='group_norm': input should be 'raw' or 'batch_norm'"):
+        RunConfig.compose(clip="p", plugins=[file], overrides=["clip.advantage=group_norm"])
+
+
+def test_an_unknown_reduction_is_refused_where_it_is_applied():
+    objective, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    with pytest.raises(UserError, match=r"unknown reduction 'my_mean' \(known: token_mean, "):
+        reduce_objective(objective, mask, "my_mean", StepCounts(num_responses=1, num_tokens=2))
+    with pytest.raises(UserError, match=r"unknown KL estimator 'k4' \(known: k1, k2, k3\)"):
+        kl_estimate(objective, objective, "k4")
+
+
+@pytest.mark.parametrize("line", ["must: float", "must: float = Field(gt=0, description='m')", "must: Literal['a', 'b']"])
+def test_a_required_field_is_named_with_the_way_to_set_it(written, line):
+    file = written(line)
+    with pytest.raises(UserError) as told:
+        RunConfig.compose(clip="p", plugins=[file])
+    assert str(told.value) == "clip.must is missing: p has no default for it; set it with --set clip.must=VALUE"
+    value = "a" if "Literal" in line else "0.5"
+    config = RunConfig.compose(clip="p", plugins=[file], overrides=[f"clip.must={value}"])
+    assert str(config.clip.must) == value
+
+
+def test_a_wrong_value_of_a_required_field_is_told_as_of_any_other(written):
+    with pytest.raises(UserError, match=r"clip\.must='x': input should be a valid number"):
+        RunConfig.compose(clip="p", plugins=[written("must: float")], overrides=["clip.must=x"])
+
+
+def test_a_policy_made_in_python_is_held_to_the_same():
+    class Mine(ClipPolicy):
+        name, paper, scope = "mine", "none", "token"
+        reduction: Reduction = "my_mean"
+
+        def __call__(self, inputs):
+            return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+
+    with pytest.raises(ValueError, match=r"clip policy .*Mine has the default 'my_mean' for 'reduction'"):
+        RunConfig(clip=Mine())
+
+
+def test_every_policy_of_the_zoo_keeps_the_contract():
+    assert {name: problem for name, policy in load_zoo().items() if (problem := contract_problem(policy))} == {}
+
+
+def test_a_policy_derived_from_another_may_change_its_settings_and_class_variables():
+    class Base(ClipPolicy):
+        name, paper, scope = "base", "none", "token"
+        width: Annotated[float, Field(gt=0)] = 0.5
+        advantage: Advantage = Field("raw", description="narrow it")
+
+        def __call__(self, inputs):
+            return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+
+        def edges(self):
+            return self.width
+
+    class Derived(Base):
+        name = "derived"
+        watch: ClassVar = {"clip/fraction": "x"}
+        width: Annotated[float, Field(gt=0)] = 0.25
+        advantage: Literal["raw"] = "raw"
+
+        def edges(self):
+            return 2 * self.width
+
+    assert contract_problem(Base) is None
+    assert contract_problem(Derived) is None
+
+
+@pytest.mark.parametrize("command", [["clips", "list"], ["clips", "show", "p"], ["clips", "check"]])
+def test_the_commands_of_clips_take_a_policy_with_a_required_field(written, command, capsys, monkeypatch):
+    import sys
+
+    from rlzoo.cli import main
+
+    file = str(written("must: float"))
+    monkeypatch.setattr(sys, "argv", ["rlzoo", *command, *([file] if "check" in command else ["--plugin", file])])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    if "check" in command:
+        assert ended.value.code == 2
+        assert err.startswith("rlzoo: clip policy 'p': the field 'must' has no default")
+        assert err.count("\n") == 1
+    else:
+        assert not ended.value.code
+        assert "must" in out or "list" in command
+        assert "p  token, group_norm" in out or "show" in command
