@@ -25,12 +25,14 @@ class Terminated(SystemExit):
 
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 2 the user's mistake, 1 ours, 130 or 143 stopped by a signal."""
-    collect_seldom()
-    from rlzoo.cli.app import app
-
     signal.signal(signal.SIGTERM, _terminate)
     try:
+        collect_seldom()
+        from rlzoo.cli.app import app
+
         app()
+    except KeyboardInterrupt:  # before a command that catches it itself has begun
+        sys.exit(INTERRUPTED)
     except UserError as error:
         _complain(str(error))
         sys.exit(USERS_MISTAKE)

@@ -56,6 +56,8 @@ def instead(name: str, make):
 
     def replace(case: Case) -> None:
         path = case.run / name
+        if not os.path.lexists(path):
+            case.undone_by(lambda: case.take_away(path))
         if path.is_dir():
             shutil.rmtree(path)
         path.unlink(missing_ok=True)
@@ -736,8 +738,8 @@ RUN_DIRECTORY = [
     attack("an empty folder named as a checkpoint", lambda case: (case.run / "checkpoints/step-999999").mkdir(), expect=DONE),
     attack("hidden folders of the user's in checkpoints", lambda case: [case.plant(f"run/checkpoints/{name}/HEAD") for name in (".git", ".ipynb_checkpoints", ".mine")], expect=DONE, quick=True),
     attack("a git repository in the run directory", lambda case: case.plant("run/.git/HEAD"), expect=DONE),
-    attack("a stray .part file in checkpoints", lambda case: case.plant("run/checkpoints/.step-000004.part"), expect=DONE),
-    attack("a stray .part folder in rollouts", lambda case: case.plant("run/rollouts/.part/kept.txt")),
+    attack("a stray .part file in checkpoints", lambda case: (case.run / "checkpoints/.step-000004.part").write_text(""), expect=DONE),
+    attack("a stray .part folder in rollouts", lambda case: (case.run / "rollouts/.part").mkdir(), expect=DONE),
     attack("notes in rollouts", lambda case: [case.plant(f"run/rollouts/{name}") for name in ("notes.txt", "000099.txt", "000099.csv", ".hidden")], expect=DONE, quick=True),
     attack("a folder named as rollouts", lambda case: case.plant("run/rollouts/000099/notes.txt"), expect=DONE),
     attack("summary.json as a folder", instead("summary.json", a_folder)),

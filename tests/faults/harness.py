@@ -178,11 +178,16 @@ class Command:
 
     @property
     def out(self) -> str:
-        return "" if self.files[0] is None else self.files[0].read_text(errors="replace")
+        return self._printed(0)
 
     @property
     def err(self) -> str:
-        return "" if self.files[1] is None else self.files[1].read_text(errors="replace")
+        return self._printed(1)
+
+
+    def _printed(self, index: int) -> str:
+        file = self.files[index]
+        return file.read_text(errors="replace") if file is not None and file.exists() else ""  # it may not have come so far
 
 
 class Zygote:
@@ -258,6 +263,12 @@ class Case:
         for each in [path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())]:
             self.planted[each] = description(each)
         return path
+
+    def take_away(self, path: Path) -> None:
+        """What a user does with what stands in the way: it is no longer there, and not missed."""
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for planted in [each for each in self.planted if each.is_relative_to(path)]:
+            del self.planted[planted]
 
     def newest(self) -> Path:
         """The newest checkpoint."""
@@ -699,12 +710,8 @@ class Range:
             if description(path) == prepared[path]:
                 continue
             relative = path.relative_to(self.box)
-            for planted in [each for each in case.planted if each.is_relative_to(path)]:
-                del case.planted[planted]
-            if path.is_symlink() or (path.exists() and not path.is_dir()):
-                path.unlink()
-            elif path.is_dir() and not (template / relative).is_dir():
-                shutil.rmtree(path)
+            if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and (template / relative).is_dir()):
+                case.take_away(path)
             if (template / relative).is_dir():
                 path.mkdir(parents=True, exist_ok=True)
             elif not path.exists():
