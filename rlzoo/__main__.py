@@ -1,5 +1,10 @@
 """``python -m rlzoo``."""
 
+import sys
+
+if not sys.flags.safe_path:
+    sys.path.append(sys.path.pop(0))  # the working directory, which Python puts first, comes last
+
 from rlzoo.cli import main
 
 main()

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlzoo.errors import UserError, did_you_mean, shown
 from rlzoo.parsing import DEEPEST, UnreadableError, parse_yaml
+from rlzoo.reading import SETTINGS, NotReadError, read_text
 
 
 def config_folders() -> list[Path]:
@@ -28,7 +29,9 @@ def read_config(config: str | Path) -> dict[str, Any]:
     shipped = [folder / f"{config}.yaml" for folder in config_folders()]
     try:
         path = next((file for file in shipped if file.is_file()), Path(config))
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, SETTINGS)
+    except NotReadError as error:
+        raise UserError(f"config {str(path)!r} {error.strerror}") from error
     except (OSError, ValueError) as error:  # not there, not a text, or a name that no file can have
         names = config_names()
         hint = did_you_mean(str(config), names)

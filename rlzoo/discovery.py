@@ -19,6 +19,7 @@ from typing import Any
 from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
 from rlzoo.plugin_files import digest
+from rlzoo.reading import SETTINGS, opened, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
 """Environment variable: unset loads every installed plugin, empty only the bundled ones, else a comma list of plugins or
@@ -216,7 +217,7 @@ def _project(folder: Path) -> tuple[str, list[str]]:
         UserError: its ``pyproject.toml`` cannot be read.
     """
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        project = tomllib.loads(read_text(folder / "pyproject.toml", SETTINGS)).get("project", {})
         name, points = project.get("name", ""), project.get("entry-points", {}).get(PROJECT, {})
         return _normal(str(name)), [str(module) for module in points.values()]
     except (OSError, ValueError, AttributeError) as error:
@@ -261,6 +262,8 @@ def _file_plugin(path: Path) -> Plugin:
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
 
     def load() -> ModuleType:
+        with opened(file, SETTINGS):  # not a pipe, nor a gigabyte
+            pass
         return _import_file(file, file.stat().st_mtime_ns)
 
     distribution, module = _belongs_to(file)

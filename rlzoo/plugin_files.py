@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlzoo.errors import UserError
+from rlzoo.reading import read_bytes
 
 LARGEST = 20 * 2**20
 """Bytes of all files of a plugin at most: a run keeps a copy of them."""
@@ -76,9 +77,9 @@ def digest(path: Path) -> str:
     try:
         for name, file in plugin_files(path).items():
             if path.is_dir() and (file.suffix == ".py" or name == "pyproject.toml"):
-                whole.update(f"{name}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+                whole.update(f"{name}\n{hashlib.sha256(read_bytes(file, LARGEST)).hexdigest()}\n".encode())
             elif file == path:
-                whole.update(file.read_bytes())
+                whole.update(read_bytes(file, LARGEST))
     except OSError as error:
         raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
     return whole.hexdigest()

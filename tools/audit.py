@@ -31,7 +31,6 @@ PERMISSIVE = {
 EXCEPTIONS = {
     "certifi": "MPL-2.0: a list of certificates, used unchanged",
     "tqdm": "MPL-2.0 AND MIT: used unchanged",
-    "pebble": "LGPL: for grading in a worker process, optional, used unchanged",
     "hypothesis": "MPL-2.0: for the tests alone",
     "pathspec": "MPL-2.0: for mypy, so for development alone",
     "hjson": "MIT and Academic Free License, which asks no more: for DeepSpeed, optional",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -25,6 +26,7 @@ class Terminated(SystemExit):
 
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 2 the user's mistake, 1 ours, 130 or 143 stopped by a signal."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # no Python that is started from here on looks into the working directory first
     signal.signal(signal.SIGTERM, _terminate)
     try:
         collect_seldom()

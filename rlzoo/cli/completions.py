@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlzoo.cli.display import printable
+from rlzoo.reading import RECORDS, read_text
 
 TIMES = 10  # in a run, about
 
@@ -32,7 +33,7 @@ def completions(run: Path, step: int, number: int) -> RenderableType:
     """
     file = run / "rollouts" / f"{step:06d}.jsonl"
     try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+        rows = [json.loads(line) for line in read_text(file, RECORDS).split("\n") if line]
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(no_wrap=True, style="dim")
         table.add_column(overflow="fold")

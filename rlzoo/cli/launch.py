@@ -14,10 +14,8 @@ from pathlib import Path
 
 from rlzoo.cli.display import tell
 from rlzoo.config import RunConfig
+from rlzoo.lab.workers import LAUNCHER
 from rlzoo.tracking.command import COMMAND, typed_command
-
-LAUNCHER = "RLZOO_LAUNCHER"
-"""Environment variable with the process that has started this one, if that was our launcher."""
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
 """Environment variable that every launcher of torch's sets."""
@@ -59,13 +57,17 @@ def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = 
 
 
 def end_with_the_launcher() -> None:
-    """In a process that our launcher has started: be killed when the launcher is, instead of going on unseen (Linux)."""
-    launcher = os.environ.get(LAUNCHER)
+    """In a process that our launcher or a sweep has started: end when that one is killed (Linux).
+
+    One of several processes is killed, since it cannot save alone; a run of a sweep saves what it has, as after SIGTERM.
+    """
+    launcher = os.environ.pop(LAUNCHER, None)  # it is not that of a process which this one starts
     if launcher is None or not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    how = signal.SIGKILL if STARTED_BY_A_LAUNCHER in os.environ else signal.SIGTERM
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, how)
     if os.getppid() != int(launcher):  # it is gone already
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), how)
 
 
 def _environment(processes: int, config: RunConfig) -> dict[str, str]:
@@ -75,6 +77,7 @@ def _environment(processes: int, config: RunConfig) -> dict[str, str]:
     told = {
         LAUNCHER: str(os.getpid()),
         COMMAND: typed_command(),
+        "PYTHONSAFEPATH": "1",  # the launcher starts `python -m rlzoo`, which looks into the working directory first
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
     }
     if not torch.cuda.is_available():

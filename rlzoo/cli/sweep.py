@@ -14,6 +14,7 @@ from rlzoo.errors import UserError
 from rlzoo.lab.sweep import Child, Sweep, parse_seeds
 from rlzoo.lab.workers import Worker, run_children
 from rlzoo.parsing import parse_json
+from rlzoo.reading import SETTINGS, read_text
 from rlzoo.tracking.runs import close_parent, open_parent
 
 
@@ -80,7 +81,7 @@ def parent_of(sweep: Sweep) -> str | None:
     file = sweep.folder / "sweep.json"
     if file.exists():
         try:
-            return str(parse_json(file.read_text(encoding="utf-8"))["mlflow_run_id"])
+            return str(parse_json(read_text(file, SETTINGS))["mlflow_run_id"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UserError(f"{str(file)!r} names no MLflow run; remove it to begin a new one") from error
     tags = {"kind": "sweep", "clip": ",".join(sweep.clips), "seed": ",".join(map(str, sweep.seeds))}

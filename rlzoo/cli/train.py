@@ -80,10 +80,10 @@ def run(
         show_plan(config, given, devices, showing.as_json)
         return
     config = config.model_copy(update={"output": config.output or Path("runs") / _run_name(config)})
+    end_with_the_launcher()
     if must_launch(config):
         launch(config, resume=resume, options=showing.arguments())
         return
-    end_with_the_launcher()
     _train(config, resume, showing)
 
 

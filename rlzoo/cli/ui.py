@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import ipaddress
 import os
+import shlex
 import socket
 import sys
 
@@ -43,7 +45,10 @@ def serve(port: int, host: str = HOST, *, allow_remote: bool = False) -> None:
     # the store goes through the environment: a command line can be read by everybody on this machine
     environment = {JOBS: "false"} | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
     # for one person: four workers and a queue of judges' jobs, as MLflow would start, each import all of it once more
-    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    # uvicorn looks for what it serves in the working directory first, unless it is given another folder
+    folder = str(importlib.metadata.distribution("mlflow").locate_file("."))
+    command += ["--uvicorn-opts", shlex.join(["--app-dir", folder])]
     os.execve(sys.executable, command, environment)
 
 

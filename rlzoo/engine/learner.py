@@ -27,6 +27,7 @@ from rlzoo.engine.shaping import with_kl_in_the_reward
 from rlzoo.errors import RunError, UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
+from rlzoo.reading import SETTINGS, read_text
 from rlzoo.redaction import redact_settings, with_secrets_of
 from rlzoo.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig
 
@@ -135,7 +136,7 @@ class Learner:
         self._check_schedule(folder, num_optimizer_steps, scheduler)
         try:
             self.optimization.load(folder)
-            written = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+            written = json.loads(read_text(folder / "policy.json", SETTINGS))
             settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
             policy = type(self.policy).model_validate_json(json.dumps(settings))
             if type(policy).updated is ClipPolicy.updated and policy != self.policy:

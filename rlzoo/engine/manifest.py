@@ -8,6 +8,8 @@ import json
 import os
 from pathlib import Path
 
+from rlzoo.reading import SETTINGS, read_text
+
 FILE = "manifest.json"
 
 
@@ -41,7 +43,7 @@ def damage(folder: Path) -> str | None:
 
 def sealed_files(folder: Path) -> dict[str, str]:
     """Returns the checksum of every file that was sealed, by its name below the folder; raises what damaged JSON raises."""
-    files: dict[str, str] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    files: dict[str, str] = json.loads(read_text(folder / FILE, SETTINGS))
     return files
 
 

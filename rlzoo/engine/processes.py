@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlzoo.errors import UserError, shown
 from rlzoo.parsing import UnreadableError, parse_json
+from rlzoo.reading import SETTINGS, NotReadError, read_text
 from rlzoo.sections import LaunchConfig, LearnerConfig
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
 def _read(name: str) -> dict[str, Any]:
     allowed = f"allowed: {', '.join(STAGES)}, or a JSON file"
     try:
-        text = Path(name).expanduser().read_text(encoding="utf-8")
+        text = read_text(Path(name).expanduser(), SETTINGS)
+    except NotReadError as error:
+        raise UserError(f"launch.deepspeed={shown(name)}: {error.strerror} ({allowed})") from error
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"launch.deepspeed={shown(name)}: no such file ({allowed})") from error
     try:

@@ -30,6 +30,7 @@ from rlzoo.errors import UserError, shown
 from rlzoo.lock import Lock
 from rlzoo.parsing import UnreadableError, parse_json
 from rlzoo.plugin_files import copy_plugins
+from rlzoo.reading import RECORDS, read_text
 from rlzoo.redaction import redact_settings
 from rlzoo.types import RolloutGroup
 
@@ -465,7 +466,7 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
         UserError: it cannot be read, or a line is something else; names the line.
     """
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = read_text(file, RECORDS).split("\n")
     except (OSError, ValueError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}") from error
     rows = []

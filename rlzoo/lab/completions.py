@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from rlzoo.analysis.at_k import Outcome
 from rlzoo.errors import UserError
 from rlzoo.parsing import parse_json, parse_yaml
+from rlzoo.reading import RECORDS, SETTINGS, read_bytes, read_text
 from rlzoo.signals import held_signals
 from rlzoo.types import Problem
 
@@ -89,7 +90,7 @@ class EvaluationDirectory:
         """
         file = self.path / "settings.yaml"
         try:
-            before = parse_yaml(file.read_text(encoding="utf-8")) if file.is_file() else None
+            before = parse_yaml(read_text(file, SETTINGS)) if file.is_file() else None
             is_taken = before is None and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         except (OSError, ValueError) as error:
             raise UserError(f"{str(file)!r} cannot be read: {error}") from error
@@ -123,7 +124,7 @@ class EvaluationDirectory:
         file = self._file(suite)
         if not file.is_file():
             return []
-        content = file.read_bytes()
+        content = read_bytes(file, RECORDS)
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:  # whoever wrote it was killed
             with file.open("r+b") as stream:
@@ -164,7 +165,7 @@ class EvaluationDirectory:
     def read_results(self) -> dict[str, Any]:
         """What ``results.json`` holds; empty before the first."""
         try:
-            return dict(parse_json(self.results_file.read_text(encoding="utf-8")))
+            return dict(parse_json(read_text(self.results_file, RECORDS)))
         except (OSError, ValueError, TypeError):
             return {}
 

@@ -12,6 +12,7 @@ from typing import Any
 from rlzoo.engine.run_directory import read_metrics
 from rlzoo.errors import UserError, shown
 from rlzoo.parsing import parse_json, parse_yaml
+from rlzoo.reading import SETTINGS, read_text
 from rlzoo.tracking.record import flatten
 
 
@@ -132,7 +133,7 @@ def _read(folder: Path) -> RunRecord | None:
 def _settings(file: Path) -> dict[str, Any] | None:
     """A run's configuration with dotted keys; None if it is none."""
     try:
-        content = parse_yaml(file.read_text(encoding="utf-8"))
+        content = parse_yaml(read_text(file, SETTINGS))
     except (OSError, ValueError):
         return None
     settings = flatten(content) if isinstance(content, Mapping) else {}
@@ -143,7 +144,7 @@ def _settings(file: Path) -> dict[str, Any] | None:
 def _summary(file: Path) -> dict[str, Any]:
     """What a run noted at its end; nothing if it cannot be read."""
     try:
-        found = parse_json(file.read_text(encoding="utf-8"))
+        found = parse_json(read_text(file, SETTINGS))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -13,6 +13,7 @@ import yaml
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.parsing import parse_json, parse_yaml
+from rlzoo.reading import RECORDS, SETTINGS, read_text
 
 VOLATILE = ("output",)  # what a run's configuration may differ in and still be the same run
 
@@ -39,7 +40,7 @@ class Child:
     def summary(self) -> dict[str, Any]:
         """Its ``summary.json``; empty if it never started."""
         try:
-            return dict(parse_json((self.path / "summary.json").read_text(encoding="utf-8")))
+            return dict(parse_json(read_text(self.path / "summary.json", SETTINGS)))
         except (OSError, ValueError, TypeError):
             return {}
 
@@ -56,7 +57,7 @@ class Child:
     def last_metrics(self) -> dict[str, float]:
         """The last whole line of its metrics; empty before the first."""
         try:
-            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = read_text(self.path / "metrics.jsonl", RECORDS).splitlines()
             return dict(parse_json(lines[-1])) if lines else {}
         except (OSError, ValueError, TypeError):
             return {}
@@ -144,7 +145,7 @@ def _check_same(child: Child) -> None:
     if not child.is_begun:
         return
     try:
-        before = parse_yaml((child.path / "config.yaml").read_text(encoding="utf-8"))
+        before = parse_yaml(read_text(child.path / "config.yaml", SETTINGS))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(child.path)!r} is a finished run whose config.yaml cannot be read: {error}; remove it"

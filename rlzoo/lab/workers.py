@@ -15,6 +15,9 @@ import psutil
 from rlzoo.lab.sweep import Child
 from rlzoo.tracking.record import PARENT_RUN
 
+LAUNCHER = "RLZOO_LAUNCHER"
+"""Environment variable with the process that has started this one, if that was a sweep or our launcher."""
+
 POLL = 0.5  # seconds between looks at the children
 SETTLED = 20.0  # seconds after which a child holds about the memory it is going to
 SPARE = 1.2  # free memory wanted for another child, in units of the largest so far
@@ -105,8 +108,8 @@ def start(child: Child, slot: int, environment: dict[str, str], parent_run: str 
     """Start a child, or go on with one that was broken off; its output is in ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    variables = os.environ | environment | ({PARENT_RUN: parent_run} if parent_run else {})
-    command = [sys.executable, "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
+    variables = os.environ | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
+    command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     with log.open("ab") as file:
         # a session of its own: Ctrl-C reaches us alone, and we tell the children once
         process = subprocess.Popen(

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlzoo.errors import UserError
 from rlzoo.parsing import parse_json
+from rlzoo.reading import SETTINGS, read_text
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _QWEN3_HEAD_DIM = 128  # what transformers takes where a Qwen3 config has no head_dim
@@ -182,6 +183,6 @@ def _folder(path: str) -> Path | None:
 
 def _read(file: Path, path: str) -> Architecture | None:
     try:
-        return Architecture.from_config(parse_json(file.read_text(encoding="utf-8")))
+        return Architecture.from_config(parse_json(read_text(file, SETTINGS)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"model.path={path!r}: its config.json is not a model's: {type(error).__name__} {error}") from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlzoo.errors import UserError
 from rlzoo.parsing import parse_json
+from rlzoo.reading import SETTINGS, read_text
 from rlzoo.sections import LaunchConfig
 
 _STAGES = {"zero2": 2, "zero3": 3}
@@ -62,7 +63,7 @@ class Sharding:
 
 def _zero_settings(file: str) -> dict[str, Any]:
     try:
-        settings = parse_json(Path(file).expanduser().read_text(encoding="utf-8"))
+        settings = parse_json(read_text(Path(file).expanduser(), SETTINGS))
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"launch.deepspeed={file!r}: neither zero2 nor zero3, nor a file of DeepSpeed's settings in JSON"

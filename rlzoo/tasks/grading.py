@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import math
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from functools import partial
+from typing import Any, SupportsFloat, cast
 
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, shown
+from rlzoo.workers import Worker, WorkerError, WorkerStartError, WorkerTimeoutError
+
+LARGEST_REWARD = 1e6
+"""Magnitude of a reward. Sums and variances of larger ones overflow, and metrics would not be numbers any more."""
 
 
 class Grader:
@@ -26,17 +30,22 @@ class Grader:
         Args:
             function: grades one call's arguments; importable by name, for it runs in another process.
             start: run once in each new worker, outside the time limit.
-            timeout: seconds for one answer.
+            timeout: seconds for one answer, by the monotonic clock.
         """
         self.function, self.start, self.timeout = function, start, timeout
         self.num_timeouts = 0
         self.num_crashes = 0
         self.last_failure = ""
         self._lock = threading.Lock()
-        self._pool: Any = None
+        self._worker: Worker | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Grader, (self.function, self.start, self.timeout)
+
+    @property
+    def pid(self) -> int | None:
+        """The worker process, if there is one."""
+        return None if self._worker is None else self._worker.pid
 
     def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float]:
         """The function's value for each call; 0.0 where it hung or crashed.
@@ -44,57 +53,52 @@ class Grader:
         Raises:
             UserError: no worker can be started.
         """
-        results: list[float] = []
-        if not calls:
-            return results
-        for _ in range(2):  # an idle worker may have been killed from outside: start another, once
-            try:
-                pool = self._running_pool()
-                futures = [pool.schedule(self.function, args=call, timeout=self.timeout) for call in calls[len(results) :]]
-                for future in futures:
-                    results.append(self._value(future))
-                return results
-            except (BrokenProcessPool, _PoolGoneError):
-                self.close()
-        raise UserError(
-            "the grading worker does not start (see above): a script that trains must do so under "
-            "if __name__ == '__main__':, because the worker imports it"
-        )
+        return [self._grade(call) for call in calls]
 
     def close(self) -> None:
         """End the worker; the next ``grade`` starts another."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.stop()
-            pool.join()
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
-    def _running_pool(self) -> Any:
-        from pebble import ProcessPool
-
+    def _grade(self, call: tuple[Any, ...]) -> float:
         with self._lock:
-            if self._pool is None:  # spawn: a forked copy of a process that holds threads and a GPU may deadlock
-                context = multiprocessing.get_context("spawn")
-                self._pool = ProcessPool(max_workers=1, initializer=self.start, context=context)
-            if not self._pool.active:
-                raise _PoolGoneError
-            return self._pool
-
-    def _value(self, future: Any) -> float:
-        try:
-            return float(future.result())
-        except BrokenProcessPool:
-            raise
-        except TimeoutError:
-            with self._lock:
+            if self._worker is None or not self._worker.is_alive:  # one that is idle may have been killed from outside
+                try:
+                    self._worker = Worker(partial(_number, self.function), self.start)
+                except WorkerStartError as error:
+                    raise UserError(f"the grading worker does not start: {error}") from error
+            try:
+                return cast(float, self._worker.call(call, self.timeout))
+            except WorkerTimeoutError as error:
                 self.num_timeouts += 1
-                self.last_failure = f"took longer than {self.timeout:g} s"
-        except (Exception, SystemExit) as error:  # ProcessExpired, or whatever was raised on this answer
-            with self._lock:
+                self.last_failure = str(error)
+            except WorkerError as error:
                 self.num_crashes += 1
-                self.last_failure = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self.last_failure = str(error)
         return 0.0
 
 
-class _PoolGoneError(Exception):
-    """The pool noticed that its worker died while idle."""
+def _number(function: Callable[..., float], *arguments: Any) -> float:
+    """In the worker: the function's value as a plain number, since one of another class would run its code in the parent."""
+    return checked_reward(function(*arguments))
+
+
+def checked_reward(value: object) -> float:
+    """A reward as a float.
+
+    Raises:
+        ValueError: it is not a finite number, or its magnitude is above `LARGEST_REWARD`.
+    """
+    number = math.nan
+    if isinstance(value, SupportsFloat):  # numbers, and one-element arrays and tensors; not strings
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"returned {shown(value)}, not a finite number")
+    if abs(number) > LARGEST_REWARD:
+        raise ValueError(f"returned {shown(value)}, outside the allowed range of -{LARGEST_REWARD:g} to {LARGEST_REWARD:g}")
+    return number

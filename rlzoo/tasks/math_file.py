@@ -35,7 +35,7 @@ class MathFileTask(WorkerGradedTask):
         """Also read the data, so that a mistake in it shows before a run starts."""
         super().model_post_init(context)
         if self.reward is None:
-            require_extra("math-verify", "math_verify", "pebble")
+            require_extra("math-verify", "math_verify")
         _ = self._problems
 
     @cached_property

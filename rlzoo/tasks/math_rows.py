@@ -10,6 +10,7 @@ from typing import Any
 
 from rlzoo.errors import UserError, shown
 from rlzoo.parsing import UnreadableError, parse_json
+from rlzoo.reading import RECORDS, opened, read_text
 from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.task import require_extra
 from rlzoo.types import Problem
@@ -70,7 +71,7 @@ def _file_rows(path: str) -> Iterable[tuple[str, Any]]:
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     """JSON lines, or one JSON list."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path, RECORDS)
     except FileNotFoundError:
         raise UserError(_not_found(path)) from None
     except (OSError, ValueError) as error:  # no text, or a name that no file can have
@@ -97,7 +98,7 @@ def _parquet_rows(path: str) -> Iterator[dict[str, Any]]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        with Path(path).open("rb") as stream, ParquetFile(stream) as file:
+        with opened(path, RECORDS) as stream, ParquetFile(stream) as file:
             used = _used(path, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=1000, columns=used):
                 yield from batch.to_pylist()

@@ -34,7 +34,7 @@ def score(reference: str, answer: str, found: bool, reference_found: bool = True
     if len({base_of(text) for text in (reference, answer)} - {None}) > 1:  # math-verify drops the base
         return 0.0
     gold = parse(_boxed(reference) if reference_found else reference, parsing_timeout=0)  # 0: SIGALRM works in a main
-    given = parse(_boxed(answer) if found else answer, parsing_timeout=0)  # thread only, and pebble watches the time
+    given = parse(_boxed(answer) if found else answer, parsing_timeout=0)  # thread only, and the parent watches the time
     return float(verify(gold, given, timeout_seconds=0))
 
 

@@ -56,7 +56,7 @@ class ReasoningGymTask(WorkerGradedTask):
     def model_post_init(self, context: Any) -> None:
         """Also generate one problem, so that a wrong option shows before a run starts."""
         super().model_post_init(context)
-        require_extra("reasoning-gym", "reasoning_gym", "pebble")
+        require_extra("reasoning-gym", "reasoning_gym")
         _check_options(self.dataset, self.options)
         self.train_problems(0, 1)
 

@@ -61,7 +61,7 @@ def math_grader() -> SuiteGrader:
     Raises:
         UserError: math-verify is not installed.
     """
-    require_extra("math-verify", "math_verify", "pebble")
+    require_extra("math-verify", "math_verify")
     return MathGrader(math_worker_process(TIMEOUT))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -23,6 +22,8 @@ def import_reward(reference: str) -> RewardFunction:
     """
     function = import_named("task.reward", reference, "module:function, for example my_rewards:exact_match")
     key = f"task.reward={shown(reference)}"
+    if reference.startswith("__main__:"):
+        raise UserError(f"{key}: the worker process cannot import the script that runs; put the function into a file beside it")
     if not callable(function):
         raise UserError(f"{key}: is a {type(function).__name__}, not a function (problem, response) -> float")
     try:
@@ -46,21 +47,4 @@ def _start(reference: str) -> None:
 
 
 def _call(reference: str, problem: Problem, response: str) -> float:
-    return checked_reward(_imported(reference)(problem, response))
-
-
-def checked_reward(value: object) -> float:
-    """What a reward function returned, as a float.
-
-    Raises:
-        ValueError: it is not a finite number.
-    """
-    number = math.nan
-    if hasattr(value, "__float__"):  # numbers, and one-element arrays and tensors; not strings
-        try:
-            number = float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"returned {shown(value)}, not a finite number")
-    return number
+    return _imported(reference)(problem, response)

@@ -1,21 +1,28 @@
 """Laws of grading in a worker process."""
 
-import multiprocessing
+import math
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 
+import psutil
 import pytest
 
+from rlzoo.errors import UserError
 from rlzoo.tasks.grading import Grader
 
 
 def ready():
     pass
+
+
+def children():
+    return {child.pid for child in psutil.Process().children()}
 
 
 def act(what):
@@ -52,38 +59,39 @@ def test_a_crashing_answer_counts_zero_and_the_next_is_graded(grader):
     assert (grader.num_timeouts, grader.num_crashes) == (0, 3)
 
 
-def test_a_worker_that_leaves_politely_counts_as_a_timeout(grader):
+def test_a_worker_that_leaves_politely_counts_as_a_crash_at_once(grader):
     assert grader.grade([("leave",), ("0.5",)]) == [0.0, 0.5]
-    assert (grader.num_timeouts, grader.num_crashes) == (1, 0)
+    assert (grader.num_timeouts, grader.num_crashes) == (0, 1)
+    assert grader.last_failure == "the worker process left (0)"
 
 
 def test_a_worker_killed_while_idle_is_replaced(grader):
     grader.grade([("1",)])
-    (worker,) = multiprocessing.active_children()
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.join()
+    os.kill(grader.pid, signal.SIGKILL)
+    psutil.Process(grader.pid).wait(10)
     assert grader.grade([("0.5",)]) == [0.5]
 
 
 def test_nothing_starts_before_the_first_answer_and_close_ends_it(grader):
+    before = children()
     assert grader.grade([]) == []
-    assert multiprocessing.active_children() == []
+    assert children() == before
     grader.grade([("1",)])
-    assert len(multiprocessing.active_children()) == 1
+    assert children() == {*before, grader.pid}
     grader.close()
-    assert multiprocessing.active_children() == []
+    assert children() == before
     assert grader.grade([("1",)]) == [1.0]  # it may be used again
 
 
 def test_threads_share_one_worker(grader):
-    results = {}
+    results, before = {}, children()
     threads = [threading.Thread(target=lambda k=k: results.update({k: grader.grade([(str(k),)] * 20)})) for k in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert results == {k: [float(k)] * 20 for k in range(4)}
-    assert len(multiprocessing.active_children()) == 1
+    assert len(children() - before) == 1
 
 
 def test_a_pickled_grader_starts_afresh(grader):
@@ -93,12 +101,166 @@ def test_a_pickled_grader_starts_afresh(grader):
     assert copy.num_timeouts == 0
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+def test_a_script_needs_no_main_guard(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from rlzoo.tasks import math_worker\nfrom rlzoo.tasks.grading import Grader\n"
-        "Grader(math_worker.score, math_worker.start, 5).grade([('1', '1', True)])\n"
+        "print(Grader(math_worker.score, math_worker.start, 5).grade([('1', '1', True)]))\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
-    assert "UserError: the grading worker does not start" in done.stderr
-    assert done.stderr.rstrip().endswith("because the worker imports it")
+    assert (done.stdout, done.returncode) == ("[1.0]\n", 0)
+
+
+def test_a_start_that_fails_is_one_line():
+    grader = Grader(act, fail_to_start, timeout=1)
+    with pytest.raises(UserError, match=r"^the grading worker does not start: KeyError: 'nothing here'$"):
+        grader.grade([("1",)])
+
+
+FAILURES = {
+    "keyboard": "KeyboardInterrupt: ",
+    "base": "BaseException: all of it",
+    "unpicklable": "UnpicklableError: holds a lock",
+    "without a text": "TextlessError: an error without a text",
+    "nan": "ValueError: returned nan, not a finite number",
+    "inf": "ValueError: returned inf, not a finite number",
+    "1e308": "ValueError: returned 1e+308, outside the allowed range of -1e+06 to 1e+06",
+    "-1e308": "ValueError: returned -1e+308, outside the allowed range of -1e+06 to 1e+06",
+    "huge int": "ValueError: returned 1000000",
+    "text": "ValueError: returned '1.0', not a finite number",
+    "lock": "ValueError: returned <unlocked _thread.lock object",
+    "complex": "ValueError: returned 1j, not a finite number",
+    "vector": "ValueError: returned [1.0, 2.0], not a finite number",
+}
+VALUES = {"true": 1.0, "numpy": 0.5, "tensor": 0.25, "integer": 3.0, "largest": 1e6, "prints": 0.5, "closes stdout": 0.5}
+
+
+class UnpicklableError(Exception):
+    def __init__(self):
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+class TextlessError(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+def fail_to_start():
+    raise KeyError("nothing here")
+
+
+def behave(how):
+    """What a reward of a user's own may do or return."""
+    import numpy as np
+    import torch
+
+    raised = {
+        "keyboard": KeyboardInterrupt,
+        "base": lambda: BaseException("all of it"),
+        "unpicklable": UnpicklableError,
+        "without a text": TextlessError,
+    }
+    if how in raised:
+        raise raised[how]()
+    if how == "prints":
+        print("printed by a reward")
+        os.write(1, b"written by a reward\n")
+    if how == "closes stdout":
+        sys.stdout.close()
+        os.close(1)
+    values = {"nan": math.nan, "inf": math.inf, "1e308": 1e308, "-1e308": -1e308, "huge int": 10**400, "text": "1.0"}
+    values |= {"lock": threading.Lock(), "complex": 1j, "vector": [1.0, 2.0], "true": True, "integer": 3, "largest": 1e6}
+    values |= {"numpy": np.float32(0.5), "tensor": torch.tensor([0.25])}
+    return values.get(how, 0.5)
+
+
+def test_whatever_a_reward_raises_or_returns_is_a_number_or_a_failure_with_its_reason():
+    grader = Grader(behave, ready, timeout=60)
+    try:
+        for how, reason in FAILURES.items():
+            failed = grader.num_crashes
+            assert grader.grade([(how,)]) == [0.0]
+            assert grader.num_crashes == failed + 1, how
+            assert grader.last_failure.startswith(reason), how
+        worker = grader.pid
+        assert grader.grade([(how,) for how in VALUES]) == list(VALUES.values())
+        assert grader.pid == worker  # none of it has ended the worker
+    finally:
+        grader.close()
+
+
+def test_what_a_reward_prints_does_not_enter_stdout(tmp_path):
+    script = "from tests.tasks.test_grading import *; grader = Grader(behave, ready, 60); print(grader.grade([('prints',)]))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[0.5]\n"
+    assert "written by a reward" in done.stderr
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_clock_that_is_put_forward_or_back_changes_no_grade_and_no_limit(grader, monkeypatch, hours):
+    grader.grade([("1",)])
+    jumped = time.time() + 3600 * hours
+    monkeypatch.setattr(time, "time", lambda: jumped)
+    begin = time.monotonic()
+    assert grader.grade([("0.25",), ("hang",), ("0.5",)]) == [0.25, 0.0, 0.5]
+    assert time.monotonic() - begin < 30
+    assert (grader.num_timeouts, grader.num_crashes) == (1, 0)
+
+
+def spin(how):
+    """Compute without end, in Python or in C where no other thread of the process comes to its turn."""
+    while how == "in Python":
+        pass
+    return float(str(9 ** (9**9))) if how == "in C" else 1.0
+
+
+@pytest.mark.parametrize("how", ["in Python", "in C"])
+def test_a_worker_in_an_endless_call_ends_with_its_parent(how):
+    script = "from tests.tasks.test_grading import *; grader = Grader(spin, ready, 600); grader.grade([('first',)]);"
+    script += f"print(grader.pid, flush=True); grader.grade([({how!r},)])"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    worker = psutil.Process(int(parent.stdout.readline()))
+    try:
+        while worker.cpu_times().user < 0.3:  # it is at it
+            time.sleep(0.05)
+        parent.kill()
+        parent.communicate()
+        worker.wait(10)
+    finally:
+        if worker.is_running():
+            worker.kill()
+    assert not worker.is_running()
+
+
+def test_the_kernel_limits_the_cpu_time_of_a_call_for_a_parent_that_cannot():
+    grader = Grader(cpu_limit, ready, timeout=7)
+    try:
+        (left,) = grader.grade([("",)])
+        cores = os.cpu_count()
+        assert 0 < left <= 8 * cores + 2
+    finally:
+        grader.close()
+
+
+def cpu_limit(_):
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return resource.getrlimit(resource.RLIMIT_CPU)[0] - used.ru_utime - used.ru_stime
+
+
+def test_modules_of_the_working_directory_do_not_replace_those_of_python_in_a_worker(tmp_path):
+    for name in ("pickle", "json", "random", "socket", "struct", "math", "resource", "logging", "numpy", "torch", "rlzoo"):
+        (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w')\nraise SystemExit(9)\n")
+    code = """
+    import sys
+    sys.path.append(".")
+    from rlzoo.tasks import math_worker
+    from rlzoo.tasks.grading import Grader
+    print(Grader(math_worker.score, math_worker.start, 60).grade([("1/2", "0.5", True)]))
+    """
+    command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[1.0]\n", "")
+    assert list(tmp_path.glob("imported-*")) == []

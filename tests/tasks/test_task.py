@@ -223,7 +223,6 @@ def test_a_reward_that_hangs_or_crashes_counts_0_and_leaves_the_others(reward_mo
     [
         ("reasoning_gym:chain_sum", "reasoning_gym", "reasoning-gym"),
         ("math_file", "math_verify", "math-verify"),
-        ("math_file", "pebble", "math-verify"),
     ],
 )
 def test_a_missing_extra_is_told_how_to_install(monkeypatch, name, library, extra):
@@ -239,7 +238,7 @@ def test_a_hub_data_set_needs_the_datasets_extra(monkeypatch):
 def test_importing_tasks_does_not_import_heavy_libraries():
     code = (
         "import sys, rlzoo.tasks, rlzoo.tasks.math_file, rlzoo.tasks.reasoning_gym\n"
-        "print(sorted({'torch', 'transformers', 'reasoning_gym', 'math_verify', 'pebble', 'datasets'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'reasoning_gym', 'math_verify', 'datasets'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
