@@ -327,6 +327,29 @@ def in_a_checkpoint(*numbers: int, pause: float = 0.0):
     return do
 
 
+def terminal_closed(case: Case) -> None:
+    """The window in which a run shows its progress is closed."""
+    ours, theirs = os.openpty()
+    case.stdin = case.stdout = case.stderr = os.ttyname(theirs)
+    command = case.start(*case.training())
+    reader = threading.Thread(target=lambda: read_all(ours), daemon=True)
+    reader.start()
+    case.reach(command, 4)
+    os.close(theirs)
+    os.close(ours)
+    command.signal(signal.SIGHUP)  # as the kernel does when the terminal is gone
+    command.wait(30)
+    case.stdin, case.stdout, case.stderr = os.devnull, "", ""
+    assert resumable(case.run), "nothing was saved"
+
+
+def read_all(descriptor: int) -> None:
+    """Show what is printed to nobody."""
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 65536):
+            pass
+
+
 def after_seconds(seconds: float, number: int):
     """A signal so long after the start, wherever that is."""
 
@@ -911,7 +934,7 @@ PLACES = [
     attack("output in a file", lambda case: (case.plant("file"), named("file/run")(case)), begin="nothing", then=("new",), expect=REFUSED),
     attack("output that is a device", lambda case: setattr(case, "run", Path("/dev/null")), begin="nothing", then=("new",), expect=REFUSED),
     attack("output that is a FIFO", lambda case: (os.mkfifo(case.box / "fifo"), named("fifo")(case)), begin="nothing", then=("new",), expect=REFUSED, seconds=30),
-    attack("output that holds a file of the user's", lambda case: case.plant("run/thesis.tex"), begin="nothing", then=("new",), expect=REFUSED, same=False, quick=True),
+    attack("output that holds a file of the user's", lambda case: case.plant("run/thesis.tex"), begin="nothing", then=("new",), expect=REFUSED, same=False),
     attack("output that is a link to an empty folder", linked_output, begin="nothing", then=("new",)),
     attack("output that is a dangling link", lambda case: (case.box / "run").symlink_to("nowhere"), begin="nothing", then=("new",), same=False),
     attack("output that is the current directory", in_the_current_directory, begin="nothing", then=(), same=False),
@@ -927,7 +950,7 @@ def through_a_link(case: Case) -> None:
 
 
 ENVIRONMENT = [
-    *(attack(f"{name}={value!r}", lambda case: None, fresh=name in READ_AT_THE_START, environment=((name, value),), quick=name == "LANG", same=name != "OMP_NUM_THREADS")
+    *(attack(f"{name}={value!r}", lambda case: None, fresh=name in READ_AT_THE_START, environment=((name, value),), same=name != "OMP_NUM_THREADS")
       for name, value in (
           ("OMP_NUM_THREADS", "abc"), ("OMP_NUM_THREADS", "-3"), ("RANK", "1"), ("WORLD_SIZE", "2"), ("RANK", "abc"),
           ("LOCAL_RANK", "7"), ("TERM", "dumb"), ("COLUMNS", "1"), ("COLUMNS", "abc"), ("LANG", "C"), ("PYTHONIOENCODING", "ascii"),
@@ -939,7 +962,7 @@ ENVIRONMENT = [
       )),
     attack("a home that cannot be written", lambda case: read_only_home(case), fresh=True),
     attack("leftovers of a launcher", lambda case: None, environment=(("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")), fresh=True, seconds=60),
-    attack("modules of Python's names in the current directory", poisoned, fresh=True, on="reward", expect=DONE, quick=True),
+    attack("modules of Python's names in the current directory", poisoned, fresh=True, on="reward", expect=DONE),
     attack("the current directory deleted", cwd_deleted),
     attack("a clock that jumps by an hour", stopping_clock(3600), fresh=True, on="reward", expect=DONE),
     attack("a clock that jumps back by a day", stopping_clock(-86400), fresh=True, on="reward", expect=DONE),
@@ -949,7 +972,7 @@ ENVIRONMENT = [
     attack("everything closed", streams(stdin=None, stdout=None, stderr=None)),
     attack("stdout full", streams(stdout="/dev/full"), check=was_finished),
     attack("stderr full", streams(stderr="/dev/full"), check=was_finished),
-    attack("| head -1", lambda case: shell(case, "RLZOO | head -1"), then=("resume",), begin="nothing", check=was_finished, expect=DONE, quick=True),
+    attack("| head -1", lambda case: shell(case, "RLZOO | head -1"), then=("resume",), begin="nothing", check=was_finished, expect=DONE),
     attack("2>&1 | head -1", lambda case: shell(case, "RLZOO 2>&1 | head -1"), begin="nothing", expect=DONE),
     attack("--json | head -1", lambda case: shell(case, "RLZOO --json | head -1"), begin="nothing", expect=DONE),
     attack("in the background of a shell that exits", lambda case: shell(case, "RLZOO >/dev/null 2>&1 & sleep 3; exit"), begin="nothing", then=()
@@ -968,7 +991,7 @@ NINE, TERM, INT, STOP, CONT, HUP, QUIT = (
     signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGCONT, signal.SIGHUP, signal.SIGQUIT,
 )  # fmt: skip
 SIGNALS = [
-    *(attack(f"kill -9 after {seconds} s", after_seconds(seconds, NINE), on="long", begin="nothing", quick=seconds == 1.0)
+    *(attack(f"kill -9 after {seconds} s", after_seconds(seconds, NINE), on="long", begin="nothing")
       for seconds in (0.05, 0.3, 0.6, 1.0, 1.5, 2.2)),
     *(attack(f"kill -9 at row {row}", at_row(row, NINE), on="long", begin="nothing") for row in (1, 2, 4, 9)),
     attack("kill -9 within a checkpoint", in_a_checkpoint(NINE), on="long", begin="nothing"),
@@ -983,10 +1006,11 @@ SIGNALS = [
     attack("SIGTERM, then Ctrl-C", at_row(4, TERM, INT, pause=0.05), on="long", begin="nothing"),
     attack("Ctrl-C within a checkpoint", in_a_checkpoint(INT), on="long", begin="nothing"),
     attack("Ctrl-C three times within a checkpoint", in_a_checkpoint(INT, INT, INT, pause=0.01), on="long", begin="nothing"),
+    attack("the terminal closed", terminal_closed, on="long", begin="nothing"),
     attack("SIGHUP in a step", at_row(4, HUP), on="long", begin="nothing"),
     attack("SIGTERM within a low-rank run", at_row(3, TERM), on="lora", begin="nothing"),
     attack("Ctrl-C twice at once in learning, once", twice_in_steps(INT, 1), on="plugin"),
-    attack("Ctrl-C twice at once in learning, in three steps", twice_in_steps(INT, 3), on="plugin", quick=True),
+    attack("Ctrl-C twice at once in learning, in three steps", twice_in_steps(INT, 3), on="plugin"),
     attack("SIGTERM twice at once in learning, in three steps", twice_in_steps(TERM, 3), on="plugin"),
     attack("Ctrl-C twice at once in grading, in three steps", twice_in_steps(INT, 3), on="reward"),
     attack("SIGSTOP and SIGCONT in a step", stopped_and_continued(4, 2), on="long", begin="nothing", expect=DONE),
@@ -1072,7 +1096,7 @@ CODE = [
     attack("the plugin with a syntax error", lambda case: (case.box / "my_rule.py").write_text("class ("), on="plugin", expect=REFUSED),
     attack("the plugin that exits on import", lambda case: (case.box / "my_rule.py").write_text("raise SystemExit(0)"), on="plugin", expect=REFUSED),
     attack("the plugin as a FIFO", lambda case: instead("../my_rule.py", os.mkfifo)(case), on="plugin", expect=REFUSED, seconds=30),
-    attack("the plugin given again", lambda case: None, on="plugin", then=("resume", "--plugin", "my_rule.py"), expect=DONE, quick=True),
+    attack("the plugin given again", lambda case: None, on="plugin", then=("resume", "--plugin", "my_rule.py"), expect=DONE),
     attack("a comment added to the plugin", lambda case: case.edit(case.box / "my_rule.py", lambda text: text + b"\n# a comment\n"), on="plugin"),
     attack("--plugin . with the output inside", lambda case: None, on="plugin", begin="nothing", then=("new", "--plugin", "."), seconds=60, same=False),
     attack("the data changed", edited("problems.jsonl", '"answer": "7"', '"answer": "8"'), on="data", expect=REFUSED),
@@ -1089,7 +1113,7 @@ COMMANDS = [
     attack("eval of a folder that is missing", lambda case: None, then=("eval", "{box}/missing", *EVALUATE[2:]), expect=REFUSED),
     attack("eval of a file", lambda case: case.plant("model.bin"), then=("eval", "{box}/model.bin", *EVALUATE[2:]), expect=REFUSED),
     attack("eval of an empty folder", lambda case: (case.box / "empty").mkdir(), then=("eval", "{box}/empty", *EVALUATE[2:]), expect=REFUSED),
-    attack("eval of a run", lambda case: None, then=EVALUATE, expect=DONE, quick=True),
+    attack("eval of a run", lambda case: None, then=EVALUATE, expect=DONE),
     attack("eval of a low-rank run", lambda case: None, then=EVALUATE, expect=DONE, on="lora"),
     attack("eval of a run without checkpoints", away("checkpoints"), then=EVALUATE, expect=REFUSED),
     attack("eval of weights that were cut off", lambda case: [cut(path) for path in case.run.glob("checkpoints/*/model.safetensors")], then=EVALUATE, expect=REFUSED),
@@ -1109,7 +1133,7 @@ COMMANDS = [
     attack("eval again after its completions were cut off", evaluation_with("*.jsonl", cut), then=EVALUATE),
     attack("eval again after garbage was appended", evaluation_with("*.jsonl", grown), then=EVALUATE),
     attack("eval again after its settings were cut off", evaluation_with("*.yaml", cut), then=EVALUATE),
-    attack("replay of a run", lambda case: None, then=REPLAY, expect=DONE, quick=True),
+    attack("replay of a run", lambda case: None, then=REPLAY, expect=DONE),
     attack("replay of a folder that is missing", lambda case: None, then=("replay", "{box}/missing", "--clip", "gspo"), expect=REFUSED),
     attack("replay without rollouts", away("rollouts"), then=REPLAY, expect=REFUSED),
     attack("replay of rollouts that were cut off", lambda case: cut(case.run / "rollouts/000002.safetensors"), then=REPLAY),

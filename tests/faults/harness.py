@@ -75,6 +75,7 @@ GATE = Path(__file__).with_name("gate")
 class MyRule(ClipPolicy):
     name = "my-rule"
     paper = "none"
+    scope = "sequence"
     width: Annotated[float, Width()] = Field(0.01, gt=0, description="half-width of the band")
 
     def __call__(self, inputs):
@@ -457,6 +458,8 @@ def resumable(run: Path) -> list[int]:
 
 
 def is_whole(folder: Path) -> bool:
+    if not (folder / "manifest.json").is_file():
+        return False
     try:
         files = json.loads((folder / "manifest.json").read_text())
         names = {"state/state.json", "model.safetensors"}
@@ -472,7 +475,8 @@ def recorded(run: Path, until: int) -> set[str]:
     """What is kept of the steps until one: rows of metrics and rollouts, wherever in the run directory they are."""
     found = set()
     for path in walked(run):
-        if path.is_file() and not path.is_symlink() and path.name.startswith("metrics") and ".jsonl" in path.name:
+        is_metrics = path.name.startswith("metrics") and ".jsonl" in path.name
+        if is_metrics and path.is_file() and not path.is_symlink() and path.stat().st_size < 2**26:
             for line in path.read_text(errors="replace").splitlines():
                 with contextlib.suppress(ValueError):
                     row = json.loads(line)
