@@ -199,10 +199,15 @@ def browser(session: nox.Session) -> None:
     session.run(str(bin_folder / "pytest"), "tests/browser", "--timeout=900", *session.posargs, external=True, env=OFFLINE)
 
 
+BARE = {**OFFLINE, "RLZOO_BARE": "1"}
+WITHOUT_EXTRAS = [f"docs/how-to/{page}.md" for page in ("own-data", "own-reward", "publish-a-plugin")]
+"""Pages whose commands need none of the extras, and are run without them; the tutorial's train for minutes, see `docs`."""
+
+
 def installed(session: nox.Session) -> Path:
     """A wheel of this checkout, installed as a user would; the libraries are those of `project`, not fetched once more.
 
-    That everything imported is also required is tests/test_requirements.py's to say. Made once in a call of nox.
+    tests/bare.py hides those that rlzoo does not require, where that is asked for. Made once in a call of nox.
     """
     libraries = next((project(session).parent / "lib").glob("python*/site-packages"))
     bin_folder = environment(session, "installed")
@@ -216,7 +221,10 @@ def installed(session: nox.Session) -> Path:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """What is in the wheel and the sdist; ``pip install .`` gives a working command with every bundled policy and config."""
+    """What is in the wheel and the sdist; ``pip install .`` gives a working command with every bundled policy and config.
+
+    The how-tos and examples that need no extra are run with nothing to be imported but what rlzoo requires.
+    """
     tools = environment(session, "packaging", "hatchling>=1.26", "twine>=6", "readme-renderer[md]")
     built = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(built, ignore_errors=True)
@@ -224,8 +232,13 @@ def package(session: nox.Session) -> None:
     session.run(str(tools / "python"), "-m", "twine", "check", "--strict", *map(str, sorted(built.iterdir())), external=True)
     session.run(str(tools / "python"), str(ROOT / "tests" / "distributed.py"), str(built), external=True)
     bin_folder = installed(session)
+    python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
     with session.chdir(session.create_tmp()):
-        session.run(str(bin_folder / "python"), str(ROOT / "tests" / "installed.py"), external=True, env=OFFLINE)
+        session.run(python, str(ROOT / "tests" / "installed.py"), external=True, env=env)
+        for name in ("quickstart", "custom_reward", "custom_task"):
+            session.run(python, str(ROOT / "examples" / f"{name}.py"), external=True, env=env)
+    session.run(python, "-m", "tools.runnable", "--steps", "2", *WITHOUT_EXTRAS, external=True, env=env)
 
 
 @nox.session

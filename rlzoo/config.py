@@ -137,6 +137,11 @@ class RunConfig(Section):
                 f"mismatch.pool='token': {self.clip.name} has one objective per response, which has no weight for each token; "
                 "use mismatch.pool=sum or mismatch.pool=mean"
             )
+        if self.mismatch.correction != "none" and self.clip.ratio_to_sampler:
+            raise UserError(
+                f"mismatch.correction={self.mismatch.correction!r}: the ratio of {self.clip.name} is to the sampler already, "
+                "and would be corrected twice; use mismatch.correction=none"
+            )
         return self
 
     @model_validator(mode="after")

@@ -97,6 +97,8 @@ class ClipPolicy(BaseModel, ABC):
     paper: ClassVar[str]
     scope: ClassVar[Scope]
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` this rule breaks on purpose, with the reason
+    learns_without_advantages: ClassVar[bool] = False  # a response with A = 0 may have a gradient, such as a penalty's
+    ratio_to_sampler: ClassVar[bool] = False  # its ratio is to `rollout_log_probs`, and so corrects for the sampler already
     watch: ClassVar[Mapping[str, str]] = {}  # metrics that tell whether this rule does well, and what they say
 
     advantage: Advantage = Field("group_norm", description="how the rewards of a group become advantages")

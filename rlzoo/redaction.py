@@ -15,16 +15,20 @@ REDACTED = "<redacted>"
 SHORTEST = 6
 """Characters of a secret in the environment, at least: shorter ones stand in too many other words."""
 
-_NAMES = r"token|password|passwd|pwd|passphrase|secret|api_?key|access_?key|secret_?key|private_?key|authorization|credentials?"
-_SECRET_NAME = re.compile(rf"(?:^|.*[_.\-])(?:{_NAMES})", re.IGNORECASE)
-_ENVIRONMENT_NAME = re.compile(
-    r"(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY|AUTHORIZATION)",
-    re.IGNORECASE,
+_ANYWHERE = re.compile(r"password|passwd|passphrase")  # PGPASSWORD, password_of_the_judge
+_AT_THE_END = re.compile(
+    r"(?:^|.*[_.\-])(?:token|pass|pwd|secrets?|api_?keys?|access_?key|secret_?key|private_?key|authorization|credentials?|sig|signature)"
+    r"(?:_(?:value|id|\d+))?",
 )
+_OR_NUMBERS = ("token", "pass", "sig", "_id")
+"""Ends of names that also name numbers which are no secrets: the tokens that models read, and counts."""
 
 # a password may hold a slash, and in a server's address an @; the user's name alone may be a token
 _USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)(?P<user>[^\s'\"/@:]*(?::(?P<password>[^\s'\"]*))?)@")
-_PARAMETER = re.compile(rf"(?P<name>(?<![A-Za-z])(?:{_NAMES})=)(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&)]+)", re.IGNORECASE)
+_PARAMETER = re.compile(
+    r"(?P<before>(?<![\w.\-])(?:[\w.\-]*\.)?(?P<name>[A-Za-z_][\w\-]{0,99})(?:=|['\"]:\s?))"  # name=value, and 'name': value
+    r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\",;&)}\]\[{(]+)"
+)
 _HEADER = re.compile(r"\b(?P<kind>Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{6,}")
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
@@ -52,7 +56,7 @@ def redact(text: str) -> str:
     for secret in environment_secrets():
         text = text.replace(secret, REDACTED)
     text = _USERINFO.sub(rf"\g<scheme>{REDACTED}@", text)
-    text = _PARAMETER.sub(rf"\g<name>{REDACTED}", text)
+    text = _PARAMETER.sub(_without_value, text)
     text = _HEADER.sub(rf"\g<kind> {REDACTED}", text)
     return _SHAPES.sub(REDACTED, text)
 
@@ -97,19 +101,44 @@ def may_be(written: object, value: object) -> bool:
 
 def without_userinfo(uri: str) -> str:
     """An address without user and password, and without secrets among its parameters."""
-    return _PARAMETER.sub(rf"\g<name>{REDACTED}", _USERINFO.sub(r"\g<scheme>", uri))
+    return _PARAMETER.sub(_without_value, _USERINFO.sub(r"\g<scheme>", uri))
 
 
 def environment_secrets() -> list[str]:
     """The values of environment variables that are secrets, the longest first."""
     found: set[str] = set()
     for name, value in os.environ.items():
-        if _ENVIRONMENT_NAME.fullmatch(name):
+        if is_secret_name(name) and not _IS_A_PATH.fullmatch(name):
             found |= {value, value.strip()}
+        for parameter in _PARAMETER.finditer(value) if "=" in value else ():
+            if is_secret_name(parameter["name"]):
+                password = parameter["value"].strip("'\"")
+                found |= {password, unquote(password)}
         for address in _USERINFO.finditer(value) if "://" in value else ():
             password = address["password"] or ""
             found |= {password, unquote(password)}
     return sorted((value for value in found if len(value) >= SHORTEST and value != REDACTED), key=len, reverse=True)
+
+
+_IS_A_PATH = re.compile(r"PWD|.*CREDENTIALS?", re.IGNORECASE)
+"""Environment variables that are named like secrets and hold a path."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a setting, parameter or environment variable is named like a secret.
+
+    Example:
+        >>> [is_secret_name(name) for name in ("PGPASSWORD", "judge.apiKey", "token_secret", "max_tokens", "token_mean", "pass@k")]
+        [True, True, True, False, False, False]
+    """
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return _ANYWHERE.search(words) is not None or _AT_THE_END.fullmatch(words) is not None
+
+
+def _without_value(parameter: re.Match[str]) -> str:
+    is_number = parameter["value"].replace(".", "", 1).isdecimal() and parameter["name"].lower().endswith(_OR_NUMBERS)
+    is_secret = is_secret_name(parameter["name"]) and not is_number
+    return f"{parameter['before']}{REDACTED}" if is_secret else parameter[0]
 
 
 class RedactingFilter(logging.Filter):
@@ -128,13 +157,12 @@ class RedactingFilter(logging.Filter):
 
 def _redacted(value: Any, name: str) -> Any:
     """A value of that name; what is inside one that is named secret is secret too."""
-    is_secret = _SECRET_NAME.fullmatch(name) is not None
+    is_secret = is_secret_name(name)
     if isinstance(value, Mapping):
         return {key: _redacted(item, name if is_secret else str(key)) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_redacted(item, name) for item in value]
     if isinstance(value, str):
         return REDACTED if is_secret and value else redact(value)
-    # a number called token is one of those that models read
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return REDACTED if is_secret and is_number and not name.lower().endswith("token") else value
+    return REDACTED if is_secret and is_number and not name.lower().endswith(_OR_NUMBERS) else value

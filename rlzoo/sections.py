@@ -128,6 +128,9 @@ class LearnerConfig(Section):
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0 for none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of that KL per token")
     optimizer: Literal["adamw", "adamw_8bit"] = Field("adamw", description="AdamW, or bitsandbytes' with 8-bit moments")
+    master_weights: bool = Field(
+        True, description="optimizer steps on float32 copies of bfloat16 weights; DeepSpeed always has such copies"
+    )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass, to save memory")
     packing: bool = Field(False, description="rows of a micro-batch end to end in one, without padding")
     lora: LoraConfig = Field(default_factory=LoraConfig, description="train a low-rank update")

@@ -1,5 +1,6 @@
 """Run by the interpreter of an environment with rlzoo installed from a wheel, outside the checkout."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -19,5 +20,6 @@ for config in ("arithmetic", "fspo", "dapo", "dr-grpo", "dual-clip", "reinforce-
     subprocess.run([*command, "train", "--config", config, "--dry-run"], capture_output=True, check=True)
 assert "paper/qwen3-1.7b" in config_names(), "configs in folders are missing"
 assert (home / "assets" / "embedded" / "model.safetensors").is_file(), "the shipped model is missing"
+assert importlib.util.find_spec("math_verify") is None, "run it with RLZOO_BARE=1, after tests/bare.py"
 assert not Path("runs").exists()
 print(f"policies {names}, configs and model found from {Path.cwd()}")

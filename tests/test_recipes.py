@@ -11,8 +11,9 @@ import yaml
 
 from rlzoo import RunConfig
 from rlzoo.composition import config_folders, config_names, read_config
+from rlzoo.engine.checks import check_run
 from rlzoo.planner import Prompts, find_architecture, make_plan, parse_devices
-from rlzoo.planner.preflight import check_length, check_memory, check_settings
+from rlzoo.planner.preflight import check_length, check_memory
 
 RECIPES = [name for name in config_names() if name.startswith("paper/")]
 RULES = ("fspo", "gspo", "grpo", "rloo")
@@ -72,7 +73,7 @@ def test_every_recipe_composes_for_every_rule_and_fits_its_machine(name, rule, d
     stated = read_config(name)["per_clip"][rule]["clip"]
     assert stated.items() <= config.clip.model_dump().items()
     architecture, devices, prompts = find_architecture(config.model.path), parse_devices("8xH100"), Prompts(1024, False)
-    check_settings(config, 8)
+    check_run(config, processes=8, here=False)
     check_length(config, architecture, prompts)
     check_memory(make_plan(config, architecture, devices, prompts, 8))
 

@@ -38,7 +38,8 @@ SHAPES = [
 HARMLESS = [
     "learner.max_tokens_per_micro_batch=512", "mismatch.pool='token'", "task-specific-settings-of-this-run", "a token: 5",
     "clip.secretive=1", "reduction=token_mean", "risk-averse-and-slow-learning-rate", "step 3/40 reward 0.637", "half_hf_a",
-    "basic training", "password", "tokens=3",
+    "basic training", "password", "tokens=3", "pass@k=0.5", "eos_token_id=2", "max_tokens=512", "pad_token=0", "{'pass': 3}",
+    "{'reduction': 'token_mean'}", "passed=yes", "bypass=all", "compass=north", "num_pass=3",
 ]  # fmt: skip
 
 
@@ -78,6 +79,12 @@ def test_what_is_no_secret_stays(text):
         ("--set judge.token=abc, and", f"--set judge.token={REDACTED}, and"),
         ("host/db?user=me&password=abc&ssl=1", f"host/db?user=me&password={REDACTED}&ssl=1"),
         ("Authorization: Bearer abc.def-ghi", f"Authorization: Bearer {REDACTED}"),
+        ("PGPASSWORD=abc psql", f"PGPASSWORD={REDACTED} psql"),
+        ("MYSQL_PWD=abc DB_PASS=abc", f"MYSQL_PWD={REDACTED} DB_PASS={REDACTED}"),
+        ("postgresql://host/db?user=me&sslpassword=abc", f"postgresql://host/db?user=me&sslpassword={REDACTED}"),
+        ("host=db user=me password=abc", f"host=db user=me password={REDACTED}"),
+        ("input_value={'apiKey': 'a b', 'width': 1}", f"input_value={{'apiKey': {REDACTED}, 'width': 1}}"),
+        ('{"token_secret": "abc"}', f'{{"token_secret": {REDACTED}}}'),
     ],
 )
 def test_a_value_is_known_by_its_name(text, rest):
@@ -87,6 +94,7 @@ def test_a_value_is_known_by_its_name(text, rest):
 def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
     settings = {
         "judge": {"api_key": "abc", "auth_token": "", "url": "http://a:b@c", "HF_TOKEN": "x", "credentials": {"user": "me"}},
+        "task": {"reward": {"tokenSecret": "x", "db_pass": "x", "PGPASSWORD": "x", "eos_token_id": 2, "pass@1": 0.5, "num_pass": 3}},
         "tokens": ["ghp_abcdefghijklmnopqrstuvwxyz012345", "fine"],
         "max_new_tokens": 64,
         "pad_token": None,
@@ -99,6 +107,11 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
             "api_key": REDACTED, "auth_token": "", "url": f"http://{REDACTED}@c", "HF_TOKEN": REDACTED,
             "credentials": {"user": REDACTED},
         },
+        "task": {
+            "reward": {
+                "tokenSecret": REDACTED, "db_pass": REDACTED, "PGPASSWORD": REDACTED, "eos_token_id": 2, "pass@1": 0.5, "num_pass": 3,
+            }
+        },
         "tokens": [REDACTED, "fine"],
         "max_new_tokens": 64,
         "pad_token": None,
@@ -109,7 +122,8 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
     assert redact_settings(settings) == expected
     assert settings["judge"]["api_key"] == "abc", "the settings themselves stay"
     assert [*redacted_keys(expected)] == [
-        "judge.api_key", "judge.url", "judge.HF_TOKEN", "judge.credentials.user", "tokens", "secret",
+        "judge.api_key", "judge.url", "judge.HF_TOKEN", "judge.credentials.user", "task.reward.tokenSecret",
+        "task.reward.db_pass", "task.reward.PGPASSWORD", "tokens", "secret",
     ]  # fmt: skip
 
 
@@ -121,6 +135,12 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
         ("MLFLOW_TRACKING_TOKEN", "planted-value"),
         ("ANY_API_KEY", "planted-value"),
         ("AWS_SECRET_ACCESS_KEY", "planted-value"),
+        ("PGPASSWORD", "planted-value"),
+        ("MYSQL_PWD", "planted-value"),
+        ("SMTP_PASS", "planted-value"),
+        ("KEYSTORE_PASSWORD_2", "planted-value"),
+        ("SOME_ADDRESS", "postgresql://host/db?user=me&password=planted-value"),
+        ("SOME_DSN", "host=db password='planted-value' user=me"),
         ("SOME_DATABASE", "postgresql://me:planted-value@host/db"),
         ("SOME_PROXY", "http://me:planted%2Dvalue@host"),
     ],
@@ -132,7 +152,10 @@ def test_a_secret_of_the_environment_is_known_wherever_it_stands(monkeypatch, na
     assert redact("x planted-value y") == f"x {REDACTED} y"
 
 
-@pytest.mark.parametrize(("name", "value"), [("HF_TOKEN", "short"), ("TOKENIZERS_PARALLELISM", "planted-value")])
+@pytest.mark.parametrize(("name", "value"), [
+    ("HF_TOKEN", "short"), ("TOKENIZERS_PARALLELISM", "planted-value"), ("PWD", "/home/planted"), ("OLDPWD", "/home/planted"),
+    ("GOOGLE_APPLICATION_CREDENTIALS", "/home/planted"), ("SSH_AUTH_SOCK", "/run/planted"),
+])
 def test_what_is_short_or_named_otherwise_is_no_secret_of_the_environment(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert redact(f"x {value} y") == f"x {value} y"

@@ -2,7 +2,8 @@
 
 A block is run when the line before its fence is ``<!-- runnable -->``: by bash, or by Python if the fence says so. A block
 after ``<!-- file: NAME -->`` is written to that file. The blocks of a page share its folder and run in their order.
-``python -m tools.runnable [PAGE...]`` takes the pages as the repository has them; without any, all that the navigation names.
+``python -m tools.runnable [--steps N] [PAGE...]`` takes the pages as the repository has them; without any, all that the
+navigation names. With ``--steps``, every ``rlzoo train`` is that short.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Block:
     language: str
     file: str | None
 
-    @property
-    def command(self) -> list[str]:
-        """What runs it."""
-        python = self.language == "python"
-        return [sys.executable, "-c", self.text] if python else ["bash", "-euo", "pipefail", "-c", self.text]
+    def command(self, steps: int | None) -> list[str]:
+        """What runs it, every ``rlzoo train`` in it for so many steps; None for what it says."""
+        if self.language == "python":
+            return [sys.executable, "-c", self.text]
+        shorter = f'rlzoo() {{ if [ "$1" = train ]; then set -- "$@" --steps {steps}; fi; command rlzoo "$@"; }}\n'
+        return ["bash", "-euo", "pipefail", "-c", (shorter if steps else "") + self.text]
 
 
 def marked(text: str) -> list[Block]:
@@ -51,8 +53,14 @@ def marked(text: str) -> list[Block]:
     ]
 
 
-def run_page(page: Path, limit: float = LIMIT) -> bool:
-    """Run a page's blocks in an empty folder and print each with its time; whether all went well."""
+def run_page(page: Path, limit: float = LIMIT, steps: int | None = None) -> bool:
+    """Run a page's blocks in an empty folder and print each with its time; whether all went well.
+
+    Args:
+        page: its file.
+        limit: seconds for a block.
+        steps: what every ``rlzoo train`` is given as ``--steps``; None for what the page says.
+    """
     blocks = marked(page.read_text(encoding="utf-8"))
     name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
     with tempfile.TemporaryDirectory(prefix="rlzoo-docs-") as folder:
@@ -61,7 +69,7 @@ def run_page(page: Path, limit: float = LIMIT) -> bool:
                 (Path(folder) / block.file).write_text(block.text, encoding="utf-8")
                 continue
             start = time.monotonic()
-            problem, output = _run(block, folder, limit)
+            problem, output = _run(block, folder, limit, steps)
             first = block.text.strip().partition("\n")[0]
             print(f"{problem or 'ran'} {name}:{block.line} in {time.monotonic() - start:.1f} s: {first}", flush=True)
             if problem:
@@ -70,10 +78,10 @@ def run_page(page: Path, limit: float = LIMIT) -> bool:
     return True
 
 
-def _run(block: Block, folder: str, limit: float) -> tuple[str | None, str]:
+def _run(block: Block, folder: str, limit: float, steps: int | None) -> tuple[str | None, str]:
     """What went wrong, or None, and what the block printed."""
     process = subprocess.Popen(
-        block.command,
+        block.command(steps),
         cwd=folder,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -97,9 +105,11 @@ def pages() -> list[Path]:
 
 def main(names: list[str]) -> int:
     """Run the pages named, or all; exit code 1 if a block failed, or there was none."""
+    steps = int(names[1]) if names[:1] == ["--steps"] else None
+    names = names if steps is None else names[2:]
     chosen = [Path(name).resolve() for name in names] or pages()
     blocks = sum(block.file is None for page in chosen for block in marked(page.read_text(encoding="utf-8")))
-    wrong = [page for page in chosen if not run_page(page)]
+    wrong = [page for page in chosen if not run_page(page, steps=steps)]
     print(f"{blocks} blocks marked runnable; pages that failed: {len(wrong)}")
     return 1 if wrong or not blocks else 0
 

@@ -88,6 +88,7 @@ class KLCov(ClipPolicy):
     name = "kl-cov"
     paper = "arXiv 2505.22617"
     scope = "batch"
+    learns_without_advantages = True
     watch: ClassVar = {
         "learner/entropy": "what the rule is meant to hold up",
         "clip/fraction": "the share of penalised tokens that have moved",

@@ -37,6 +37,7 @@ class DPPOTV(ClipPolicy):
     name = "dppo-tv"
     paper = "arXiv 2602.04879"
     scope = "token"
+    ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose probability moved by more than delta",
         "ratio/log_ratio_max": "not bounded by this rule: a rare token may multiply its probability",
@@ -74,6 +75,7 @@ class DPPOKL(ClipPolicy):
     name = "dppo-kl"
     paper = "arXiv 2602.04879"
     scope = "token"
+    ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose divergence is above delta",
         "ratio/log_ratio_max": "not bounded by this rule: a rare token may multiply its probability",

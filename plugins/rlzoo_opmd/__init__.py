@@ -30,6 +30,7 @@ class OPMD(ClipPolicy):
     name = "opmd"
     paper = "arXiv 2501.12599"
     scope = "sequence"
+    learns_without_advantages = True
     watch: ClassVar = {
         "clip/fraction": "the share of responses that are pulled back",
         "ratio/mu_token": "times L and tau, the pull that A has to overcome",

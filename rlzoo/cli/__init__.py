@@ -27,6 +27,7 @@ class Terminated(SystemExit):
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 2 the user's mistake, 1 ours, 130 or 143 stopped by a signal."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no Python that is started from here on looks into the working directory first
+    _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; not under nohup
         signal.signal(signal.SIGHUP, _terminate)
@@ -53,6 +54,17 @@ def main() -> NoReturn:
         _show_traceback()
         sys.exit(FAILED)
     sys.exit(DONE)
+
+
+def _open_closed_streams() -> None:
+    """Open what the shell has closed, as by ``>&-``, on /dev/null: else the next file that is opened would get the output."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # which takes the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False, encoding="utf-8"))
 
 
 def _complain(text: str) -> None:

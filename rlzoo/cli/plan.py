@@ -10,24 +10,13 @@ from rich.table import Table
 
 from rlzoo.cli.display import Plain
 from rlzoo.config import RunConfig
-from rlzoo.errors import UserError
-from rlzoo.planner import Plan, find_architecture, longest_prompt, make_plan, parse_devices, this_machine
-from rlzoo.planner.architecture import tokenizer_file
+from rlzoo.planner import Plan, make_plan, parse_devices, this_machine
 from rlzoo.planner.memory import Memory
-from rlzoo.planner.preflight import (
-    check_disk,
-    check_length,
-    check_memory,
-    check_settings,
-    missing_libraries,
-    num_processes,
-    shown,
-    uneven_shares,
-)
+from rlzoo.planner.preflight import check, check_disk, check_memory, shown, uneven_shares
 from rlzoo.redaction import redact, redact_settings
 
 
-def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as_json: bool) -> None:
+def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as_json: bool, *, resume: bool = False) -> None:
     """Check a run and show its plan: the configuration on stdout, the plan on stderr; with JSON, both on stdout.
 
     Args:
@@ -35,22 +24,17 @@ def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as
         arguments: those of `rlzoo train` that give this configuration.
         devices: what to plan for; None for this machine.
         as_json: print one JSON document.
+        resume: whether the run directory is there already.
 
     Raises:
         UserError: the run would fail; in one line.
     """
     named = parse_devices(devices) if devices else None
-    processes = num_processes(config, named)
-    check_settings(config, processes)
-    missing = list(missing_libraries(config))
-    if missing and named is None:
-        raise UserError(missing[0])
-    architecture = find_architecture(config.model.path)
-    prompts = longest_prompt(config, tokenizer_file(config.model.path))
-    check_length(config, architecture, prompts)
-    plan = make_plan(config, architecture, named or this_machine(), prompts, processes)
+    checked = check(config, named, resume=resume)
+    processes = checked.processes
+    plan = make_plan(config, checked.architecture, named or this_machine(), checked.prompts, processes)
     command = launch_command(arguments, config, processes)
-    notes = [*missing, *uneven_shares(config, processes), *_notes(plan)]
+    notes = [*checked.missing, *uneven_shares(config, processes), *_notes(plan)]
     if not as_json:
         _print(plan, command, notes)
     if named is None:
@@ -77,8 +61,9 @@ def _notes(plan: Plan) -> list[str]:
         notes.append("the tokenizer is not on this machine: prompt lengths are reckoned from the text")
     if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
         notes.append("within a tenth of the device's memory: fragments and the driver's own share may not fit")
-    if config.model.dtype == "bfloat16" and not plan.sharding.has_deepspeed and not config.learner.lora.rank:
-        notes.append("bfloat16 weights without DeepSpeed's float32 copy: steps below 0.4 % of a weight are lost in rounding")
+    masters = plan.sharding.has_deepspeed or config.learner.master_weights or config.learner.lora.rank
+    if config.model.dtype == "bfloat16" and not masters:
+        notes.append("bfloat16 weights without float32 copies: steps below 0.4 % of a weight are lost in rounding")
     if plan.updates == 1:
         notes.append("clip is inert: one update per rollout, so every ratio is 1")
     return notes

@@ -11,6 +11,7 @@ from rich.console import Console
 from rlzoo.errors import UserError
 from rlzoo.lock import Lock
 from rlzoo.tracking.record import FOLDER, Record, sent_to, tracking_uri, without_password
+from rlzoo.tracking.store import bounded_store
 from rlzoo.tracking.sync import Sync, describe
 
 
@@ -31,7 +32,8 @@ def _sync(directory: Path, console: Console) -> bool:
     lock = Lock(directory / FOLDER)
     try:
         outbox = Sync(directory, uri)
-        outbox.send(is_over=_is_over(directory))
+        with bounded_store():
+            outbox.send(is_over=_is_over(directory))
     except Exception as error:
         console.print(f"{directory}: MLflow at {without_password(uri)} was not told: {describe(error, uri)}", soft_wrap=True)
         return False

@@ -18,7 +18,9 @@ from rlzoo.cli.outside import announce_plugins
 from rlzoo.cli.progress import display_for
 from rlzoo.cli.resume import check_unchanged, run_to_resume
 from rlzoo.config import RunConfig
+from rlzoo.engine.checks import check_plugins_unchanged
 from rlzoo.errors import UserError
+from rlzoo.planner.preflight import check
 
 if TYPE_CHECKING:
     from rlzoo.engine.loop import RunResult
@@ -61,33 +63,40 @@ def run(
     dry_run: bool,
     showing: Showing,
     devices: str | None = None,
+    allow_changed_plugin: bool = False,
 ) -> None:
     """Train as the options say."""
     if devices and not dry_run:
         raise UserError("--devices: only together with --dry-run")
+    if allow_changed_plugin and not resume:
+        raise UserError("--allow-changed-plugin: only together with --resume")
     before = run_to_resume(output) if resume else ()
     config = RunConfig.compose(
         [*before, *configs], clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
     )
     if before:
         check_unchanged(RunConfig.compose(before), config)
+    if before and (dry_run or must_launch(config)):
+        check_plugins_unchanged(config, allowed=allow_changed_plugin)
     if dry_run:
         from rlzoo.cli.plan import dry_run as show_plan
 
         given = _arguments(
             clip=clip, configs=configs, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
         )
-        show_plan(config, given, devices, showing.as_json)
+        show_plan(config, given, devices, showing.as_json, resume=resume)
         return
     config = config.model_copy(update={"output": config.output or Path("runs") / _run_name(config)})
     end_with_the_launcher()
+    check(config, resume=resume)
     if must_launch(config):
-        launch(config, resume=resume, options=showing.arguments())
+        options = [*showing.arguments(), *(["--allow-changed-plugin"] if allow_changed_plugin else [])]
+        launch(config, resume=resume, options=options)
         return
-    _train(config, resume, showing)
+    _train(config, resume, allow_changed_plugin, showing)
 
 
-def _train(config: RunConfig, resume: bool, showing: Showing) -> None:
+def _train(config: RunConfig, resume: bool, allow_changed_plugin: bool, showing: Showing) -> None:
     """Train in this process, which is one of several if a launcher has started it."""
     is_main = os.environ.get("RANK", "0") == "0"
     is_brief = showing.is_quiet or showing.as_json
@@ -96,7 +105,7 @@ def _train(config: RunConfig, resume: bool, showing: Showing) -> None:
     if not is_main:
         from rlzoo.engine.loop import train
 
-        train(config, resume=resume)
+        train(config, resume=resume, allow_changed_plugin=allow_changed_plugin)
         return
     path = config.output
     assert path is not None, "named before"

@@ -19,6 +19,10 @@ def train(
     output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run directory.")] = False,
     plugin: Plugins = None,
+    allow_changed_plugin: Annotated[
+        bool,
+        typer.Option("--allow-changed-plugin", help="With --resume: also with a plugin that has changed since the start."),
+    ] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes to train with, one for each GPU.")] = None,
     deepspeed: Annotated[
         str | None, typer.Option(metavar="zero2|zero3|FILE", help="What the processes share, or DeepSpeed's settings as JSON.")
@@ -63,6 +67,7 @@ def train(
             plugins=plugin or [],
             dry_run=dry_run,
             devices=devices,
+            allow_changed_plugin=allow_changed_plugin,
             showing=Showing(quiet, as_json, show_completions),
         )
 

@@ -136,21 +136,24 @@ class Experience:
         return ModelBatch(torch.cat(sequences)[None], None, positions[None], predicts[None])
 
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
-        """Values of response tokens, ``(N,)`` row by row, laid out as ``(R, T)`` with 0 on the padding; keeps the gradient."""
+        """Values of response tokens, ``(N,)`` row by row, laid out as ``(R, T)`` with 0 on the padding; keeps the gradient.
+
+        T is that of the whole batch whichever rows are asked for, so that a rule never sees how they were cut.
+        """
         mask = self.response_mask[rows].to(values.device)
-        mask = mask[:, : int(mask.sum(dim=-1).max())]
         return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
 
     def clip_inputs(self, rows: Tensor, log_probs: Tensor, seed: int = 0) -> ClipInputs:
-        """What a policy reads for these rows; ``log_probs`` is ``(R, T')``, cut to the longest of the rows."""
+        """What a policy reads for these rows; ``log_probs`` is ``(R, T)``, as wide as the whole batch."""
         assert self.old_log_probs is not None, "old_log_probs are recorded before the first update"
-        width, device = log_probs.shape[1], log_probs.device
+        device = log_probs.device
+        assert log_probs.shape[1] == self.response_mask.shape[1], "inputs are as wide as the batch, however its rows are cut"
         return ClipInputs(
             log_probs=log_probs,
-            old_log_probs=self.old_log_probs[rows, :width].to(device),
-            advantages=self.advantages[rows, :width].to(device),
-            response_mask=self.response_mask[rows, :width].to(device),
-            rollout_log_probs=self.rollout_log_probs[rows, :width].to(device),
+            old_log_probs=self.old_log_probs[rows].to(device),
+            advantages=self.advantages[rows].to(device),
+            response_mask=self.response_mask[rows].to(device),
+            rollout_log_probs=self.rollout_log_probs[rows].to(device),
             seed=seed,
         )
 

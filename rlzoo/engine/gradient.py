@@ -29,6 +29,7 @@ class StepMeasures:
     log_probs: Tensor  # (R, T) of the step's rows, on the CPU
     table: ResponseTable
     objective: float
+    has_gradient: bool  # whether g is anything but 0, in any process
 
 
 class StepGradient:
@@ -36,8 +37,9 @@ class StepGradient:
 
     The policy is differentiated with respect to the log-probabilities alone, g = dJ/dlog_probs, and
     ``sum(g * log_probs)`` is back-propagated through the model: exact for every rule, since log_probs is all a rule sees.
-    Rows with g = 0 need no backward pass. As a rule those are the rows without an advantage, so these go forwards only;
-    should the policy give one of them a gradient, it goes the whole way after that.
+    Rows with g = 0 need no backward pass. Those are the rows without an advantage, unless the policy declares that it learns
+    from them, so these go forwards only; should the policy give one of them a gradient all the same, it goes the whole way
+    after that.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class StepGradient:
         if self.policy.scope == "batch":
             return self._whole_step(learns)
         silent = torch.ones(len(self.rows), dtype=torch.bool)
-        if learns:
-            silent = (self.experience.advantages[self.rows] == 0).all(dim=1) & (self.config.kl_coef == 0)
+        if learns and self.config.kl_coef == 0 and not self.policy.learns_without_advantages:
+            silent = (self.experience.advantages[self.rows] == 0).all(dim=1)
+        elif learns:
+            silent = torch.zeros(len(self.rows), dtype=torch.bool)
         self._listen(self.rows[silent])
         if learns:
             self._back_propagate(self.rows[~silent])
@@ -83,12 +87,13 @@ class StepGradient:
         if self.own:
             own = torch.cat(self.own)
             g, table, objective = self._judge_whole(own)
-            measured, gradient[own] = [(table, objective)], g.cpu()
+            measured, gradient[own] = [(table, objective, bool((g != 0).any()))], g.cpu()
         if learns:
             self._back_propagate_late(self.rows[silent], gradient)
         measured = gather(self.passes.accelerator, measured)
-        table = ResponseTable.concat([table for table, _ in measured])
-        return StepMeasures(self.passes.sum(self.log_probs)[self.rows], table, sum(share for _, share in measured))
+        tables, shares, nonzero = zip(*measured, strict=True)
+        log_probs = self.passes.sum(self.log_probs)[self.rows]
+        return StepMeasures(log_probs, ResponseTable.concat(tables), sum(shares), has_gradient=any(nonzero))
 
     def _listen(self, rows: Tensor) -> None:
         """Forward passes only."""
@@ -116,24 +121,24 @@ class StepGradient:
                     g = self._judge(piece.rows, current)
                     self._note(piece.rows, current, entropy)
                 else:
-                    g = gradient[piece.rows, : current.shape[1]].to(current.device)
+                    g = gradient[piece.rows].to(current.device)
                 self.optimization.backward(-(g * current).sum())
 
     def _whole_step(self, learns: bool) -> StepMeasures:
         """For a rule that looks at the whole step: all log-probs first, without gradient, then the policy once."""
         self.log_probs, self.entropy = self.passes.log_probs(self.optimization.model, self.experience, self.rows)
         g, table, objective = self._judge_whole(self.rows)
+        heard = (g != 0).any(dim=1)
         if learns:
-            heard = (g != 0).any(dim=1)
             gradient = torch.zeros(self.log_probs.shape)
             gradient[self.rows] = g.cpu()
             self._back_propagate(self.rows[heard.cpu()] if heard.any() else self.rows[:1], gradient)
-        return StepMeasures(self.log_probs[self.rows], table, objective)
+        return StepMeasures(self.log_probs[self.rows], table, objective, has_gradient=bool(heard.any()))
 
     def _note(self, rows: Tensor, log_probs: Tensor, entropy: Tensor) -> None:
         self.own.append(rows)
-        self.log_probs[rows, : log_probs.shape[1]] = log_probs.detach().float().cpu()
-        self.entropy[rows, : log_probs.shape[1]] = entropy.float().cpu()
+        self.log_probs[rows] = log_probs.detach().float().cpu()
+        self.entropy[rows] = entropy.float().cpu()
 
     def _inputs(self, rows: Tensor, log_probs: Tensor) -> tuple[ClipInputs, Tensor | None]:
         """What the policy reads, and the factors of its objective."""
@@ -141,7 +146,7 @@ class StepGradient:
         if self.is_first:
             inputs = replace(inputs, old_log_probs=inputs.log_probs.clone())
         weights = self.experience.mismatch_weights
-        return inputs, None if weights is None else weights[rows, : log_probs.shape[1]].to(log_probs.device)
+        return inputs, None if weights is None else weights[rows].to(log_probs.device)
 
     def _judge(self, rows: Tensor, log_probs: Tensor) -> Tensor:
         """The policy on some rows: the loss's g = dJ/dlog_probs ``(R, T)``."""
@@ -165,7 +170,7 @@ class StepGradient:
             return gradient, None
         assert self.experience.ref_log_probs is not None, "the reference's log-probs are recorded before the first update"
         leaf = inputs.log_probs.detach().requires_grad_()
-        ref_log_probs = self.experience.ref_log_probs[rows, : leaf.shape[1]].to(leaf.device)
+        ref_log_probs = self.experience.ref_log_probs[rows].to(leaf.device)
         with torch.enable_grad():
             kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
             total = reduce_objective(kl, inputs.response_mask, self.policy.reduction, self.counts, self.max_length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -180,7 +181,7 @@ class Learner:
         number, settings = len(experience), self.config
         rng = torch.Generator().manual_seed(seed)
         epochs = [torch.randperm(number, generator=rng) for _ in range(settings.num_epochs)]
-        minibatches = [rows for order in epochs for rows in order.chunk(settings.num_minibatches)]
+        minibatches = [rows for order in epochs for rows in order.tensor_split(settings.num_minibatches)]
         # before the first step the policy is still the old one: that step's own pass gives its rows' old log-probs
         known_later = minibatches[0] if self.reward.kl_coef == 0 and self.mismatch.correction == "none" else torch.tensor([])
         experience = with_mismatch_weights(self.with_old_log_probs(experience, known_later), self.mismatch)
@@ -188,6 +189,9 @@ class Learner:
             experience = with_kl_in_the_reward(experience, self.policy.advantage, self.reward)
         updates: list[Update] = []
         for index, rows in enumerate(minibatches):
+            if not len(rows):  # fewer responses than minibatches
+                self.pass_over(1)
+                continue
             if before_update is not None:
                 before_update(index)
             is_first = index == 0 and len(known_later) > 0
@@ -199,6 +203,21 @@ class Learner:
             if type(self.policy).updated is not ClipPolicy.updated:
                 self.policy = updated(self.policy, update.table.clip_stats(bin_edges(experience.lengths)))
         return experience, updates
+
+    def learns_from(self, experience: Experience, rows: Tensor | None = None) -> bool:
+        """Whether these rows, or all of them, can have a gradient."""
+        if self.config.kl_coef > 0 or self.policy.learns_without_advantages:
+            return True
+        advantages = experience.advantages if rows is None else experience.advantages[rows]
+        return bool((advantages != 0).any())
+
+    def pass_over(self, num_updates: int) -> None:
+        """Advance the learning rate past updates that are not taken, so that the schedule ends with the run."""
+        with warnings.catch_warnings():
+            # torch suspects a mistake where the optimizer has not taken a step yet
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            for _ in range(num_updates):
+                self.scheduler.step()
 
     @torch.no_grad()
     def with_old_log_probs(self, experience: Experience, known_later: Tensor | None = None) -> Experience:
@@ -224,13 +243,16 @@ class Learner:
     def step(self, experience: Experience, rows: Tensor, seed: int = 0, *, is_first: bool = False) -> Update:
         """One optimizer step on some rows of the experience; see `accumulate`."""
         lr = float(self.scheduler.get_last_lr()[0])
-        learns = self.config.kl_coef > 0 or bool((experience.advantages[rows] != 0).any())
+        learns = self.learns_from(experience, rows)
         measures = self.accumulate(experience, rows, seed, learns=learns, is_first=is_first)
+        if learns and not measures.has_gradient and not bool((experience.advantages[rows] != 0).any()):
+            self.optimization.forget()
+            learns = False  # with nothing but zeros, AdamW's momentum alone would move the weights
         limit = self.config.max_grad_norm
         applied = self.optimization.apply(limit) if learns else Applied(grad_norm=0.0, stepped=False)
         if applied.stepped:
-            self.scheduler.step()
             self.num_optimizer_steps += 1
+        self.pass_over(1)  # skipped or not
         if learns:
             self.num_nonfinite = 0 if applied.stepped else self.num_nonfinite + 1
             if self.num_nonfinite >= self.config.max_nonfinite:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from rlzoo.analysis.profile import LengthProfile
 from rlzoo.config import RunConfig
+from rlzoo.engine.checks import check_plugins_unchanged, check_run
 from rlzoo.engine.metrics import aggregate_metrics
 from rlzoo.engine.monitor import WINDOW
 from rlzoo.engine.run import Run
@@ -43,7 +44,9 @@ class RunResult:
     mlflow_run_id: str | None = None  # if the store could be reached
 
 
-def train(config: RunConfig, observer: Observer | None = None, *, resume: bool = False) -> RunResult:
+def train(
+    config: RunConfig, observer: Observer | None = None, *, resume: bool = False, allow_changed_plugin: bool = False
+) -> RunResult:
     """Train a model as the configuration says; what ``rlzoo train`` does.
 
     Ctrl-C or SIGTERM end the run after the step that is under way, once it is saved; a second one at once.
@@ -51,7 +54,8 @@ def train(config: RunConfig, observer: Observer | None = None, *, resume: bool =
     Args:
         config: the complete run.
         observer: told every step's metrics, for progress displays.
-        resume: go on from the newest checkpoint in ``config.output``.
+        resume: resume from the newest checkpoint in ``config.output``.
+        allow_changed_plugin: resume also where a plugin is not what the run was started with, after a warning.
 
     Raises:
         UserError: the run cannot start as configured; nothing has been written then.
@@ -59,7 +63,9 @@ def train(config: RunConfig, observer: Observer | None = None, *, resume: bool =
         KeyboardInterrupt: Ctrl-C.
         SystemExit: SIGTERM, code 143.
     """
-    config.refuse_redacted()
+    check_run(config, resume=resume)
+    if resume and config.output is not None:
+        check_plugins_unchanged(config, allowed=allow_changed_plugin)
     task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
     is_main = os.environ.get("RANK", "0") == "0"
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +22,8 @@ from rlzoo.sections import LearnerConfig
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
+
+logger = logging.getLogger("rlzoo")
 
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Environment variable that keeps every `torch.load` from running code, whatever its caller asks for."""
@@ -69,12 +73,27 @@ class Optimization(Protocol):
 
 
 class PlainOptimization:
-    """One process, or several with a copy of the model each (DDP)."""
+    """One process, or several with a copy of the model each (DDP).
 
-    def __init__(self, accelerator: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    Weights with a float32 master are rounded from it after every step, so that small steps add up. One process adds up the
+    gradients of its micro-batches in float32 too; with several, DDP adds them up in the weights' type.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        masters: Sequence[tuple[nn.Parameter, nn.Parameter]] = (),
+    ) -> None:
         self.accelerator = accelerator
         self.optimizer = optimizer
         self.model, self._prepared = accelerator.prepare(module, optimizer)
+        self._masters = masters  # parameters of the module, each with the float32 copy that the optimizer has
+        if accelerator.num_processes == 1:
+            hooked: Any  # torch gives the method no types
+            for hooked, master in masters:
+                hooked.register_post_accumulate_grad_hook(partial(_hand_over, master))
 
     @contextlib.contextmanager
     def micro_batch(self, is_last: bool) -> Iterator[None]:
@@ -89,16 +108,22 @@ class PlainOptimization:
 
     def apply(self, max_grad_norm: float | None) -> Applied:
         """See `Optimization.apply`."""
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm or float("inf")))
+        for parameter, master in self._masters:
+            _hand_over(master, parameter)
+        trained = self._parameters() if self._masters else self.model.parameters()
+        norm = float(self.accelerator.clip_grad_norm_(trained, max_grad_norm or float("inf")))
         finite = bool(torch.isfinite(torch.tensor(norm)))
         if finite:
             self._prepared.step()
+            self._round_masters()
         self.forget()
         return Applied(norm, finite)
 
     def forget(self) -> None:
         """See `Optimization.forget`."""
         self._prepared.zero_grad()
+        for parameter, _ in self._masters:
+            parameter.grad = None
 
     def save(self, folder: Path) -> None:
         """See `Optimization.save`."""
@@ -125,9 +150,25 @@ class PlainOptimization:
         with torch.no_grad():
             for index, parameter in enumerate(self._parameters()):
                 parameter.copy_(tensors[f"parameter/{index}"])
+        self._round_masters()
 
     def _parameters(self) -> list[nn.Parameter]:
+        """What the optimizer changes: masters in place of the weights that have one."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        for parameter, master in self._masters:
+            parameter.copy_(master)
+
+
+def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
+    """Add a parameter's gradient to its master's, and free it."""
+    if parameter.grad is None:
+        return
+    gradient = parameter.grad.float()
+    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    parameter.grad = None
 
 
 def _misfits(
@@ -248,14 +289,27 @@ def make_optimization(accelerator: Accelerator, module: nn.Module, config: Learn
     from accelerate.utils import DistributedType
 
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = _adamw(config)(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
-    kind = DeepSpeedOptimization if accelerator.distributed_type is DistributedType.DEEPSPEED else PlainOptimization
-    return kind(accelerator, module, optimizer)
+    has_deepspeed = accelerator.distributed_type is DistributedType.DEEPSPEED
+    rounded = [] if has_deepspeed else [parameter for parameter in parameters if parameter.dtype == torch.bfloat16]
+    keeps = config.master_weights and not is_shared(accelerator)
+    masters = {parameter: _master(parameter, accelerator.device) for parameter in rounded if keeps}
+    if rounded and not keeps and accelerator.is_main_process:
+        remedy = "use --deepspeed zero3 in place of FSDP" if config.master_weights else "set learner.master_weights=true"
+        logger.warning(
+            "bfloat16 weights without float32 copies: steps below 0.4 %% of a weight are lost in rounding; %s", remedy
+        )
+    trained = [masters.get(parameter, parameter) for parameter in parameters]
+    optimizer = _adamw(config)(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    if has_deepspeed:
+        return DeepSpeedOptimization(accelerator, module, optimizer)
+    return PlainOptimization(accelerator, module, optimizer, tuple(masters.items()))
+
+
+def _master(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to(device, torch.float32, copy=True))
 
 
 def _adamw(config: LearnerConfig) -> Any:
-    from functools import partial
-
     if config.optimizer == "adamw":
         return partial(torch.optim.AdamW, fused=True)
     try:

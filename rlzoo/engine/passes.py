@@ -68,7 +68,7 @@ class Passes:
         return own + [MicroBatch(shortest, is_idle=True)] * (max(map(len, cut)) - len(own))
 
     def forward(self, model: nn.Module, experience: Experience, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs, with gradient, and entropies of these rows' responses, ``(R, T')`` with 0 on the padding."""
+        """Log-probs, with gradient, and entropies of these rows' responses, ``(R, T)`` with 0 on the padding."""
         padded = not self.packing
         batch = experience.model_batch(rows, self.pad_id, self.padding_side) if padded else experience.packed_batch(rows)
         log_probs, entropy = model(batch.to(self.accelerator.device))
@@ -81,7 +81,7 @@ class Passes:
         for piece in self.micro_batches(experience, rows):
             log_probs, entropy = self.forward(model, experience, piece.rows)
             if not piece.is_idle:
-                both[:, piece.rows, : log_probs.shape[1]] = torch.stack([log_probs, entropy]).float().cpu()
+                both[:, piece.rows] = torch.stack([log_probs, entropy]).float().cpu()
         whole = self.sum(both)
         return whole[0], whole[1]
 

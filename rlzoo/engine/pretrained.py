@@ -16,13 +16,12 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.errors import UserError, did_you_mean
+from rlzoo.engine.model_path import ALLOWED, local_model
+from rlzoo.errors import UserError
 from rlzoo.sections import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-ALLOWED = "'embedded', 'smollm2', a folder, or a hub name that can be downloaded or is in the cache"
 
 logger = logging.getLogger("rlzoo")
 
@@ -45,18 +44,11 @@ def load_pretrained(
     Raises:
         UserError: there is no such model, or it cannot be loaded.
     """
-    if path == "embedded":
-        embedded = Path(str(importlib.resources.files("rlzoo"))) / "assets" / "embedded"
-        return _load(_model_folder(embedded, path), path, dtype, attn_implementation)
     if path == "smollm2":
         return _load(str(_smollm2()), path, dtype, attn_implementation)
-    folder = Path(path).expanduser() if path.startswith("~/") else Path(path)
-    if path and folder.exists():
-        return _load(_model_folder(folder, path), path, dtype, attn_implementation, trust_remote_code)
-    if path.startswith((".", "/", "~", os.sep)) or path.count(os.sep) > 1 or path.endswith(("/", os.sep)):
-        raise UserError(f"model.path={path!r}: no such folder")
-    if "/" not in path:
-        raise UserError(f"model.path={path!r}: no such model (allowed: {ALLOWED}){did_you_mean(path, ['embedded', 'smollm2'])}")
+    folder = local_model(path)
+    if folder is not None:
+        return _load(str(folder), path, dtype, attn_implementation, trust_remote_code and path != "embedded")
     logger.info("looking for %r in the Hugging Face cache and on the hub", path)
     return _load(path, path, dtype, attn_implementation, trust_remote_code)
 
@@ -73,14 +65,6 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     ids = getattr(model.generation_config, "eos_token_id", None)
     both = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
     return frozenset(int(token) for token in both if token is not None)
-
-
-def _model_folder(folder: Path, path: str) -> str:
-    if not folder.is_dir():
-        raise UserError(f"model.path={path!r}: {folder} is {'a file, not' if folder.exists() else 'not'} a folder")
-    if not (folder / "config.json").is_file():
-        raise UserError(f"model.path={path!r}: {folder} is a folder without config.json: not a model")
-    return str(folder)
 
 
 def _load(

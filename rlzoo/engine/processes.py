@@ -43,7 +43,9 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
-    _refuse_what_a_launcher_asks_for(launch)
+    check_launch(launch)
+    check_launcher(launch)
+    _detach_earlier_accelerators(launch)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it guesses, and says so, wherever transformers imports it
     bf16 = learner.autocast == "bfloat16"
@@ -67,8 +69,54 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     return accelerator
 
 
-def _refuse_what_a_launcher_asks_for(launch: LaunchConfig) -> None:
-    """Refuse what Accelerate would leave out on a CPU without a word."""
+def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
+    """Let the next accelerator have settings of its own; earlier ones of this process keep theirs.
+
+    Accelerate keeps one state per process and refuses a second accelerator with another precision. A process group that is
+    already up is used again.
+
+    Raises:
+        UserError: an earlier run used DeepSpeed, which cannot be left again within a process.
+    """
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+    from accelerate.utils import DistributedType
+
+    earlier = AcceleratorState._shared_state.get("distributed_type")
+    if earlier is DistributedType.DEEPSPEED and launch.deepspeed is None:
+        raise UserError(
+            "launch.deepspeed=null: an earlier run of this process used DeepSpeed, which stays set up until the process ends; "
+            "set launch.deepspeed to zero2 or zero3, or start this run in a process of its own"
+        )
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._shared_state = {}  # not cleared: accelerators that are still in use hold on to the former one
+
+
+def check_launch(launch: LaunchConfig) -> None:
+    """Refuse settings of a launch that do not fit each other.
+
+    Raises:
+        UserError: in one line.
+    """
+    if launch.deepspeed is None:
+        if launch.offload != "none":
+            raise UserError(f"launch.offload={launch.offload!r}: DeepSpeed does it; set launch.deepspeed to zero2 or zero3")
+        return
+    stage = zero_settings(launch.deepspeed).get("stage", 0)
+    if launch.offload == "all" and stage != 3:
+        raise UserError("launch.offload='all': parameters can be moved out only with ZeRO-3; set launch.deepspeed=zero3")
+    if launch.offload == "optimizer" and not stage:
+        raise UserError(
+            f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} has no ZeRO stage, so nothing is moved out; "
+            "set one in its zero_optimization"
+        )
+
+
+def check_launcher(launch: LaunchConfig) -> None:
+    """Refuse what a launcher has asked for and Accelerate would leave out on a CPU without a word.
+
+    Raises:
+        UserError: in one line.
+    """
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and not torch.cuda.is_available():
         raise UserError("FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and launch.deepspeed is None:
@@ -85,18 +133,14 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
     """
     name = launch.deepspeed
     assert name is not None, "only asked for with DeepSpeed"
+    check_launch(launch)
     if find_spec("deepspeed") is None:
         raise UserError(f"launch.deepspeed={name!r} needs DeepSpeed: pip install 'rlzoo[deepspeed]'")
-    settings: dict[str, Any] = {"zero_optimization": {"stage": STAGES[name]}} if name in STAGES else _read(name)
-    for key in ("optimizer", "scheduler", "fp16"):
-        if key in settings:
-            raise UserError(f"launch.deepspeed={name!r}: holds {key!r}, which the learner's settings decide; remove it")
-    zero = settings.setdefault("zero_optimization", {"stage": 0})
+    settings = _settings(name)
+    zero = dict(settings["zero_optimization"])
     if launch.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
     if launch.offload == "all":
-        if zero.get("stage") != 3:
-            raise UserError("launch.offload='all': parameters can be moved out only with ZeRO-3; use launch.deepspeed=zero3")
         zero["offload_param"] = {"device": "cpu"}
     return {
         **settings,
@@ -110,7 +154,18 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
     }
 
 
-def _read(name: str) -> dict[str, Any]:
+def zero_settings(name: str) -> dict[str, Any]:
+    """The section ``zero_optimization`` of what ``launch.deepspeed`` names.
+
+    Raises:
+        UserError: it is neither a stage nor a file of DeepSpeed's settings, or the file sets what the learner decides.
+    """
+    return dict(_settings(name)["zero_optimization"])
+
+
+def _settings(name: str) -> dict[str, Any]:
+    if name in STAGES:
+        return {"zero_optimization": {"stage": STAGES[name]}}
     allowed = f"allowed: {', '.join(STAGES)}, or a JSON file"
     try:
         text = read_text(Path(name).expanduser(), SETTINGS)
@@ -122,8 +177,11 @@ def _read(name: str) -> dict[str, Any]:
         settings = parse_json(text)
     except UnreadableError as error:
         raise UserError(f"launch.deepspeed={name!r}: not JSON: {error} ({allowed})") from error
-    if not isinstance(settings, dict):
+    if not isinstance(settings, dict) or not isinstance(settings.setdefault("zero_optimization", {"stage": 0}), dict):
         raise UserError(f"launch.deepspeed={name!r}: must hold DeepSpeed's settings as one object")
+    for key in ("optimizer", "scheduler", "fp16"):
+        if key in settings:
+            raise UserError(f"launch.deepspeed={name!r}: holds {key!r}, which the learner's settings decide; remove it")
     return settings
 
 

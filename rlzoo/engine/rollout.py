@@ -13,6 +13,7 @@ from torch import Tensor
 from rlzoo.engine.decode import Decoded, Way, decode, quickest_way
 from rlzoo.engine.draws import OwnDraws, row_uniforms
 from rlzoo.engine.fused import can_fuse
+from rlzoo.engine.prompts import encode_prompt
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:
@@ -173,15 +174,6 @@ class HFSampler:
             logits_processor=LogitsProcessorList([draws]),
         )
         return Decoded(sequences[:, size:], draws.log_probs())
-
-
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:
-    """Token ids of a prompt, wrapped in the tokenizer's chat template if that is asked for."""
-    if chat_template:
-        messages = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return tuple(tokenizer(prompt)["input_ids"])
 
 
 def make_rollout(

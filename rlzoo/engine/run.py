@@ -26,6 +26,7 @@ from rlzoo.engine.optimization import is_shared, is_spread, kept_weights
 from rlzoo.engine.passes import gather
 from rlzoo.engine.pretrained import eos_token_ids, load_named
 from rlzoo.engine.processes import make_accelerator, peak_memory
+from rlzoo.engine.prompts import check_task
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.run_directory import RunDirectory, why_not_written, writing
 from rlzoo.engine.samplers import make_sampler
@@ -80,6 +81,7 @@ class Run:
         """Load the model and make what samples, learns and measures."""
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
+        self._check_prompts()
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
         self.source = RolloutSource(config, self.task, self._make_sampler(), self.accelerator)
         self.learner = self._make_learner()
@@ -90,6 +92,17 @@ class Run:
         self._saved = -1  # the step that was saved last
         self._is_clean = True  # everything is as it was after the last step that is done
         self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
+
+    def _check_prompts(self) -> None:
+        """Refuse questions that cannot be put to the model, before anything is written."""
+        config = self.config
+        check_task(
+            self.task,
+            self.tokenizer,
+            chat_template=config.model.chat_template,
+            needed=config.steps * config.rollout.num_prompts,
+            held_out=config.eval.num_problems,
+        )
 
     def _make_sampler(self) -> Sampler:
         return make_sampler(
@@ -202,7 +215,8 @@ class Run:
 
     def _learn(self, step: int, groups: list[RolloutGroup], experience: Experience) -> tuple[Experience, list[Update]]:
         """The optimizer steps of one batch; none if nothing can be learned from it."""
-        if not bool((experience.advantages != 0).any()) and not self.learner.has_reference:
+        if not self.learner.learns_from(experience) and not self.learner.has_reference:
+            self.learner.pass_over(self.config.learner.num_minibatches * self.config.learner.num_epochs)
             return experience, []
         self._is_clean = False
         keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
@@ -224,7 +238,8 @@ class Run:
             logger.warning("step %d: a spike of the gradient, and no checkpoint to roll back to", step)
             return False
         state = RunState.read(folder)
-        self.learner.load(folder, state.num_optimizer_steps, state.scheduler)
+        # the learning rate goes on from here, so that its schedule still ends with the run
+        self.learner.load(folder, state.num_optimizer_steps, self.learner.scheduler.state_dict())
         logger.warning("step %d: a spike of the gradient; the weights are those after step %d again", step, state.step)
         return True
 
@@ -241,12 +256,13 @@ class Run:
         return metrics | (batch.metrics() if config.rollout.dynamic_sampling else {})
 
     def _sample(self, step: int) -> Batch:
-        """One step's batch, by the newest weights, or by those of one step before while the next is sampled already."""
-        if not self.config.rollout.max_staleness:
-            return self.source.take(step, self._give_weights())
-        batch = self.source.take(step, self._given)
+        """One step's batch, by the newest weights; where it was sampled ahead, only what dynamic sampling adds to it.
+
+        Weights older than the learner's are never sampled from again, so a checkpoint need not hold them.
+        """
         version = self._give_weights()
-        if step < self.config.steps:
+        batch = self.source.take(step, version)
+        if self.config.rollout.max_staleness and step < self.config.steps:
             self.source.look_ahead(step + 1, version)
         return batch
 

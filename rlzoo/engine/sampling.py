@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -12,8 +13,9 @@ from rlzoo.engine.collect import Batch, collect
 from rlzoo.engine.passes import gather
 from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.seeds import ROLLOUT, step_seed
-from rlzoo.errors import RunError
+from rlzoo.errors import RunError, UserError
 from rlzoo.tasks import Task
+from rlzoo.tasks.grading import checked_reward
 from rlzoo.types import Problem, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
@@ -155,14 +157,30 @@ class RolloutSource:
         own = problems[start:end]
         asked = [problem for problem in own for _ in range(samples)]
         before = self._num_failed()
-        rewards = self.task.grade(asked, [rollout.text for rollout in rollouts])
+        rewards = self._rewards(asked, rollouts)
         failed = self._num_failed() - before
-        graded = [replace(rollout, reward=float(reward)) for rollout, reward in zip(rollouts, rewards, strict=True)]
+        graded = [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
         groups = [
             RolloutGroup(problem, tuple(graded[index * samples : (index + 1) * samples])) for index, problem in enumerate(own)
         ]
         self._check_failed(failed, len(problems) * samples)
         return gather(self.accelerator, groups)
+
+    def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float]:
+        """One for each response; a task of the user's own grades in this process, so whatever it does is looked at."""
+        named = f"task {self.task.name!r}"
+        try:
+            given = self.task.grade(asked, [rollout.text for rollout in rollouts])
+            rewards = [checked_reward(reward) for reward in given]
+        except (UserError, RunError, MemoryError):
+            raise
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename} line {last.lineno}"
+            raise RunError(f"{named} does not grade: {type(error).__name__}: {error} ({where})") from error
+        if len(rewards) != len(rollouts):
+            raise RunError(f"{named} gives {len(rewards)} rewards for {len(rollouts)} responses")
+        return rewards
 
     def _num_failed(self) -> int:
         return sum(grader.num_timeouts + grader.num_crashes for grader in self.task.graders)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from rlzoo.engine.pretrained import quiet
-from rlzoo.engine.rollout import encode_prompt, make_rollout
+from rlzoo.engine.prompts import encode_prompt
+from rlzoo.engine.rollout import make_rollout
 from rlzoo.engine.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
 from rlzoo.errors import UserError
 from rlzoo.sections import VLLMConfig

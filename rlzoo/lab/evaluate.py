@@ -11,7 +11,8 @@ from pathlib import Path
 from rlzoo.analysis.at_k import means
 from rlzoo.engine.optimization import named_weights
 from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
-from rlzoo.engine.rollout import Sampler, encode_prompt
+from rlzoo.engine.prompts import check_prompts, encode_prompt
+from rlzoo.engine.rollout import Sampler
 from rlzoo.engine.samplers import make_sampler
 from rlzoo.engine.seeds import step_seed
 from rlzoo.errors import UserError
@@ -53,8 +54,8 @@ def evaluate(
         for grader in graders.values():
             stack.callback(grader.close)
         if any(len(answered[name]) < len(asked) for name, asked in problems.items()):
-            first = {suite.name: suite.prompt(problems[suite.name][0]) for suite in suites}
-            sampler = open_sampler(config.model, config.rollout, first)
+            prompts = {suite.name: [suite.prompt(problem) for problem in problems[suite.name]] for suite in suites}
+            sampler = open_sampler(config.model, config.rollout, prompts)
             stack.callback(sampler.close)
             directory.create(config.settings())
             for suite in suites:
@@ -64,13 +65,13 @@ def evaluate(
     return finish(Evaluation(config, directory.path, results, None), directory, experiment)
 
 
-def open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, str]) -> Sampler:
+def open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
     """The sampler that ``rollout.engine`` names, with the model's weights.
 
     Args:
         model: what it samples from.
         rollout: how.
-        prompts: one of each suite, to try the tokenizer on.
+        prompts: of each suite, to try the tokenizer on.
 
     Raises:
         UserError: the model cannot be loaded or does not know the prompts' words, or the sampler cannot start.
@@ -84,11 +85,12 @@ def open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping
     if model.chat_template and not has_template:
         raise UserError(f"--chat-template: the tokenizer of {model.path!r} has none; leave it out")
     template = has_template if model.chat_template is None else model.chat_template
-    for suite, prompt in prompts.items():
+    for suite, asked in prompts.items():
         try:
-            encode_prompt(tokenizer, prompt, template)
-        except Exception as error:  # a tokenizer of words without one for those it does not know; a broken template
-            raise UserError(f"suite {suite!r} cannot be put to model {model.path!r}: its tokenizer says {error}") from error
+            check_prompts(tokenizer, asked)
+            encode_prompt(tokenizer, asked[0], template)
+        except UserError as error:
+            raise UserError(f"suite {suite!r} cannot be put to model {model.path!r}: {error}") from error
     named = ModelConfig(**{**model.model_dump(), "chat_template": template})
     language_model = language_model.to(PartialState().device)
     end_ids = eos_token_ids(language_model, tokenizer)

@@ -113,30 +113,24 @@ def _spread(flat: Tensor, mask: Tensor) -> Tensor:
 
 
 def chunks(updates: Sequence[RecordedUpdate]) -> list[ClipInputs]:
-    """The inputs of all updates in few pieces, for rules that judge each row by itself."""
+    """The inputs of all updates in few pieces, for rules that judge each row by itself; each as wide as in the run."""
     pieces: list[ClipInputs] = []
-    waiting: list[ClipInputs] = []
+    by_width: dict[int, list[ClipInputs]] = {}
     for update in updates:
+        waiting = by_width.setdefault(update.inputs.log_probs.shape[1], [])
         waiting.append(update.inputs)
         if sum(inputs.log_probs.numel() for inputs in waiting) >= CHUNK_TOKENS:
             pieces.append(_joined(waiting))
-            waiting = []
-    return pieces + ([_joined(waiting)] if waiting else [])
+            waiting.clear()
+    return pieces + [_joined(waiting) for waiting in by_width.values() if waiting]
 
 
 def _joined(parts: Sequence[ClipInputs]) -> ClipInputs:
-    width = max(part.log_probs.shape[1] for part in parts)
-
-    def join(tensors: Sequence[Tensor]) -> Tensor:
-        if all(tensor.shape[1] == 1 for tensor in tensors) and width > 1:
-            return torch.cat(list(tensors))
-        return torch.cat([torch.nn.functional.pad(tensor, (0, width - tensor.shape[1])) for tensor in tensors])
-
     return ClipInputs(
-        log_probs=join([part.log_probs for part in parts]),
-        old_log_probs=join([part.old_log_probs for part in parts]),
-        advantages=join([part.advantages for part in parts]),
-        response_mask=join([part.response_mask for part in parts]),
-        rollout_log_probs=join([part.rollout_log_probs for part in parts if part.rollout_log_probs is not None]),
+        log_probs=torch.cat([part.log_probs for part in parts]),
+        old_log_probs=torch.cat([part.old_log_probs for part in parts]),
+        advantages=torch.cat([part.advantages for part in parts]),
+        response_mask=torch.cat([part.response_mask for part in parts]),
+        rollout_log_probs=torch.cat([part.rollout_log_probs for part in parts if part.rollout_log_probs is not None]),
         seed=parts[0].seed,
     )

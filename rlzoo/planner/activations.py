@@ -52,9 +52,9 @@ def micro_batches(
 
 
 def rows_per_step(config: RunConfig, processes: int) -> int:
-    """Responses of one optimizer step on one process."""
+    """Responses of one optimizer step on one process, at most: minibatches and shares differ in size by up to one."""
     responses = config.rollout.num_prompts * config.rollout.group_size
-    return max(1, responses // config.learner.num_minibatches // processes)
+    return -(-(-(-responses // config.learner.num_minibatches)) // processes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlzoo.engine.model_path import local_model
 from rlzoo.errors import UserError
 from rlzoo.parsing import parse_json
 from rlzoo.reading import SETTINGS, read_text
@@ -135,7 +135,7 @@ def find_architecture(path: str) -> Architecture | None:
     Raises:
         UserError: the path is a folder that holds no model.
     """
-    folder = _folder(path)
+    folder = local_model(path)
     if folder is not None:
         return _read(folder / "config.json", path)
     if path in KNOWN:
@@ -146,7 +146,7 @@ def find_architecture(path: str) -> Architecture | None:
 
 def tokenizer_file(path: str) -> Path | None:
     """The ``tokenizer.json`` of the model that ``model.path`` means, if it is on this machine."""
-    folder = _folder(path)
+    folder = local_model(path)
     file = folder / "tokenizer.json" if folder is not None else hub_file(path, "tokenizer.json", download=False)
     return file if file is not None and file.is_file() else None
 
@@ -166,19 +166,6 @@ def hub_file(name: str, file: str, *, download: bool = True) -> Path | None:
         return Path(hf_hub_download(name, file, etag_timeout=5))
     except Exception:  # no network, no such model, a name that cannot be one: all mean that nothing is known
         return None
-
-
-def _folder(path: str) -> Path | None:
-    if path == "embedded":
-        return Path(str(importlib.resources.files("rlzoo"))) / "assets" / "embedded"
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UserError(f"model.path={path!r}: {folder} is a folder without config.json: not a model")
-        return folder
-    if folder.exists() or folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise UserError(f"model.path={path!r}: no such folder")
-    return None
 
 
 def _read(file: Path, path: str) -> Architecture | None:

@@ -103,7 +103,11 @@ def memory(
     is_low_rank = config.learner.lora.rank > 0
     element = BYTES[config.model.dtype]
     own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, beside the weights
-    gradients = float(own or trained * element)
+    keeps = keeps_masters(config, sharding.has_deepspeed)
+    gradient = element
+    if keeps:  # a master takes over its weight's gradient, which DDP needs until the step
+        gradient = FLOAT + (element if sharding.processes > 1 else 0)
+    gradients = float(own or trained * gradient)
     owned = sharding.share if sharding.has_deepspeed else float  # what DeepSpeed's optimizer has is spread over processes
     on_device = sharding.offload == "none" or not sharding.has_deepspeed
     weights = float(whole + own)
@@ -111,15 +115,15 @@ def memory(
         weights = 0.0 if sharding.offload == "all" else sharding.share(weights)
     return Memory(
         weights=weights,
-        master_weights=owned(trained * FLOAT) if sharding.has_deepspeed and on_device else 0.0,
+        master_weights=owned(trained * FLOAT) if (sharding.has_deepspeed or keeps) and on_device else 0.0,
         gradients=owned(gradients),
         optimizer=owned(2 * trained * moment_bytes(config, sharding.has_deepspeed)) if on_device else 0.0,
         kept=kept_activations(architecture, config, batch),
         log_probs=log_prob_bytes(architecture, config, batch),
         reference=float(whole) if has_reference(config) else 0.0,
-        buffers=_buffers(whole, gradients, element, sharding),
+        buffers=_buffers(whole, float(own or trained * element), element, sharding),
         sampler=sampler_bytes(architecture, config, sharding, batch, device_memory, is_cpu=is_cpu),
-        head_gradient=0.0 if is_low_rank else float(architecture.embedding_parameters * element),
+        head_gradient=0.0 if is_low_rank else float(architecture.embedding_parameters * (FLOAT if keeps else element)),
         sampler_stays=config.rollout.engine == "vllm" and not config.rollout.vllm.sleep,
         is_first=batch.is_first,
     )
@@ -144,11 +148,17 @@ def has_reference(config: RunConfig) -> bool:
     return config.learner.kl_coef > 0 or config.reward.kl_coef > 0
 
 
+def keeps_masters(config: RunConfig, deepspeed: bool) -> bool:
+    """Whether the learner keeps float32 copies of bfloat16 weights; DeepSpeed has its own, and low-rank updates are float32."""
+    learner = config.learner
+    return config.model.dtype == "bfloat16" and learner.master_weights and not learner.lora.rank and not deepspeed
+
+
 def moment_bytes(config: RunConfig, deepspeed: bool) -> float:
-    """Bytes of one of AdamW's moments per parameter: torch keeps them in the weights' type, DeepSpeed in float32."""
+    """Bytes of one of AdamW's moments per parameter: in the type of the weights it changes, float32 with master weights."""
     if config.learner.optimizer == "adamw_8bit":
         return _MOMENT_BYTES_8BIT
-    return FLOAT if deepspeed or config.learner.lora.rank else BYTES[config.model.dtype]
+    return FLOAT if deepspeed or config.learner.lora.rank or keeps_masters(config, deepspeed) else BYTES[config.model.dtype]
 
 
 def resume_bytes(architecture: Architecture, config: RunConfig, sharding: Sharding) -> float:
@@ -156,7 +166,8 @@ def resume_bytes(architecture: Architecture, config: RunConfig, sharding: Shardi
     trained, moments = trained_parameters(architecture, config), 2 * moment_bytes(config, sharding.has_deepspeed)
     if sharding.has_deepspeed:
         return weight_bytes(architecture, config) + trained * (FLOAT + moments)
-    return trained * ((FLOAT if config.learner.lora.rank else BYTES[config.model.dtype]) + moments)
+    in_float32 = config.learner.lora.rank or keeps_masters(config, sharding.has_deepspeed)
+    return trained * ((FLOAT if in_float32 else BYTES[config.model.dtype]) + moments)
 
 
 def _buffers(weights: float, gradients: float, element: int, sharding: Sharding) -> float:

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlzoo.config import RunConfig
-from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.engine import checks
+from rlzoo.engine.checks import check_run, missing_libraries
 from rlzoo.errors import UserError
-from rlzoo.planner.architecture import Architecture
+from rlzoo.planner.architecture import Architecture, find_architecture, tokenizer_file
 from rlzoo.planner.devices import Devices
 from rlzoo.planner.memory import weight_bytes
 from rlzoo.planner.plan import Plan
-from rlzoo.planner.prompts import Prompts
+from rlzoo.planner.prompts import Prompts, longest_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known of a run once nothing was found wrong with it.
+
+    Example:
+        ``check(config).prompts.longest``
+    """
+
+    processes: int
+    missing: list[str]  # lines on what this machine lacks, of a run for another one
+    architecture: Architecture | None
+    prompts: Prompts
+
+
+def check(config: RunConfig, named: Devices | None = None, *, resume: bool = False) -> Checked:
+    """Refuse what would stop a run after it has begun; `rlzoo train` asks, with and without ``--dry-run``.
+
+    Args:
+        config: the run.
+        named: the devices to plan for; None for this machine.
+        resume: whether the run directory is there already.
+
+    Raises:
+        UserError: one line for the first mistake found.
+    """
+    processes = num_processes(config, named)
+    check_run(config, processes=processes, resume=resume, here=named is None)
+    architecture = find_architecture(config.model.path)
+    prompts = longest_prompt(config, tokenizer_file(config.model.path))
+    check_length(config, architecture, prompts)
+    return Checked(processes, list(missing_libraries(config)), architecture, prompts)
 
 
 def num_processes(config: RunConfig, named: Devices | None) -> int:
@@ -24,33 +58,14 @@ def num_processes(config: RunConfig, named: Devices | None) -> int:
     Raises:
         UserError: more than the devices named.
     """
-    started = os.environ.get("WORLD_SIZE", "")
-    processes = config.launch.processes or (int(started) if started.isdigit() else 0) or (named.count if named else 1)
+    if named and config.launch.processes is None and not os.environ.get("WORLD_SIZE", "").isdigit():
+        return named.count
+    processes = checks.num_processes(config)
     if named and processes > named.count:
         raise UserError(
             f"launch.processes={processes}: more than the {named.count} devices of --devices; one process takes one"
         )
     return processes
-
-
-def check_settings(config: RunConfig, processes: int) -> None:
-    """Refuse settings that do not fit the number of processes, or each other.
-
-    Raises:
-        UserError: one line for the first of them.
-    """
-    rollout, launch = config.rollout, config.launch
-    if config.output is not None:
-        RunDirectory.check_free(config.output)
-    if launch.offload != "none" and launch.deepspeed is None:
-        raise UserError(f"launch.offload={launch.offload!r}: DeepSpeed does it; set launch.deepspeed to zero2 or zero3")
-    if launch.offload == "all" and launch.deepspeed == "zero2":
-        raise UserError("launch.offload='all': ZeRO-2 keeps the parameters on every device; set launch.deepspeed=zero3")
-    if rollout.num_prompts < processes:
-        raise UserError(
-            f"rollout.num_prompts={rollout.num_prompts}: fewer than the {processes} processes, so that some would have nothing "
-            f"to sample; set it to at least {processes}"
-        )
 
 
 def uneven_shares(config: RunConfig, processes: int) -> Iterator[str]:
@@ -65,20 +80,6 @@ def uneven_shares(config: RunConfig, processes: int) -> Iterator[str]:
             f"learner.num_minibatches={learner.num_minibatches}: {responses} responses cannot be cut into as many equal parts "
             f"for each of {processes} processes, some wait for others"
         )
-
-
-def missing_libraries(config: RunConfig) -> Iterator[str]:
-    """A line for each optional library that the run needs and this machine lacks."""
-    wanted = {
-        "deepspeed": (config.launch.deepspeed is not None, f"launch.deepspeed={config.launch.deepspeed!r}"),
-        "vllm": (config.rollout.engine == "vllm" and not config.rollout.vllm.server, "rollout.engine='vllm'"),
-        "peft": (config.learner.lora.rank > 0, f"learner.lora.rank={config.learner.lora.rank}"),
-        "bitsandbytes": (config.learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'"),
-        "gguf": (config.model.path == "smollm2", "model.path='smollm2'"),
-    }
-    for library, (is_wanted, setting) in wanted.items():
-        if is_wanted and importlib.util.find_spec(library) is None:
-            yield f"{setting}: {library} is not installed: pip install {library}"
 
 
 def check_length(config: RunConfig, architecture: Architecture | None, prompts: Prompts) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlzoo.config import RunConfig
+from rlzoo.engine.prompts import encoded
 
 LOOKED_AT = 2000
 """Training prompts looked at, at most: a plan must be quick."""
@@ -45,4 +46,4 @@ def longest_prompt(config: RunConfig, tokenizer: Path | None) -> Prompts:
     from tokenizers import Tokenizer
 
     encoder = Tokenizer.from_file(str(tokenizer))
-    return Prompts(template + max(len(encoder.encode(text).ids) for text in texts), counted=True)
+    return Prompts(template + max(len(encoded(encoder.encode, text).ids) for text in texts), counted=True)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rlzoo.errors import UserError
-from rlzoo.parsing import parse_json
-from rlzoo.reading import SETTINGS, read_text
+from rlzoo.engine.processes import zero_settings
 from rlzoo.sections import LaunchConfig
 
-_STAGES = {"zero2": 2, "zero3": 3}
 _BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
 _LIVE = 1e9  # its stage3_max_live_parameters
 
@@ -49,9 +45,7 @@ class Sharding:
         """
         if launch.deepspeed is None:
             return cls(processes, 0, launch.offload)
-        if launch.deepspeed in _STAGES:
-            return cls(processes, _STAGES[launch.deepspeed], launch.offload)
-        zero = _zero_settings(launch.deepspeed)
+        zero = zero_settings(launch.deepspeed)
         return cls(
             processes,
             int(zero.get("stage", 0)),
@@ -59,19 +53,6 @@ class Sharding:
             _number(zero.get("reduce_bucket_size"), _BUCKET),
             _number(zero.get("stage3_max_live_parameters"), _LIVE),
         )
-
-
-def _zero_settings(file: str) -> dict[str, Any]:
-    try:
-        settings = parse_json(read_text(Path(file).expanduser(), SETTINGS))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"launch.deepspeed={file!r}: neither zero2 nor zero3, nor a file of DeepSpeed's settings in JSON"
-        ) from error
-    zero = settings.get("zero_optimization") if isinstance(settings, dict) else None
-    if not isinstance(zero, dict):
-        raise UserError(f"launch.deepspeed={file!r}: has no section zero_optimization")
-    return zero
 
 
 def _offload(zero: dict[str, Any]) -> str | None:

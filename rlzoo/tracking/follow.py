@@ -1,21 +1,26 @@
 """The process beside a run that keeps MLflow up with it: ``python -m rlzoo.tracking.follow``, directory on stdin.
 
-It ends when its stdin does, so when the run's process is gone, in whatever way; then it sends what is left.
+Its stdin ends when the run's process does, in whatever way. The follower then has `LONGEST_END` seconds to send the rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rlzoo.errors import UserError
 from rlzoo.garbage import collect_seldom
 from rlzoo.lock import Lock
+from rlzoo.redaction import redact
 from rlzoo.tracking.machine import Machine
-from rlzoo.tracking.record import FOLDER, Record, tracking_uri
+from rlzoo.tracking.record import FOLDER, Record, tracking_uri, without_password
+from rlzoo.tracking.store import bounded_store
 from rlzoo.tracking.sync import Sync, describe
 
 POLL = 1.0
@@ -26,6 +31,12 @@ LONGEST_PAUSE = 30.0
 
 PATIENCE = 15.0
 """Seconds without success after the run's end before the rest is left to `rlzoo sync`."""
+
+LONGEST_END = 60.0
+"""Seconds after the run's end before the rest is left to `rlzoo sync`, whatever the store does."""
+
+GAVE_UP = 3
+"""Exit code of a follower that was not done after `LONGEST_END` seconds."""
 
 
 def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
@@ -45,7 +56,9 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
             if over:
                 return True
         except Exception as error:
-            sync.report(describe(error, uri))
+            with contextlib.suppress(OSError):  # a full disk: the run will log it
+                sync.report(describe(error, uri))
+            sync.reconnect()
             pause = min(LONGEST_PAUSE, 2 * max(pause, POLL / 2))
             if not over:
                 worked = time.monotonic()  # patience is counted from the end
@@ -59,16 +72,20 @@ def main() -> int:
     """Follow the directory named by the first line of stdin; without one, do nothing."""
     parent = os.getppid()
     collect_seldom()
-    # loaded while the run loads its model
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # a new store tells of every table it makes
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we try again ourselves
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    import mlflow  # noqa: F401
+    with bounded_store():  # MLflow is loaded while the run loads its model
+        line = sys.stdin.readline().rstrip("\n")
+        if not line:
+            return 0
+        try:
+            return _follow(Path(line), parent)
+        except (UserError, OSError) as error:  # a damaged record, another follower, or a full disk
+            print(f"rlzoo: MLflow does not follow {line}: {redact(str(error))}", file=sys.stderr)
+            return 1
 
-    line = sys.stdin.readline().rstrip("\n")
-    if not line:
-        return 0
-    directory, ended = Path(line), False
+
+def _follow(directory: Path, parent: int) -> int:
+    """Follow a directory as long as the process ``parent`` is there; returns the exit code."""
+    ended = False
 
     def is_over(seconds: float) -> bool:
         nonlocal ended
@@ -77,17 +94,34 @@ def main() -> int:
         else:
             ended = bool(select.select([sys.stdin], [], [], seconds)[0]) or os.getppid() != parent
             if ended:
+                _end_later(directory, parent)
                 machine.end()
         return ended
 
-    # one that follows a run which was killed just before is about to end
-    lock = Lock.wait_for(directory / FOLDER, seconds=60)
-    record = Record.read(directory)
-    machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
+    # the follower of a run that was killed just before is about to end
+    lock = Lock.wait_for(directory / FOLDER, seconds=LONGEST_END + 30)
     try:
+        record = Record.read(directory)
+        machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
         return 0 if follow(Sync(directory, tracking_uri()), is_over, tracking_uri()) else 1
     finally:
         lock.release()
+
+
+def _end_later(directory: Path, parent: int) -> None:
+    """End this process after `LONGEST_END` seconds, whatever its other threads wait for."""
+
+    def end() -> None:
+        if os.getppid() != parent:  # nobody else is there to say so
+            place = without_password(tracking_uri())
+            left = f"MLflow at {place} has not taken everything within {LONGEST_END:g} s"
+            with contextlib.suppress(OSError):
+                print(f"rlzoo: {left}; send the rest with: rlzoo sync {directory}", file=sys.stderr, flush=True)
+        os._exit(GAVE_UP)
+
+    timer = threading.Timer(LONGEST_END, end)
+    timer.daemon = True
+    timer.start()
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def without_password(uri: str) -> str:
     """The store's address as it may be shown and written down, a file by its whole path."""
     if uri == DEFAULT_STORE:
         return f"sqlite:///{Path('mlflow.db').resolve()}"
-    return without_userinfo(uri)
+    return without_userinfo(uri.encode(errors="backslashreplace").decode())  # the environment may hold what is no text
 
 
 def git_commit() -> str:

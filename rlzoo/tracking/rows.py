@@ -31,6 +31,7 @@ class Rows:
         self._kind: Curves = kind
         self._offset = 0
         self._waiting: list[dict[str, float]] = []
+        self._is_sure = False  # whether the store has none of the rows that wait
 
     def send(self, client: Any, run_id: str, after: int) -> Iterator[tuple[int, int]]:
         """Send what was added.
@@ -43,11 +44,11 @@ class Rows:
         Yields:
             The last step the store has, and how many rows it was sent, after every call.
         """
-        is_first = self._offset == 0
         self._waiting += [row for row in self._read() if row["step"] > after]
-        # of rows sent by a process that was killed before it wrote that down
-        while is_first and self._waiting and has_point(client, run_id, self._waiting[0], self._kind):
+        # rows that were sent by a process that was killed before it wrote that down, or by a call whose answer was lost
+        while not self._is_sure and self._waiting and has_point(client, run_id, self._waiting[0], self._kind):
             yield int(self._waiting.pop(0)["step"]), 0
+        self._is_sure = True
         while self._waiting:
             number = 0
             metrics: list[Any] = []
@@ -57,7 +58,9 @@ class Rows:
                     break
                 metrics += more
                 number += 1
+            self._is_sure = False
             client.log_batch(run_id, metrics=metrics)
+            self._is_sure = True
             step = int(self._waiting[number - 1]["step"])
             del self._waiting[:number]
             yield step, number

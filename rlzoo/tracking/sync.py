@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlzoo.errors import UserError
 from rlzoo.redaction import redact
 from rlzoo.tracking.completions import LOGGED, TABLE, logged_table, table_of
 from rlzoo.tracking.description import NOTE
@@ -17,6 +18,8 @@ from rlzoo.tracking.record import FOLDER, Record, Sent, without_password
 from rlzoo.tracking.rows import Rows, has_point, points
 
 ID_TAG = "rlzoo_id"
+IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
+LONGEST_ERROR = 10_000  # characters
 KIND = "mlflow.experimentKind"
 """The tag by which MLflow's pages show runs and models, rather than traces and judges."""
 
@@ -60,6 +63,10 @@ class Sync:
             self._send_end(record)
         self.report(None)
 
+    def reconnect(self) -> None:
+        """Connect anew with the next call of `send`: the store may not be what it was before it failed."""
+        self._client = None
+
     def report(self, trouble: str | None) -> None:
         """Write down what was sent, and what is the matter with the store."""
         self.sent.trouble = trouble
@@ -69,11 +76,14 @@ class Sync:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
+        if self._uri in IN_MEMORY:
+            raise UserError(f"{self._uri!r} is a database in memory, which ends with its process; name a file, as in sqlite:///mlflow.db")
         client = MlflowClient(self._uri)
-        if self.sent.run_id is None:
-            self.sent.run_id = self._find_or_create(client, record)
+        run = self._known_run(client)
+        if run is None:
+            self.sent = Sent(record.id, self._find_or_create(client, record))
             self.report(None)
-        run = client.get_run(self.sent.run_id)
+            run = client.get_run(self.sent.run_id)
         if record.status == "RUNNING" != run.info.status:  # it goes on
             client.update_run(self.sent.run_id, status="RUNNING")
         written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # perhaps by somebody, later
@@ -83,6 +93,19 @@ class Sync:
         for start in range(0, len(params), 100):  # MLflow's own limit
             client.log_batch(self.sent.run_id, params=params[start : start + 100])
         return client
+
+    def _known_run(self, client: Any) -> Any:
+        """Return the run in the store; None if there is none yet, or the store was deleted and made anew."""
+        from mlflow import MlflowException
+
+        if self.sent.run_id is None:
+            return None
+        try:
+            return client.get_run(self.sent.run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
 
     def _find_or_create(self, client: Any, record: Record) -> str:
         experiment = experiment_id(client, record.experiment)
@@ -174,5 +197,6 @@ def experiment_id(client: Any, name: str) -> str:
 
 def describe(error: Exception, uri: str) -> str:
     """What went wrong, in a line without a password."""
-    text = redact(" ".join(str(error).split()).replace(uri, without_password(uri)))
-    return f"{type(error).__name__}: {text[:300]}"
+    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a server may answer with megabytes
+    printable = "".join(char if char.isprintable() else " " for char in text)  # and with a terminal's control characters
+    return f"{type(error).__name__}: {redact(' '.join(printable.split()))[:300]}".rstrip(": ")

@@ -13,12 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rlzoo.errors import UserError
+from rlzoo.tracking.follow import GAVE_UP, LONGEST_END
 from rlzoo.tracking.record import Record, Sent, Status, run_id_of, sent_version, tracking_uri, without_password
 
 logger = logging.getLogger("rlzoo")
 
-LONGEST_WAIT = 600.0
-"""Seconds that the end of a run waits for a store that goes on taking what it is sent."""
+QUIET_END = 5.0
+"""Seconds that the end of a run waits before it logs that it waits."""
 
 
 class Tracker:
@@ -63,7 +65,7 @@ class Tracker:
         if self._directory is None or (version := sent_version(self._directory)) == self._seen:
             return
         self._seen = version
-        trouble = Sent.read(self._directory, tracking_uri()).trouble
+        trouble = self._reported(self._directory)
         if trouble is not None and self._trouble is None:
             logger.warning(
                 "MLflow at %s is not told for now (%s); the run goes on, and what is missing is sent later",
@@ -80,7 +82,11 @@ class Tracker:
     @property
     def run_id(self) -> str | None:
         """MLflow's run, once the store has one."""
-        return None if self._directory is None else run_id_of(self._directory)
+        if self._directory is None:
+            return None
+        with contextlib.suppress(UserError):  # what was sent is written down where others can damage it
+            return run_id_of(self._directory)
+        return None
 
     def __enter__(self) -> Self:
         return self
@@ -107,14 +113,23 @@ class Tracker:
                 self._process.wait()
 
     def _wait(self, process: subprocess.Popen[str], directory: Path) -> None:
-        """Until the rest was sent."""
+        """Wait until the rest was sent, `LONGEST_END` seconds at most."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(5)
+            code = process.wait(QUIET_END)
         if code is None:
             logger.info("MLflow is sent the rest; Ctrl-C leaves that to: rlzoo sync %s", directory)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(LONGEST_WAIT)
+                code = process.wait(max(0.0, LONGEST_END - QUIET_END))
         if code != 0:
-            trouble = Sent.read(directory, tracking_uri()).trouble or f"the process that tells it ended with {code}"
-            logger.warning("MLflow was not told everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
+            is_late = code in (None, GAVE_UP)
+            late, ended = f"it has not taken everything within {LONGEST_END:g} s", f"the process that sends it ended with {code}"
+            trouble = self._reported(directory) or (late if is_late else ended)
+            logger.warning("MLflow was not sent everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
+
+    def _reported(self, directory: Path) -> str | None:
+        """Return the reason why the store could not be sent anything the last time."""
+        try:
+            return Sent.read(directory, tracking_uri()).trouble
+        except UserError as error:
+            return str(error)

@@ -111,7 +111,7 @@ def test_offload_without_what_does_it_is_refused(refused):
         "launch.offload='optimizer': DeepSpeed does it; set launch.deepspeed to zero2 or zero3"
     )
     assert refused("train", "--dry-run", *settings("launch.offload=all", "launch.deepspeed=zero2")) == (
-        "launch.offload='all': ZeRO-2 keeps the parameters on every device; set launch.deepspeed=zero3"
+        "launch.offload='all': parameters can be moved out only with ZeRO-3; set launch.deepspeed=zero3"
     )
 
 
@@ -181,7 +181,7 @@ def test_a_missing_file_of_deepspeeds_settings_is_refused(refused, monkeypatch):
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda *rest: object())
     assert refused("train", "--dry-run", *settings("launch.deepspeed=none.json")) == (
-        "launch.deepspeed='none.json': neither zero2 nor zero3, nor a file of DeepSpeed's settings in JSON"
+        "launch.deepspeed='none.json': no such file (allowed: zero2, zero3, or a JSON file)"
     )
 
 

@@ -93,7 +93,7 @@ def test_questions_that_the_tokenizer_cannot_read_are_refused(refused, tmp_path)
     pytest.importorskip("math_verify")
     (tmp_path / "words.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
     line = refused("eval", "embedded", "--suite", "words", "--data", tmp_path)
-    assert line.startswith("suite 'words' cannot be put to model 'embedded': its tokenizer says ")
+    assert line.startswith("suite 'words' cannot be put to model 'embedded': the prompt ")
 
 
 def test_a_directory_of_something_else_is_refused(refused, tmp_path):

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from rlzoo.cli import ui
+from tests.poison import poison, poisoned
 
-COMMAND = [sys.executable, "-m", "rlzoo"]
+COMMAND = [Path(sys.executable).with_name("rlzoo")]
 PORT = "5987"
 
 
@@ -35,6 +36,7 @@ def server(tmp_path_factory, empty_store):
     """`rlzoo ui` on a store of its own, once it answers."""
     folder = tmp_path_factory.mktemp("ui")
     shutil.copy(empty_store, folder / "mlflow.db")
+    poison(folder)
     environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
     process = subprocess.Popen(
         [*COMMAND, "ui", "--port", PORT], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -51,6 +53,7 @@ def server(tmp_path_factory, empty_store):
                 assert process.poll() is None, "MLflow's server ended"
                 time.sleep(0.5)
         yield process
+        assert poisoned(folder) == []
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -230,9 +230,8 @@ def test_a_file_of_deepspeeds_settings_is_read(tmp_path):
     sharding = Sharding.of(config(f"launch.deepspeed={file}").launch, 4)
     assert (sharding.stage, sharding.offload, sharding.bucket_elements) == (3, "optimizer", 5e8)
     file.write_text("{}")
-    with pytest.raises(UserError, match="has no section zero_optimization"):
-        Sharding.of(config(f"launch.deepspeed={file}").launch, 4)
-    with pytest.raises(UserError, match="neither zero2 nor zero3, nor a file"):
+    assert Sharding.of(config(f"launch.deepspeed={file}").launch, 4).stage == 0  # as DeepSpeed takes it
+    with pytest.raises(UserError, match="no such file"):
         Sharding.of(config("launch.deepspeed=zero4").launch, 4)
 
 

@@ -140,6 +140,9 @@ class Flaky:
         if self.failures and self.failures.pop(0):
             raise OSError("down")
 
+    def reconnect(self):
+        pass
+
     def report(self, trouble):
         self.reports.append(trouble)
 

@@ -1,0 +1,107 @@
+"""Commands that read or make runs, on directories with strange things in them and with output that nobody reads."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlzoo
+from rlzoo.cli import main
+from rlzoo.cli.options import Lasting
+from tests.engine.short import QUICK, lines, quick
+
+OVERRIDES = ["tracking.mlflow=false", "eval.num_problems=0"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("strange")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        return rlzoo.train(quick(folder / "run", overrides=["eval.num_problems=0", "tracking.machine_every=0"])).path
+
+
+def litter(run):
+    for folder in (run, run / "rollouts", run / "checkpoints", run / "tracking"):
+        (folder / ".DS_Store").write_text("mine")
+        (folder / ".part").write_text("left over")
+        (folder / "notes.txt").write_text("mine")
+    (run / "rollouts" / "._000001.safetensors").write_text("mine")
+
+
+def replaced(name):
+    """Put a folder in the place of a file, or a file in the place of a folder."""
+
+    def replace(run):
+        path = run / name
+        is_folder = path.is_dir()
+        shutil.rmtree(path) if is_folder else path.unlink(missing_ok=True)
+        path.write_text("mine") if is_folder else path.mkdir()
+
+    return replace
+
+
+NAMES = (
+    "config.yaml", "metrics.jsonl", "summary.json", "run.json", "rollouts", "checkpoints", "tracking", "tracking/record.json",
+    "tracking/sent.json", "rollouts/000001.safetensors", "rollouts/000001.jsonl", "replay.html", "figures",
+)  # fmt: skip
+STRANGE = {"litter": litter, "no rollouts": lambda run: shutil.rmtree(run / "rollouts")} | {
+    f"{name} replaced": replaced(name) for name in NAMES
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_every_command_that_reads_runs_ignores_or_refuses_it_in_one_line(strange, whole, tmp_path, monkeypatch, capfd):
+    run = shutil.copytree(whole, tmp_path / "run")
+    STRANGE[strange](run)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{whole.parent}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    evaluate = ["eval", str(run), "--suite", "arithmetic", "--k", "1", "--limit", "1", "--max-new-tokens", "4", "--no-mlflow"]
+    tracking = [] if strange.startswith("tracking/sent") else ["--set", "tracking.mlflow=false"]
+    for command in (
+        ["replay", str(run), "--clip", "fspo", "--no-cosine"],
+        ["compare", str(run)],
+        ["sync", str(run)],
+        *([evaluate] if strange in ("litter", "checkpoints replaced") else []),
+        ["train", "--resume", "--output", str(run), *tracking],
+    ):
+        monkeypatch.setattr("sys.argv", ["rlzoo", *command])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output, errors = capfd.readouterr()
+        assert "Traceback" not in output + errors, (command, errors)
+        complaints = [line for line in errors.splitlines() if line.startswith("rlzoo: ")]
+        assert len(complaints) == (ended.value.code == 2), (command, errors)
+        assert ended.value.code in (0, 1, 2)
+
+
+def train(folder, output, **options):
+    settings = [word for setting in [*QUICK, *OVERRIDES] for word in ("--set", setting)]
+    command = [sys.executable, "-m", "rlzoo", "train", "--clip", "fspo", "--steps", "1", "--output", str(folder), *settings]
+    return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=200, check=False, **options)
+
+
+@pytest.mark.parametrize("kind", ["nobody reads", "closed"])
+def test_output_that_nobody_reads_does_not_end_a_run(kind, tmp_path):
+    if kind == "closed":
+        done = train(tmp_path / "run", None, preexec_fn=lambda: os.close(1))
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = train(tmp_path / "run", writer)
+        os.close(writer)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
+
+
+def test_a_disk_that_is_full_for_the_output_alone_ends_nothing():
+    with Path("/dev/full").open("w") as full:
+        stream = Lasting(full)
+        for _ in range(2):
+            assert stream.write("step 1\n") == 7
+            stream.flush()
+        assert not stream.isatty()

@@ -1,0 +1,34 @@
+"""Modules in the working directory replace nothing that rlzoo imports, in any process that it starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.poison import poison, poisoned
+from tests.quick import QUICK
+
+RLZOO = Path(sys.executable).with_name("rlzoo")
+REWARD = "def short(problem, response):\n    return -len(response)\n"
+
+
+def rlzoo(folder, *arguments):
+    done = subprocess.run([RLZOO, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert poisoned(folder) == []
+
+
+def test_no_command_imports_a_module_of_the_working_directory_unasked(tmp_path):
+    poison(tmp_path)
+    (tmp_path / "own_reward_of_here.py").write_text(REWARD)  # asked for
+    settings = [word for setting in [*QUICK, "task.reward=own_reward_of_here:short"] for word in ("--set", setting)]
+    sweep = ["sweep", "--clip", "fspo", "--seeds", "1", "--steps", "1", "--output", "sweep", *settings]
+    rlzoo(tmp_path, *sweep)  # its run is a process of its own, with a worker for the reward
+    (run,) = (file.parent for file in tmp_path.glob("sweep/*/metrics.jsonl"))
+    rlzoo(tmp_path, "replay", str(run), "--clip", "gspo")
+
+
+def test_python_m_looks_into_the_working_directory_last(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise SystemExit('numpy of the working directory')\n")
+    command = [sys.executable, "-m", "rlzoo", "train", "--dry-run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,86 @@
+"""Prompts that cannot be put to a model are refused with the reason; a chat template cannot hang or fill the memory."""
+
+import time
+
+import pytest
+
+import rlzoo
+from rlzoo.engine import prompts
+from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.engine.prompts import TEMPLATES, check_task, encode_prompt
+from rlzoo.errors import UserError
+from rlzoo.tasks import Task
+from rlzoo.types import Problem
+from tests.quick import QUICK
+
+
+class Sums(Task):
+    """Sums, one of them in words."""
+
+    questions: tuple[str, ...] = ("1+1=", "2+3=", "five + five?", "3+3=")
+
+    def train_problems(self, start, count):
+        return [Problem(self.questions[index % len(self.questions)], "2") for index in range(start, start + count)]
+
+    def held_out_problems(self, count):
+        return []
+
+    def _grade(self, problems, responses):
+        return [0.0] * len(responses)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_pretrained("embedded")[1]
+
+
+def test_characters_without_a_token_are_named_with_their_question(tokenizer):
+    with pytest.raises(UserError) as caught:
+        check_task(Sums(), tokenizer, chat_template=False, needed=100, held_out=0)
+    message = str(caught.value)
+    assert message.startswith(
+        "the prompt 'five + five?': the model's tokenizer has no token for 'f', 'i', 'v', 'e', ' ', '?'; "
+    )
+    assert "task.template" in message
+    check_task(Sums(), tokenizer, chat_template=False, needed=2, held_out=0)  # the run does not come to it
+
+
+def test_a_run_with_such_a_question_is_refused_before_anything_is_written(tmp_path):
+    settings = [f"task.name={__name__}:Sums", *QUICK]
+    config = rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=1, output=tmp_path / "run")
+    with pytest.raises(UserError, match="five"):
+        rlzoo.train(config)
+    assert not (tmp_path / "run").exists()
+
+
+def templated(tokenizer, template):
+    tokenizer.chat_template = template
+    return encode_prompt(tokenizer, "1+1=", chat_template=True)
+
+
+def test_a_template_is_rendered_as_the_tokenizer_would(tokenizer):
+    template = "{{ eos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    ids = templated(tokenizer, template)
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "1+1="}], add_generation_prompt=True, tokenize=False)
+    assert ids == tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "took longer than 2 s"),
+        ("{{ 'a' * 10**10 }}", "MemoryError"),
+        ("{{ 'a' * 11000000 }}", "makes a prompt of 11,000,000 characters"),
+        ("{{ raise_exception('no system message') }}", "no system message"),
+        ("{% for %}", "TemplateSyntaxError"),
+    ],
+)
+def test_a_template_that_does_not_end_or_makes_too_much_is_one_line(tokenizer, monkeypatch, template, reason):
+    monkeypatch.setattr(prompts, "TEMPLATE_SECONDS", 2.0)
+    begin = time.monotonic()
+    with pytest.raises(UserError, match=reason) as caught:
+        templated(tokenizer, template)
+    assert time.monotonic() - begin < 60
+    assert str(caught.value).startswith("the model's chat template fails for the prompt '1+1=': ")
+    assert templated(tokenizer, "{{ messages[0].content }}") == tuple(tokenizer("1+1=")["input_ids"])  # another worker renders
+    assert TEMPLATES._worker is not None

@@ -1,0 +1,57 @@
+"""What a rule declares about itself is what it does."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rlzoo import ClipInputs, UserError, load_zoo
+from rlzoo.config import RunConfig
+from rlzoo.engine.judge import differentiated
+from rlzoo.reductions import StepCounts
+
+RULES = load_zoo()
+DENSE = {"kl-cov": {"fraction": 0.5}, "clip-cov": {"fraction": 0.5}}  # else too few tokens of a small batch are picked
+
+
+def off_policy_inputs():
+    """Twelve responses of 3 to 14 tokens with old log-probs 0.1 away; every third has no advantage."""
+    rng = torch.Generator().manual_seed(3)
+    mask = torch.arange(14) < torch.arange(3, 15)[:, None]
+    log_probs = -torch.rand(mask.shape, generator=rng) * 2 - 0.1
+    old = log_probs - 0.1 * torch.randn(mask.shape, generator=rng)
+    advantages = torch.randn(12, 1, generator=rng)
+    advantages[::3] = 0
+    reported = old - 0.01 * torch.randn(mask.shape, generator=rng)
+    return ClipInputs(log_probs, old, advantages, mask, reported)
+
+
+def gradient(name, inputs):
+    policy = RULES[name](**DENSE.get(name, {}))
+    counts = StepCounts(len(inputs.response_mask), int(inputs.response_mask.sum()))
+    return differentiated(policy, inputs, counts, 14)[2]
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_rule_declares_that_it_learns_without_advantages(name):
+    inputs = off_policy_inputs()
+    silent = inputs.advantages[:, 0] == 0
+    assert bool((gradient(name, inputs)[silent] != 0).any()) == RULES[name].learns_without_advantages
+    assert RULES[name].learns_without_advantages == ("zero_advantage_zero_gradient" in RULES[name].exempt)
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_rule_declares_that_its_ratio_is_to_the_sampler(name):
+    # a sampler whose log-probs are 0.001 lower makes such a ratio 0.1 % larger; a bound on the mismatch is not crossed by it
+    inputs = off_policy_inputs()
+    moved = dataclasses.replace(inputs, rollout_log_probs=inputs.rollout_log_probs - 1e-3)
+    changed = not torch.equal(gradient(name, inputs), gradient(name, moved))
+    assert changed == RULES[name].ratio_to_sampler
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if RULES[name].ratio_to_sampler])
+def test_a_ratio_to_the_sampler_is_not_corrected_for_the_sampler_again(name):
+    with pytest.raises(UserError, match=rf"mismatch.correction='tis': the ratio of {name} is to the sampler already"):
+        RunConfig.compose(clip=name, overrides=["mismatch.correction=tis"])
+    assert RunConfig.compose(clip=name).mismatch.correction == "none"
+    assert RunConfig.compose(clip="opsm", overrides=["mismatch.correction=tis"]).mismatch.correction == "tis"

@@ -1,0 +1,28 @@
+"""A folder full of modules that say so when they are imported in place of those that are meant."""
+
+PYTHONS = ["collections", "json", "logging", "math", "pickle", "random", "re", "runpy", "signal", "socket", "struct", "typing"]
+LIBRARIES = [
+    "accelerate",
+    "click",
+    "flask",
+    "math_verify",
+    "mlflow",
+    "numpy",
+    "pydantic",
+    "torch",
+    "transformers",
+    "uvicorn",
+    "yaml",
+]
+
+
+def poison(folder):
+    """Write the modules."""
+    for name in [*PYTHONS, *LIBRARIES, "rlzoo", "types"]:
+        marker = folder / f"imported-{name}"
+        (folder / f"{name}.py").write_text(f"open({str(marker)!r}, 'w').close()\nraise SystemExit('{name} of {folder}')\n")
+
+
+def poisoned(folder):
+    """The names of the modules that were imported."""
+    return sorted(file.name.removeprefix("imported-") for file in folder.glob("imported-*"))

@@ -1,0 +1,101 @@
+"""Files that a user names: only regular ones of a size that makes sense are read, and nothing waits for a pipe."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rlzoo.composition import read_config
+from rlzoo.engine.manifest import FILE, damage
+from rlzoo.engine.processes import deepspeed_settings
+from rlzoo.engine.run_directory import read_metrics
+from rlzoo.errors import UserError
+from rlzoo.reading import RECORDS, SETTINGS, NotReadError, read_text
+from rlzoo.sections import LaunchConfig
+from rlzoo.tasks.math_rows import read_problems
+from rlzoo.zoo import load_zoo
+
+KINDS = {"pipe": "is a pipe", "socket": "is a socket", "device": "is a device", "folder": "is a folder", "sparse": "bytes"}
+
+
+@pytest.fixture
+def odd(request, tmp_path):
+    """Makes something that is no file to be read, under a name."""
+    opened = []
+
+    def make(kind, name):
+        path = tmp_path / name
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            opened.append(socket.socket(socket.AF_UNIX))
+            short = Path(tempfile.mkdtemp()) / "s"  # the name of a socket has at most 107 bytes
+            opened[-1].bind(str(short))
+            path.symlink_to(short)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            with path.open("wb") as file:
+                file.truncate(2**40)
+        return path
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_regular_files_of_a_sensible_size_are_read(odd, kind):
+    with pytest.raises(NotReadError, match=KINDS[kind]):
+        read_text(odd(kind, "given"), SETTINGS)
+
+
+def test_a_file_is_read_to_its_last_byte_and_no_more(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes("ä\r\nb\n".encode())
+    assert read_text(file, 6) == "ä\nb\n"
+    with pytest.raises(NotReadError, match="has 6 bytes, more than the 5 that are read"):
+        read_text(file, 5)
+    with pytest.raises(FileNotFoundError):
+        read_text(tmp_path / "missing", 5)
+
+
+def read_deepspeed(path):
+    return deepspeed_settings(LaunchConfig(deepspeed=str(path)), bf16=False, max_grad_norm=1.0)
+
+
+READERS = {
+    "config": ("given.yaml", read_config),
+    "data": ("given.jsonl", lambda path: read_problems(str(path), "train", None)),
+    "metrics": ("metrics.jsonl", read_metrics),
+    "DeepSpeed's settings": (
+        "given.json",
+        lambda path: deepspeed_settings(LaunchConfig(deepspeed=str(path)), bf16=False, max_grad_norm=1.0),
+    ),
+    "plugin": ("given.py", lambda path: load_zoo([str(path)])),
+}
+
+
+@pytest.mark.parametrize(
+    ("reader", "kind"),
+    [(reader, kind) for reader in READERS for kind in KINDS if kind != "folder" or reader not in ("plugin", "data")],
+)
+def test_what_a_user_names_is_refused_in_one_line(odd, kind, reader):
+    name, read = READERS[reader]
+    with pytest.raises(UserError) as caught:
+        read(odd(kind, name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_manifest_of_another_kind_is_damage(odd, tmp_path, kind):
+    odd(kind, FILE)
+    assert damage(tmp_path).startswith(f"{FILE} cannot be followed: ")
+
+
+def test_a_file_of_rows_may_be_large():
+    assert SETTINGS < RECORDS
