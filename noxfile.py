@@ -111,7 +111,7 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Runs killed at 24 moments each, and how they go on; not part of continuous integration. Takes half an hour."""
+    """Runs that are attacked, and killed at 24 moments each; not part of continuous integration. Takes an hour."""
     settings = {**OFFLINE, "RLZOO_KILLS": "24"}
     pytest = str(project(session) / "pytest")
     session.run(pytest, "-s", "tests/faults", "--timeout=3600", *session.posargs, external=True, env=settings)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that stop a run. SIGHUP comes when a terminal is closed; ``nohup`` has it ignored, and it stays so."""
 
 ONE_PRESS = 1.0
 """Seconds within which signals count as one: a terminal and a launcher may both pass on the same Ctrl-C."""
@@ -22,7 +23,7 @@ logger = logging.getLogger("rlzoo")
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[None]:
-    """Deliver Ctrl-C and SIGTERM that arrive within the block at its end; a second one goes through at once.
+    """Deliver Ctrl-C, SIGTERM and SIGHUP that arrive within the block at its end; a second one goes through at once.
 
     Python raises them between any two instructions. In the middle of a database transaction, or in a callback of the
     garbage collector, which swallows every exception, they would corrupt what is written or be lost.
@@ -73,12 +74,12 @@ class StopRequest:
         logger.warning(message)
         if self.signal == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + (self.signal or signal.SIGTERM))
+        raise SystemExit(128 + signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def requested_stop() -> Iterator[StopRequest]:
-    """Within the block, the first Ctrl-C or SIGTERM is only noted; a second one acts at once."""
+    """Within the block, the first Ctrl-C, SIGTERM or SIGHUP is only noted; a second one acts at once."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -21,19 +21,23 @@ DONE, FAILED, USERS_MISTAKE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
 class Terminated(SystemExit):
-    """SIGTERM arrived; unwinds like Ctrl-C, so that what a run has is saved."""
+    """SIGTERM or SIGHUP arrived; unwinds like Ctrl-C, so that what a run has is saved."""
 
 
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 2 the user's mistake, 1 ours, 130 or 143 stopped by a signal."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no Python that is started from here on looks into the working directory first
     _open_closed_streams()
-    collect_seldom()
-    from rlzoo.cli.app import app
-
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; not under nohup
+        signal.signal(signal.SIGHUP, _terminate)
     try:
+        collect_seldom()
+        from rlzoo.cli.app import app
+
         app()
+    except KeyboardInterrupt:  # before a command that catches it itself has begun
+        sys.exit(INTERRUPTED)
     except UserError as error:
         _complain(str(error))
         sys.exit(USERS_MISTAKE)

@@ -108,4 +108,4 @@ def _run_accelerate(processes: int, command: list[str], environment: dict[str, s
         tell(f"rlzoo: process {rank} of {processes} was killed ({name}), the others were ended{HINTS.get(name, '')}")
         sys.exit(128 - failure.exitcode)
     except SignalException as error:
-        sys.exit(128 + error.sigval)
+        sys.exit(128 + (signal.SIGINT if error.sigval == signal.SIGINT else signal.SIGTERM))

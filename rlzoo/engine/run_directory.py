@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 AS_LINE = json.JSONEncoder(ensure_ascii=False)
 FILES = ("config.yaml", "metrics.jsonl", "summary.json", IDENTITY)
 FOLDERS = ("rollouts", "checkpoints")
+RECORDED = re.compile(r"([0-9]{6,18})(?:-[0-9]+)?\.(?:jsonl|safetensors)")
+"""Names of the files in ``rollouts/`` and ``replay/``: the step, and in ``replay/`` the update."""
 MORE_FOLDERS = ("tracking", "figures", "replay", "plugins", "superseded")
 NOTHING = (".lock", "lost+found")
 """Names in a directory that counts as empty: of a lock that was taken, and of a file system of its own."""
@@ -393,7 +395,7 @@ class RunDirectory:
     def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         checkpoints.remove_temporary(self.path / "rollouts" / ".part")
         found = [file for name in ("rollouts", "replay") for file in sorted((self.path / name).glob("[0-9]*"))]
-        later = [file for file in found if file.is_file() and _is_after(file.stem.partition("-")[0], step)]
+        later = [file for file in found if file.is_file() and _is_after(file.name, step)]
         if not rows and not later:
             return
         parent = self.path / "superseded"
@@ -452,8 +454,9 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _is_after(stem: str, step: int) -> bool:
-    return stem.isascii() and stem.isdecimal() and int(stem[:18]) > step  # what is named otherwise is not the run's
+def _is_after(name: str, step: int) -> bool:
+    found = RECORDED.fullmatch(name)  # what is named otherwise is not the run's
+    return found is not None and int(found[1]) > step
 
 
 def read_metrics(file: Path) -> list[dict[str, float]]:

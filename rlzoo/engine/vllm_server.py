@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import shutil
 import tempfile
@@ -18,12 +20,13 @@ from torch import Tensor
 from rlzoo.engine.rollout import make_rollout
 from rlzoo.engine.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.engine.vllm_sampler import check_length, prompt_rows, request_seed, request_settings
-from rlzoo.errors import RunError, UserError
+from rlzoo.errors import RunError, UserError, shown
 from rlzoo.sections import VLLMConfig
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from urllib3 import BaseHTTPResponse
 
 logger = logging.getLogger("rlzoo")
 
@@ -32,6 +35,9 @@ T = TypeVar("T")
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)
 """Seconds between tries with a server that does not answer, or only with errors of its own."""
+LONGEST_ANSWER = 64 * 2**20
+"""Bytes of one answer, at most: a response of a million tokens takes about half of it."""
+CHUNK = 2**16
 START_IT = "start it as docs/how-to/vllm.md says"
 
 
@@ -241,17 +247,46 @@ class ServerSampler:
         from urllib3.exceptions import HTTPError, ReadTimeoutError
 
         try:
-            answer = self.http.request(method, f"{self.settings.server}".rstrip("/") + path, **request)
+            answer = self.http.request(
+                method, f"{self.settings.server}".rstrip("/") + path, preload_content=False, **request
+            )
+            data = self._read(answer, path)
         except ReadTimeoutError as error:
-            waited = f"no answer to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
-            raise SilentServerError(str(self._error(waited))) from error
+            raise self._late(path) from error
         except HTTPError as error:
             raise SilentServerError(str(self._error(f"cannot be asked for {path}: {error}; {START_IT}"))) from error
         if 200 <= answer.status < 300:
-            return dict(answer.json()) if answer.data else {}
-        problem = " ".join(answer.data.decode(errors="replace").split())[:400]
+            return self._parsed(data, path)
+        problem = " ".join(data.decode(errors="replace").split())[:400]
         refused = self._error(f"answers {path} with {answer.status}: {problem}{hint}")
         raise refused if answer.status < 500 else SilentServerError(str(refused))
+
+    def _read(self, answer: BaseHTTPResponse, path: str) -> bytes:
+        """The body of an answer, which is complete within the time limit, and of bounded size."""
+        until, data = time.monotonic() + self.settings.timeout, bytearray()
+        with contextlib.closing(answer):
+            while chunk := answer.read1(CHUNK):
+                data += chunk
+                if len(data) > LONGEST_ANSWER:
+                    raise SilentServerError(str(self._error(f"answers {path} with more than {LONGEST_ANSWER >> 20} MiB")))
+                if time.monotonic() > until:
+                    raise self._late(path)
+        return bytes(data)
+
+    def _parsed(self, data: bytes, path: str) -> dict[str, Any]:
+        """The body of an answer as JSON; nothing is an empty object."""
+        try:
+            parsed = json.loads(data) if data else {}
+        except (ValueError, RecursionError) as error:
+            raise SilentServerError(str(self._error(f"answers {path} with what is not JSON: {shown(data[:80])}"))) from error
+        if not isinstance(parsed, dict):
+            raise SilentServerError(str(self._error(f"answers {path} with {shown(parsed)}, not with a JSON object")))
+        return parsed
+
+    def _late(self, path: str) -> SilentServerError:
+        return SilentServerError(
+            str(self._error(f"no answer to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"))
+        )
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"rollout.vllm.server={self.settings.server!r}: {problem}")

@@ -1,5 +1,6 @@
 """A server on loopback that answers as vLLM's would; the tests of a real one are in tests/vllm."""
 
+import contextlib
 import json
 import threading
 import time
@@ -22,7 +23,7 @@ class StandIn(ThreadingHTTPServer):
     """Answers with a token that tells whether it was given weights.
 
     ``failures`` says what becomes of the next requests for completions; ``by_path`` holds a status and an answer for each
-    other path, None for no answer in time.
+    other path, None for no answer in time. An answer of bytes is sent as it is, and a function is called with the handler.
     """
 
     daemon_threads = True
@@ -49,13 +50,16 @@ class Handler(BaseHTTPRequestHandler):
         answer = (
             self.completions() if path == "/v1/completions" else self.server.by_path.get(path, (404, {"detail": "Not Found"}))
         )
-        if path == "/collective_rpc" and answer is not None and answer[0] == 200:
+        if path == "/collective_rpc" and isinstance(answer, tuple) and answer[0] == 200:
             self.server.loads.append(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
             self.server.has_weights = True
         if answer is None:
             time.sleep(1.5)
         elif answer == "restart":
             self.connection.close()
+        elif callable(answer):
+            with contextlib.suppress(OSError):  # the other side may leave
+                answer(self)
         else:
             self.reply(*answer)
 
@@ -73,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         return failed.get(failure, (200, {"choices": choices}))
 
     def reply(self, status, answer):
-        body = json.dumps(answer).encode()
+        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -1,0 +1,1177 @@
+"""The attacks: one line each where one line is enough."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import struct
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.faults.harness import DONE, REFUSED, VARIANTS, Attack, Case, Command, attack, description, resumable, says_finished
+
+EVALUATE = ("eval", "{run}", "--suite", "arithmetic", "--limit", "6", "--k", "2", "--max-new-tokens", "8", "--batch-size", "4",
+            "--no-mlflow", "--output", "{box}/evaluation")  # fmt: skip
+REPLAY = ("replay", "{run}", "--clip", "gspo,grpo", "--report", "{box}/replay.html")
+COMPARE = ("compare", "{run}", "--report", "{box}/compare.html")
+GIGABYTES = 2**40
+
+
+# damage
+
+
+def flip(name: str):
+    """One bit changed in a file of the newest checkpoint."""
+    return lambda case: case.edit(case.newest() / name, lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])  # noqa: E501
+
+
+def metrics(change):
+    """Changed lines of ``metrics.jsonl``, given and returned as a list of bytes with line ends."""
+    return lambda case: case.edit("metrics.jsonl", lambda data: b"".join(change(data.splitlines(keepends=True))))
+
+
+def away(name: str):
+    """Something that is missing from the run directory."""
+
+    def remove(case: Case) -> None:
+        path = case.run / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return remove
+
+
+def instead(name: str, make):
+    """Something else in the place of a file or folder of the run directory."""
+
+    def replace(case: Case) -> None:
+        path = case.run / name
+        if not os.path.lexists(path):
+            case.undone_by(lambda: case.take_away(path))
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        make(path)
+
+    return replace
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "inside.txt").write_text("mine")
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(GIGABYTES)
+
+
+def every_checkpoint(do):
+    def damage(case: Case) -> None:
+        for folder in sorted(case.run.glob("checkpoints/step-*")):
+            do(folder)
+
+    return damage
+
+
+def spoiled(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def resealed(change, name: str = "state/state.json"):
+    """The newest checkpoint with a file changed, and a manifest that fits the change."""
+
+    def do(case: Case) -> None:
+        folder = case.newest()
+        path = folder / name
+        if path.suffix == ".json":
+            state = json.loads(path.read_text())
+            change(state)
+            path.write_text(json.dumps(state))
+        else:
+            tensors = load_file(path)
+            save_file({key: change(tensor) for key, tensor in tensors.items()}, path)
+        manifest = folder / "manifest.json"
+        files = json.loads(manifest.read_text())
+        files[name] = description(path).removeprefix("file ")
+        manifest.write_text(json.dumps(files))
+
+    return do
+
+
+def moved_aside(case: Case) -> None:
+    (case.run / "rollouts").rename(case.box / "elsewhere")
+    (case.run / "rollouts").symlink_to(case.box / "elsewhere")
+    case.is_watched = False
+
+
+def checkpoints_elsewhere(case: Case) -> None:
+    (case.run / "checkpoints").rename(case.box / "elsewhere")
+    (case.run / "checkpoints").symlink_to(case.box / "elsewhere")
+    case.is_watched = False
+
+
+def swapped(case: Case) -> None:
+    old, new = case.oldest(), case.newest()
+    old.rename(case.run / "x")
+    new.rename(old)
+    (case.run / "x").rename(new)
+
+
+def renamed_to_the_future(case: Case) -> None:
+    case.newest().rename(case.run / "checkpoints" / "step-000099")
+    case.is_watched = False
+
+
+def no_state(case: Case) -> None:
+    shutil.rmtree(case.newest() / "state")
+
+
+def pasted_from(variant: str):
+    """The newest checkpoint is that of another run."""
+
+    def paste(case: Case) -> None:
+        other = case.box.parent / f"{variant}-finished" / "run" / "checkpoints"
+        newest = case.newest()
+        shutil.rmtree(newest)
+        shutil.copytree(sorted(other.iterdir())[-1], newest)
+
+    return paste
+
+
+def future_pasted(case: Case) -> None:
+    """A checkpoint of another run beyond the newest one."""
+    other = case.box.parent / "adaptive-finished" / "run" / "checkpoints" / "step-000008"
+    case.mine(Path(shutil.copytree(other, case.run / "checkpoints" / "step-000008")))
+    case.undone_by(lambda: None)
+
+
+def immutable(name: str, flag: str = "+i"):
+    """``chattr``, which holds for root too, where permissions do not."""
+
+    def change(case: Case) -> None:
+        path = case.run / name
+        subprocess.run(["chattr", flag, str(path)], check=True)
+        case.undone_by(lambda: subprocess.run(["chattr", flag.replace("+", "-"), str(path)], check=True))
+
+    return change
+
+
+def on_a_disk(options: str):
+    """The run directory on a file system of its own; undone by making it large and writable."""
+
+    def move(case: Case) -> None:
+        disk = case.mount(case.box / "disk", "size=64m")
+        if case.run.exists():
+            shutil.copytree(case.run, disk / "run")
+            shutil.rmtree(case.run)
+        case.run, case.is_watched = disk / "run", False
+        used = sum(path.stat().st_size for path in disk.rglob("*") if path.is_file())
+        size = options.format(used=used // 1024 + 600)
+        subprocess.run(["mount", "-o", f"remount,{size}", str(disk)], check=True)
+
+        case.undone_by(lambda: subprocess.run(["mount", "-o", "remount,rw,size=64m,nr_inodes=0", str(disk)], check=True))
+
+    return move
+
+
+# where and how commands run
+
+
+def named(name: str):
+    """A run directory with such a name, from the beginning."""
+
+    def do(case: Case) -> None:
+        case.run = case.box / name
+
+    return do
+
+
+def moved_to(name: str):
+    return lambda case: case.move(name)
+
+
+def copied(case: Case) -> None:
+    """The copy and the original are both resumed."""
+    shutil.copytree(case.run, case.box / "copy")
+    case.is_watched = False
+    assert case.rlzoo(*case.resuming(case.box / "copy")).code == 0
+
+
+def from_elsewhere(case: Case) -> None:
+    case.cwd = case.box / "other"
+    case.cwd.mkdir()
+
+
+def relative(path: str):
+    """The run directory by a relative path."""
+
+    def do(case: Case) -> None:
+        case.is_watched = False
+        assert case.rlzoo("train", "--resume", "--output", path).code == 0
+
+    return do
+
+
+def cwd_deleted(case: Case) -> None:
+    case.fresh, case.cwd = True, case.box / "gone"
+    case.cwd.mkdir()
+    # the interpreter starts there, and the folder is removed while it imports
+    threading.Timer(0.3, case.cwd.rmdir).start()
+
+
+def poisoned(case: Case) -> None:
+    """Modules of the standard library's names in the current directory, which must not be imported."""
+    for module in ("pickle", "string", "hmac", "random", "torch", "rlzoo", "json", "multiprocessing", "mlflow", "sitecustomize"):
+        case.plant(f"{module}.py", f"open({str(case.box / 'poisoned')!r}, 'a').write('{module} ')\nraise SystemExit('poisoned')\n")
+    case.planted[case.box / "poisoned"] = "missing"
+
+
+def stopping_clock(jump: float):
+    """The wall clock jumps by so many seconds, forth and back, ten times a second."""
+
+    def do(case: Case) -> None:
+        text = f"import time\nreal = time.time\ntime.time = lambda: real() + {jump} * (int(real() * 10) % 2)\n"
+        case.plant("site/sitecustomize.py", text)
+        case.environment["PYTHONPATH"] = str(case.box / "site")
+
+    return do
+
+
+def streams(**names: str | None):
+    """Standard streams that are closed (None) or a device."""
+
+    def do(case: Case) -> None:
+        for name, file in names.items():
+            setattr(case, name, file)
+
+    return do
+
+
+def limited(**limits: int):
+    return lambda case: case.limits.update(limits)
+
+
+def masked(case: Case) -> None:
+    before = os.umask(0o777)
+    os.umask(before)
+    case.environment["RLZOO_UMASK"] = "0777"
+
+
+def shell(case: Case, script: str, seconds: float = 90.0) -> None:
+    """A pipeline around a command; ``RLZOO`` stands for the command that trains."""
+    python = Path(psutil.Process().exe()).name
+    assert python
+    command = " ".join(f"'{word}'" for word in (str(rlzoo_script()), *case.training()))
+    done = subprocess.run(
+        ["bash", "-c", script.replace("RLZOO", command)], cwd=case.box, env=case.environment, capture_output=True, text=True,
+        timeout=seconds, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    case.is_watched = False
+    assert "Traceback" not in done.stderr, done.stderr[-1500:]
+
+
+def rlzoo_script() -> Path:
+    import sys
+
+    return Path(sys.executable).parent / "rlzoo"
+
+
+def was_finished(case: Case, command: Command) -> str | None:
+    """The run came to its end without being resumed."""
+    return None if says_finished(case.run) else "the run did not end by itself"
+
+
+# signals
+
+
+def at_row(row: int, *numbers: int, pause: float = 0.0):
+    """Signals to a run that has so many rows, some seconds between them."""
+
+    def do(case: Case) -> None:
+        command = case.start(*case.training())
+        case.reach(command, row)
+        for number in numbers:
+            command.signal(number)
+            time.sleep(pause)
+        command.wait()
+
+    return do
+
+
+def in_a_checkpoint(*numbers: int, pause: float = 0.0):
+    """Signals while a checkpoint is written."""
+
+    def do(case: Case) -> None:
+        command = case.start(*case.training())
+        case.within_a_checkpoint(command)
+        for number in numbers:
+            command.signal(number)
+            time.sleep(pause)
+        command.wait()
+
+    return do
+
+
+def terminal_closed(case: Case) -> None:
+    """The window in which a run shows its progress is closed."""
+    ours, theirs = os.openpty()
+    case.stdin = case.stdout = case.stderr = os.ttyname(theirs)
+    command = case.start(*case.training())
+    reader = threading.Thread(target=lambda: read_all(ours), daemon=True)
+    reader.start()
+    case.reach(command, 4)
+    os.close(theirs)
+    os.close(ours)
+    command.signal(signal.SIGHUP)  # as the kernel does when the terminal is gone
+    command.wait(30)
+    case.stdin, case.stdout, case.stderr = os.devnull, "", ""
+    assert resumable(case.run), "nothing was saved"
+
+
+def read_all(descriptor: int) -> None:
+    """Show what is printed to nobody."""
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 65536):
+            pass
+
+
+def after_seconds(seconds: float, number: int):
+    """A signal so long after the start, wherever that is."""
+
+    def do(case: Case) -> None:
+        command = case.start(*case.training())
+        time.sleep(seconds)
+        command.signal(number)
+        command.wait()
+
+    return do
+
+
+def twice_in_steps(number: int, times: int):
+    """Stopped at once within a step, by two signals, and resumed, several times."""
+
+    def do(case: Case) -> None:
+        case.is_watched = False
+        for turn in range(times):
+            before = max(resumable(case.run))
+            command = case.start(*case.resuming())
+            if turn == 0:
+                case.reach(command, case.rows() + 1)
+            case.hold(command)
+            command.signal(number)
+            time.sleep(1.2)
+            command.signal(number)
+            command.wait(30)
+            case.let_go()
+            assert max(resumable(case.run), default=-1) >= before, f"after stop {turn + 1}: {resumable(case.run)}"
+
+    return do
+
+
+def killed_in_resume(times: int):
+    """``kill -9`` at different moments of resuming, many times."""
+
+    def do(case: Case) -> None:
+        case.is_watched = False
+        for turn in range(times):
+            command = case.start(*case.resuming())
+            time.sleep(0.15 * (turn % 8))
+            command.kill()
+
+    return do
+
+
+def stopped_and_continued(row: int, seconds: float):
+    def do(case: Case) -> None:
+        command = case.start(*case.training())
+        case.reach(command, row)
+        command.signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        command.signal(signal.SIGCONT)
+        assert command.wait().code == 0, command.err
+
+    return do
+
+
+def stopped_in_a_checkpoint(case: Case) -> None:
+    command = case.start(*case.training())
+    case.within_a_checkpoint(command)
+    command.signal(signal.SIGSTOP)
+    time.sleep(1)
+    command.signal(signal.SIGCONT)
+    assert command.wait().code == 0, command.err
+
+
+def a_worker(case: Case, number: int) -> None:
+    """A signal to the grading worker of a run that is held in grading."""
+    case.is_watched = False
+    command = case.start(*case.resuming())
+    case.reach(command, case.rows() + 1)
+    case.hold(command)
+    for process in case.children():
+        if process.pid != command.pid:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
+    case.let_go()
+    command.wait(60)
+
+
+def run_killed_in_a_reward(case: Case) -> None:
+    """The run is killed while a reward hangs: its worker must not stay."""
+    case.is_watched = False
+    command = case.start(*case.resuming())
+    case.hold(command)
+    command.kill()
+    until = time.monotonic() + 15
+    while case.children() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not case.children(), f"left: {[process.cmdline() for process in case.children()]}"
+    case.let_go()
+
+
+def two_at_once(case: Case) -> None:
+    case.is_watched = False
+    first, second = case.start(*case.resuming()), case.start(*case.resuming())
+    codes = {first.wait().code, second.wait().code}
+    assert 0 in codes, first.err + second.err
+    assert codes <= {0, 2}
+
+
+def lock_removed(case: Case) -> None:
+    """A cleaner removes the lock file of a running run; a second process must not get in."""
+    case.is_watched = False
+    command = case.start(*case.resuming())
+    case.reach(command, case.rows() + 1)
+    case.hold(command)
+    (case.run / ".lock").unlink()
+    second = case.start(*case.resuming())
+    try:
+        assert second.wait(30).code == 2, "a second process got in"
+    finally:
+        case.let_go()
+    assert command.wait().code == 0, command.err
+
+
+# two processes
+
+
+def ranks(case: Case) -> dict[int, psutil.Process]:
+    found = {}
+    for process in case.children():
+        with contextlib.suppress(psutil.Error):
+            if "RANK" in process.environ():
+                found[int(process.environ()["RANK"])] = process
+    return found
+
+
+def of_two(who: int | None, *numbers: int, pause: float = 0.0, row: int = 2):
+    """Signals to a rank, or to the launcher, of a run on two processes."""
+
+    def do(case: Case) -> None:
+        command = case.start(*case.training(steps=200))
+        case.reach(command, row + 1)
+        victim = psutil.Process(command.pid) if who is None else ranks(case)[who]
+        for number in numbers:
+            victim.send_signal(number)
+            time.sleep(pause)
+        if numbers[-1] == signal.SIGCONT:
+            command.signal(signal.SIGTERM)
+        command.wait(80)
+
+    return do
+
+
+# sweeps
+
+SWEEP = ("sweep", "--clip", "fspo,gspo", "--seeds", "1", "--jobs", "2", "--output", "{box}/sweep", "--steps", "4",
+         "--set", "rollout.num_prompts=4", "--set", "rollout.group_size=4", "--set", "rollout.max_new_tokens=16",
+         "--set", "tracking.mlflow=false", "--set", "eval.num_problems=0")  # fmt: skip
+
+
+def sweep_is_whole(case: Case, command: Command) -> str | None:
+    for name in ("fspo-0", "gspo-0"):
+        file = case.box / "sweep" / name / "summary.json"
+        if not file.exists() or not json.loads(file.read_text())["finished"]:
+            return f"{name} did not finish: {command.err[-300:]}"
+        rows = [json.loads(line)["step"] for line in (file.parent / "metrics.jsonl").read_text().splitlines()]
+        if rows != sorted(set(rows)):
+            return f"{name} holds steps {rows}"
+    return None
+
+
+def sweep_stopped(number: int, seconds: float = 0.0):
+    """The sweep gets a signal once a child has a row; then the same command again, at once."""
+
+    def do(case: Case) -> None:
+        case.is_watched = False
+        words = [*case.words(SWEEP)]
+        words[words.index("--steps") + 1] = "4"
+        command = case.start(*words)
+        until = time.monotonic() + 60
+        while not list((case.box / "sweep").glob("*/metrics.jsonl")) and command.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        command.signal(number)
+        command.wait(60)
+        time.sleep(seconds)
+
+    return do
+
+
+def sweep_child_killed(case: Case) -> None:
+    case.is_watched = False
+    command = case.start(*case.words(SWEEP))
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        found = [process for process in case.children() if "train" in process.cmdline()]
+        if found:
+            found[0].kill()
+            break
+    assert command.wait().code == 1, "a run that was killed is not a success"
+
+
+# tracking
+
+
+def store(do, *, begin=None):
+    """Something happens to MLflow's store while the run is held."""
+
+    def attacked(case: Case) -> None:
+        case.is_watched = False
+        database = case.box / "mlflow.db"
+        command = case.start(*case.resuming())
+        case.reach(command, case.rows() + 1)
+        command.signal(signal.SIGSTOP)
+        do(case, database)
+        command.signal(signal.SIGCONT)
+        assert command.wait(80).code == 0, command.err
+
+    return attacked
+
+
+def locked_store(case: Case, database: Path) -> None:
+    connection = sqlite3.connect(database, check_same_thread=False)
+    connection.execute("BEGIN EXCLUSIVE")
+    threading.Timer(3, connection.close).start()
+
+
+def follower_killed(case: Case, database: Path) -> None:
+    for process in case.children():
+        with contextlib.suppress(psutil.Error):
+            if "rlzoo.tracking.follow" in process.cmdline():
+                process.kill()
+
+
+class Endless:
+    """A server that answers without end, drips, or says nothing."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        self.stopped = False
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self.stopped:
+                connection, _ = self.socket.accept()
+                threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def answer(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.recv(65536)
+            if self.kind == "silent":
+                while not self.stopped:
+                    time.sleep(0.1)
+                return
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{")
+            while not self.stopped:
+                connection.sendall(b" " * (1 if self.kind == "dripping" else 2**20))
+                time.sleep(0.2 if self.kind == "dripping" else 0)
+
+
+def server(kind: str):
+    """A tracking server that misbehaves; a run of it ends within the time limit of the attack."""
+
+    def do(case: Case) -> None:
+        made = Endless(kind)
+        case.is_watched = False
+        case.environment["MLFLOW_TRACKING_URI"] = made.address
+        held = [0]
+
+        def watch() -> None:
+            while not made.stopped:
+                for process in case.children():
+                    with contextlib.suppress(psutil.Error):
+                        held[0] = max(held[0], process.memory_info().rss)
+                time.sleep(0.2)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            command = case.start(*case.resuming()).wait(case.seconds)
+        finally:
+            made.stopped = True
+            made.socket.close()
+            thread.join()
+            case.environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{case.box}/mlflow.db"
+        assert command.code == 0, command.err
+        assert held[0] < 1.5 * 2**30, f"a process held {held[0] / 2**30:.1f} GB"
+
+    return do
+
+
+# the user's code
+
+
+def reward_that(text: str, *settings: str, code: int = 0, says: str = ""):
+    """A run of four steps with a reward of the user's that misbehaves; what it prints must not spoil ``--json``."""
+
+    def do(case: Case) -> None:
+        case.plant("my_reward.py", f"import os, sys, time\n{text}\n")
+        words = [*case.training(case.box / "hostile", steps=4), "--json"]
+        for setting in ("task.timeout=0.5", *settings):
+            words += ["--set", setting]
+        command = case.rlzoo(*words)
+        assert command.code == code, f"ended with {command.code}: {command.err[-800:]}"
+        assert says in command.err, command.err[-800:]
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is not JSON")
+
+        for line in command.out.splitlines():
+            json.loads(line, parse_constant=refuse)
+        file = case.box / "hostile" / "metrics.jsonl"
+        for line in file.read_text().splitlines() if file.exists() else ():
+            json.loads(line, parse_constant=refuse)
+
+    return do
+
+
+def one_in(number: int, what: str) -> str:
+    """A reward that does something for a part of the responses."""
+    return f"def reward(problem, response):\n    if len(response) % {number} == 0:\n        {what}\n    return len(response) / 10\n"
+
+
+def edited_rule(case: Case) -> None:
+    case.edit(case.box / "my_rule.py", lambda text: text.replace(b"0.01, gt=0", b"0.02, gt=0").replace(b"None, like", b"None, like"))
+
+
+def other_formula(case: Case) -> None:
+    case.edit(case.box / "my_rule.py", lambda text: text.replace(b"self.width, self.width", b"self.width / 9, self.width"))
+
+
+def edited(name: str, before: str, after: str):
+    return lambda case: case.edit(case.box / name, lambda text: text.replace(before.encode(), after.encode()))
+
+
+def settings(**changes: object):
+    """``config.yaml`` edited by hand between stop and resume."""
+
+    def change(case: Case) -> None:
+        for key, (old, new) in changes.items():
+            text = (case.run / "config.yaml").read_text()
+            assert f"{key}: {old}" in text, key
+            (case.run / "config.yaml").write_text(text.replace(f"{key}: {old}", f"{key}: {new}", 1))
+
+    return change
+
+
+# evaluation
+
+
+def an_evaluation(case: Case) -> Command:
+    case.is_watched = False
+    return case.rlzoo(*case.words(EVALUATE))
+
+
+def evaluation_killed(case: Case) -> None:
+    case.is_watched = False
+    command = case.start(*case.words(EVALUATE))
+    until = time.monotonic() + 30
+    while not (case.box / "evaluation").exists() and command.poll() is None and time.monotonic() < until:
+        time.sleep(0.001)
+    command.signal(signal.SIGKILL)
+    command.wait()
+
+
+def evaluation_with(name: str, change):
+    def do(case: Case) -> None:
+        assert an_evaluation(case).code == 0
+        found = sorted((case.box / "evaluation").rglob(name))
+        assert found, sorted((case.box / "evaluation").rglob("*"))
+        for path in found:
+            change(path)
+
+    return do
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def grown(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\x00\xff garbage\n")
+
+
+def nan_weights(case: Case) -> None:
+    path = case.newest() / "model.safetensors"
+    save_file({name: torch.full_like(tensor, float("nan")) for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+
+
+def header(path: Path) -> None:
+    """A safetensors file whose header is said to be of 2^62 bytes."""
+    path.write_bytes(struct.pack("<Q", 2**62) + path.read_bytes()[8:])
+
+
+READ_AT_THE_START = ("HF_HUB_OFFLINE", "HOME", "LANG", "MPLBACKEND", "OMP_NUM_THREADS", "PYTHONHASHSEED", "PYTHONIOENCODING",
+                     "PYTHONOPTIMIZE", "PYTHONWARNINGS", "TORCH_LOGS")  # fmt: skip
+
+
+def mounts_are_allowed() -> bool:
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
+
+
+RUN_DIRECTORY = [
+    attack("nothing at all", lambda case: None, expect=DONE, quick=True),
+    attack("a finished run resumed", lambda case: None, expect=DONE, begin="finished"),
+    attack("a text file in checkpoints", lambda case: case.plant("run/checkpoints/notes.txt"), expect=DONE, quick=True),
+    attack("a text file named as a checkpoint", lambda case: case.plant("run/checkpoints/step-000009"), expect=DONE),
+    attack(".DS_Store everywhere", lambda case: [case.plant(f"run/{name}.DS_Store") for name in ("", "checkpoints/", "rollouts/", "replay/")], expect=DONE, quick=True),
+    attack("a copy of a checkpoint named best-copy", lambda case: shutil.copytree(case.newest(), case.run / "checkpoints/best-copy"), expect=DONE, quick=True),
+    attack("a copy of a checkpoint named step-000002-mine", lambda case: shutil.copytree(case.newest(), case.run / "checkpoints/step-000002-mine"), expect=DONE),
+    attack("folders that sort last in checkpoints", lambda case: [case.plant(f"run/checkpoints/{name}/kept.bin") for name in ("zz-a", "zz-b", "zz-c")], expect=DONE),
+    attack("a folder of the user's that sorts first in checkpoints", lambda case: case.plant("run/checkpoints/0-mine/kept.bin"), expect=DONE),
+    attack("an empty folder named as a checkpoint", lambda case: (case.run / "checkpoints/step-999999").mkdir(), expect=DONE),
+    attack("hidden folders of the user's in checkpoints", lambda case: [case.plant(f"run/checkpoints/{name}/HEAD") for name in (".git", ".ipynb_checkpoints", ".mine")], expect=DONE, quick=True),
+    attack("a git repository in the run directory", lambda case: case.plant("run/.git/HEAD"), expect=DONE),
+    attack("a stray .part file in checkpoints", lambda case: (case.run / "checkpoints/.step-000004.part").write_text(""), expect=DONE),
+    attack("a stray .part folder in rollouts", lambda case: (case.run / "rollouts/.part").mkdir(), expect=DONE),
+    attack("notes in rollouts", lambda case: [case.plant(f"run/rollouts/{name}") for name in ("notes.txt", "000099.txt", "000099.csv", ".hidden")], expect=DONE, quick=True),
+    attack("a folder named as rollouts", lambda case: case.plant("run/rollouts/000099/notes.txt"), expect=DONE),
+    attack("summary.json as a folder", instead("summary.json", a_folder)),
+    attack("summary.json missing", away("summary.json"), expect=DONE),
+    attack("summary.json of garbage", lambda case: case.edit("summary.json", lambda data: b"\xff{"), expect=DONE),
+    attack("replay as a file", instead("replay", lambda path: path.write_text("mine"))),
+    attack(".lock as a folder", instead(".lock", a_folder)),
+    attack(".lock with text", lambda case: case.edit(".lock", lambda data: b"1\x00\xff\n" * 1000), expect=DONE),
+    attack("config.yaml missing", away("config.yaml"), expect=REFUSED),
+    attack("config.yaml as a folder", instead("config.yaml", a_folder), expect=REFUSED),
+    attack("config.yaml empty", lambda case: case.edit("config.yaml", lambda data: b""), expect=REFUSED),
+    attack("config.yaml cut in two", lambda case: case.edit("config.yaml", lambda data: data[: len(data) // 2]), expect=REFUSED),
+    attack("config.yaml of zeros", lambda case: case.edit("config.yaml", lambda data: bytes(len(data))), expect=REFUSED),
+    attack("config.yaml as a link to itself", instead("config.yaml", a_loop), expect=REFUSED),
+    attack("config.yaml as a FIFO", instead("config.yaml", os.mkfifo), expect=REFUSED, seconds=30, quick=True),
+    attack("config.yaml of a terabyte", instead("config.yaml", sparse), expect=REFUSED, seconds=30),
+    attack("config.yaml as /dev/zero", instead("config.yaml", lambda path: path.symlink_to("/dev/zero")), expect=REFUSED, seconds=30),
+    attack("another learning rate in config.yaml", settings(lr=("0.001", "0.1"))),
+    attack("another seed in config.yaml", settings(seed=("0\nsteps", "1\nsteps"))),
+    attack("another rule in config.yaml", settings(name=("fspo", "gspo"))),
+    attack("another batch size in config.yaml", settings(num_prompts=("4", "8"))),
+    attack("fewer steps in config.yaml", settings(steps=("8", "2"))),
+    attack("metrics.jsonl missing", away("metrics.jsonl"), expect=REFUSED, quick=True),
+    attack("metrics.jsonl empty", lambda case: case.edit("metrics.jsonl", lambda data: b""), expect=REFUSED),
+    attack("metrics.jsonl as a folder", instead("metrics.jsonl", a_folder), expect=REFUSED),
+    attack("metrics.jsonl as a FIFO", instead("metrics.jsonl", os.mkfifo), expect=REFUSED, seconds=30),
+    attack("metrics.jsonl of a terabyte", instead("metrics.jsonl", sparse), expect=REFUSED, seconds=30),
+    attack("metrics.jsonl with a cut-off last line", lambda case: case.edit("metrics.jsonl", lambda data: data + b'{"step": 5, "rew'), expect=DONE),
+    attack("metrics.jsonl cut in the middle", lambda case: case.edit("metrics.jsonl", lambda data: data[: len(data) // 2]), expect=REFUSED),
+    attack("metrics.jsonl without its first lines", metrics(lambda rows: rows[2:])),
+    attack("metrics.jsonl without a line", metrics(lambda rows: [*rows[:2], *rows[3:]])),
+    attack("metrics.jsonl in another order", metrics(lambda rows: rows[::-1])),
+    attack("metrics.jsonl twice", metrics(lambda rows: rows * 2)),
+    attack("metrics.jsonl with a text appended", lambda case: case.edit("metrics.jsonl", lambda data: data + b"my notes\n")),
+    attack("metrics.jsonl with zeros appended, as after a power cut", lambda case: case.edit("metrics.jsonl", lambda data: data + bytes(512))),
+    attack("metrics.jsonl with CRLF", lambda case: case.edit("metrics.jsonl", lambda data: data.replace(b"\n", b"\r\n"))),
+    attack("metrics.jsonl with a byte order mark", lambda case: case.edit("metrics.jsonl", lambda data: b"\xef\xbb\xbf" + data)),
+    attack("metrics.jsonl with a row from the future", metrics(lambda rows: [*rows, b'{"step": 1000000000}\n'])),
+    attack("rollouts missing", away("rollouts")),
+    attack("rollouts as a file", instead("rollouts", lambda path: path.write_text("mine")), expect=REFUSED),
+    attack("rollouts as a link to another disk", moved_aside, expect=DONE),
+    attack("a step's rollouts missing", away("rollouts/000002.jsonl")),
+    attack("checkpoints missing", away("checkpoints"), expect=REFUSED, quick=True),
+    attack("checkpoints emptied", every_checkpoint(shutil.rmtree), expect=REFUSED),
+    attack("checkpoints as a file", instead("checkpoints", lambda path: path.write_text("mine")), expect=REFUSED),
+    attack("checkpoints as a link to another disk", checkpoints_elsewhere, expect=DONE),
+    attack("the newest checkpoint missing", lambda case: shutil.rmtree(case.newest()), expect=DONE, quick=True),
+    attack("the run directory as a FIFO", instead("", os.mkfifo), expect=REFUSED, seconds=30),
+    attack("the run directory as a file", instead("", lambda path: path.write_text("mine")), expect=REFUSED),
+]  # fmt: skip
+
+CHECKPOINTS = [
+    *(attack(f"one bit of {name}", flip(name), expect=DONE, says="changed")
+      for name in ("model.safetensors", "state/optimizer.safetensors", "state/state.json", "state/policy.json", "tokenizer.json")),
+    attack("one bit of the manifest", flip("manifest.json"), expect=DONE),
+    attack("the manifest empty", lambda case: (case.newest() / "manifest.json").write_bytes(b""), expect=DONE),
+    attack("the manifest missing", lambda case: (case.newest() / "manifest.json").unlink(), expect=DONE),
+    attack("the manifest as a FIFO", lambda case: instead(f"checkpoints/{case.newest().name}/manifest.json", os.mkfifo)(case), expect=DONE, seconds=30),
+    attack("the manifest a list", lambda case: (case.newest() / "manifest.json").write_text("[]"), expect=DONE),
+    attack("the manifest names a device", lambda case: (case.newest() / "manifest.json").write_text('{"/dev/zero": "0"}'), expect=DONE, seconds=30),
+    attack("weights cut off", lambda case: cut(case.newest() / "model.safetensors"), expect=DONE),
+    attack("weights with an endless header", lambda case: header(case.newest() / "model.safetensors"), expect=DONE),
+    attack("weights as a FIFO", lambda case: instead(f"checkpoints/{case.newest().name}/model.safetensors", os.mkfifo)(case), expect=DONE, seconds=30),
+    attack("weights missing", lambda case: (case.newest() / "model.safetensors").unlink(), expect=DONE),
+    attack("state missing", no_state, expect=DONE),
+    attack("every checkpoint damaged", every_checkpoint(spoiled), expect=REFUSED, quick=True),
+    attack("every checkpoint without a manifest", every_checkpoint(lambda folder: (folder / "manifest.json").unlink()), expect=REFUSED),
+    attack("two checkpoints swapped", swapped),
+    attack("the newest checkpoint renamed to a step of the future", renamed_to_the_future),
+    attack("a checkpoint of another rule pasted in", pasted_from("adaptive")),
+    attack("a checkpoint of a low-rank run pasted in", pasted_from("lora")),
+    attack("a checkpoint of a longer run pasted in", pasted_from("long")),
+    attack("a later checkpoint of another run beside the run's own", future_pasted, on="plain"),
+    attack("step of a billion, sealed again", resealed(lambda state: state.update(step=10**9))),
+    attack("step of a string, sealed again", resealed(lambda state: state.update(step="4"))),
+    attack("no scheduler, sealed again", resealed(lambda state: state.pop("scheduler"))),
+    attack("optimizer moments of another shape, sealed again", resealed(lambda tensor: tensor[None] if tensor.ndim else tensor, "state/optimizer.safetensors")),
+    attack("optimizer moments of another type, sealed again", resealed(lambda tensor: tensor.to(torch.float16), "state/optimizer.safetensors")),
+    attack("optimizer without moments, sealed again", lambda case: resealed_empty(case)),
+    attack("weights of another shape, sealed again", resealed(lambda tensor: tensor[:-1].contiguous(), "model.safetensors")),
+    attack("weights of another type, sealed again", resealed(lambda tensor: tensor.to(torch.float64), "model.safetensors")),
+    attack("a low-rank checkpoint with one bit changed", flip("model.safetensors"), on="lora", expect=DONE),
+    attack("an adaptive rule's state changed", flip("clip.json"), on="adaptive", expect=DONE),
+]  # fmt: skip
+
+
+def resealed_empty(case: Case) -> None:
+    path = case.newest() / "state" / "optimizer.safetensors"
+    save_file({}, path)
+    manifest = case.newest() / "manifest.json"
+    files = json.loads(manifest.read_text())
+    files["state/optimizer.safetensors"] = description(path).removeprefix("file ")
+    manifest.write_text(json.dumps(files))
+
+
+DISKS = [
+    attack("metrics.jsonl that cannot be changed", immutable("metrics.jsonl"), expect=REFUSED),
+    attack("metrics.jsonl that can only be appended to", immutable("metrics.jsonl", "+a")),
+    attack("checkpoints that cannot be changed", immutable("checkpoints"), expect=REFUSED),
+    attack("rollouts that cannot be changed", immutable("rollouts"), expect=REFUSED),
+    attack("a run directory that cannot be changed", immutable(""), expect=REFUSED),
+    attack("an old checkpoint that cannot be deleted", lambda case: immutable(f"checkpoints/{case.oldest().name}")(case)),
+    attack("summary.json that cannot be changed", immutable("summary.json")),
+    attack("files of 500 kB at most", limited(RLIMIT_FSIZE=500_000), expect=REFUSED, quick=True),
+    attack("files of 100 kB at most", limited(RLIMIT_FSIZE=100_000), expect=REFUSED),
+    attack("32 open files at most", limited(RLIMIT_NOFILE=32)),
+    attack("8 open files at most", limited(RLIMIT_NOFILE=8)),
+    attack("a full disk while training", on_a_disk("size={used}k"), expect=REFUSED, says="[Nn]o space"),
+    attack("a new run on a full disk", on_a_disk("size=100k"), begin="nothing", then=("new",), expect=REFUSED, says="[Nn]o space"),
+    attack("a disk without inodes", on_a_disk("nr_inodes=60"), expect=REFUSED),
+    attack("a read-only disk", on_a_disk("ro"), expect=REFUSED, says="[Rr]ead-only"),
+    attack("a disk that becomes read-only in the middle of the run", lambda case: becomes_read_only(case), on="reward", expect=DONE),
+    attack("an empty mount point as output", lambda case: mount_point(case), begin="nothing", then=("new",), expect=DONE),
+]  # fmt: skip
+
+
+def becomes_read_only(case: Case) -> None:
+    on_a_disk("size=64m")(case)
+    disk = case.run.parent
+    command = case.start(*case.resuming())
+    case.reach(command, case.rows() + 1)
+    case.hold(command)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=False)
+    case.let_go()
+    command.wait()
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    assert command.code in (0, 1), command.err
+
+
+def mount_point(case: Case) -> None:
+    case.run = case.mount(case.box / "volume", "size=64m")
+    case.is_watched = False
+
+
+def linked_output(case: Case) -> None:
+    (case.box / "empty").mkdir()
+    case.run = case.box / "link"
+    case.run.symlink_to(case.box / "empty")
+    case.is_watched = False
+
+
+def in_the_current_directory(case: Case) -> None:
+    case.cwd = case.box / "here"
+    case.cwd.mkdir()
+    case.run, case.is_watched = case.cwd, False
+    case.rlzoo(*case.training(Path()))
+
+
+PLACES = [
+    attack("moved", moved_to("elsewhere/run"), expect=DONE, quick=True),
+    attack("renamed to have spaces and quotes", moved_to("my 'run' \"no 1\" [bold]x[/bold] %s {0}"), expect=DONE),
+    attack("renamed to have a line break", moved_to("a\nb\x1b[2Jc"), expect=DONE),
+    attack("renamed in Unicode", moved_to("прогон-模型-🦊"), expect=DONE),
+    attack("renamed to a name that is not UTF-8", moved_to(os.fsdecode(b"run-\xff\xfe"))),
+    attack("renamed to something like an option", moved_to("--resume"), expect=DONE),
+    attack("moved to a very long path", moved_to("/".join(["d" * 200] * 15) + "/run"), expect=DONE),
+    attack("copied, and both resumed", copied, expect=DONE),
+    attack("resumed from another directory", from_elsewhere, expect=DONE, quick=True),
+    attack("resumed by ./run/", relative("./run/"), expect=DONE, begin="stopped", then=()),
+    attack("resumed by a path with ..", relative("run/../run/./"), expect=DONE, then=()),
+    attack("resumed through a link", lambda case: through_a_link(case), expect=DONE),
+    attack("a parent that does not exist", named("a/b/c/run"), begin="nothing", then=("new",), expect=DONE),
+    attack("output named in Unicode", named("прогон-🦊"), begin="nothing", then=("new",), expect=DONE),
+    attack("output with a line break", named("a\nb"), begin="nothing", then=("new",)),
+    attack("output that is not UTF-8", named(os.fsdecode(b"run-\xff")), begin="nothing", then=("new",)),
+    attack("output of 300 characters", named("x" * 300), begin="nothing", then=("new",), expect=REFUSED),
+    attack("output of 255 characters", named("x" * 255), begin="nothing", then=("new",)),
+    attack("output of 6,000 characters", named("/".join(["d" * 100] * 60)), begin="nothing", then=("new",), expect=REFUSED),
+    attack("output in a file", lambda case: (case.plant("file"), named("file/run")(case)), begin="nothing", then=("new",), expect=REFUSED),
+    attack("output that is a device", lambda case: setattr(case, "run", Path("/dev/null")), begin="nothing", then=("new",), expect=REFUSED),
+    attack("output that is a FIFO", lambda case: (os.mkfifo(case.box / "fifo"), named("fifo")(case)), begin="nothing", then=("new",), expect=REFUSED, seconds=30),
+    attack("output that holds a file of the user's", lambda case: case.plant("run/thesis.tex"), begin="nothing", then=("new",), expect=REFUSED, same=False),
+    attack("output that is a link to an empty folder", linked_output, begin="nothing", then=("new",)),
+    attack("output that is a dangling link", lambda case: (case.box / "run").symlink_to("nowhere"), begin="nothing", then=("new",), same=False),
+    attack("output that is the current directory", in_the_current_directory, begin="nothing", then=(), same=False),
+    attack("output / ", lambda case: setattr(case, "run", Path("/")), begin="nothing", then=("new",), expect=REFUSED, same=False),
+    attack("a partial output of the user's beside it", lambda case: case.mine((case.plant(".run.part/thesis.tex")).parent), begin="nothing", then=("new",)),
+]  # fmt: skip
+
+
+def through_a_link(case: Case) -> None:
+    (case.box / "link").symlink_to(case.run)
+    case.is_watched = False
+    assert case.rlzoo(*case.resuming(case.box / "link")).code == 0
+
+
+ENVIRONMENT = [
+    *(attack(f"{name}={value!r}", lambda case: None, fresh=name in READ_AT_THE_START, environment=((name, value),), same=name != "OMP_NUM_THREADS")
+      for name, value in (
+          ("OMP_NUM_THREADS", "abc"), ("OMP_NUM_THREADS", "-3"), ("RANK", "1"), ("WORLD_SIZE", "2"), ("RANK", "abc"),
+          ("LOCAL_RANK", "7"), ("TERM", "dumb"), ("COLUMNS", "1"), ("COLUMNS", "abc"), ("LANG", "C"), ("PYTHONIOENCODING", "ascii"),
+          ("HOME", None), ("HOME", "/nonexistent"), ("HOME", "/proc"), ("TMPDIR", "/nonexistent"), ("PYTHONOPTIMIZE", "2"),
+          ("CUDA_VISIBLE_DEVICES", "abc"), ("RLZOO_PLUGINS", "nothing-of-this-name"), ("PYTHONHASHSEED", "7"), ("TZ", "Nowhere/Here"),
+          ("FORCE_COLOR", "1"), ("HF_HUB_OFFLINE", "maybe"), ("ACCELERATE_MIXED_PRECISION", "fp16"), ("MASTER_PORT", "x"),
+          ("ACCELERATE_USE_DEEPSPEED", "true"), ("MPLBACKEND", "nonsense"), ("PYTHONWARNINGS", "error"),
+          ("TORCH_LOGS", "nonsense"), ("RLZOO_LAUNCHER", "1"), ("PATH", ""),
+      )),
+    attack("a home that cannot be written", lambda case: read_only_home(case), fresh=True),
+    attack("leftovers of a launcher", lambda case: None, environment=(("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")), fresh=True, seconds=60),
+    attack("modules of Python's names in the current directory", poisoned, fresh=True, on="reward", expect=DONE),
+    attack("the current directory deleted", cwd_deleted),
+    attack("a clock that jumps by an hour", stopping_clock(3600), fresh=True, on="reward", expect=DONE),
+    attack("a clock that jumps back by a day", stopping_clock(-86400), fresh=True, on="reward", expect=DONE),
+    attack("stdin closed", streams(stdin=None), expect=DONE),
+    attack("stdout closed", streams(stdout=None)),
+    attack("stdout and stderr closed", streams(stdout=None, stderr=None)),
+    attack("everything closed", streams(stdin=None, stdout=None, stderr=None)),
+    attack("stdout full", streams(stdout="/dev/full"), check=was_finished),
+    attack("stderr full", streams(stderr="/dev/full"), check=was_finished),
+    attack("| head -1", lambda case: shell(case, "RLZOO | head -1"), then=("resume",), begin="nothing", check=was_finished, expect=DONE),
+    attack("2>&1 | head -1", lambda case: shell(case, "RLZOO 2>&1 | head -1"), begin="nothing", expect=DONE),
+    attack("--json | head -1", lambda case: shell(case, "RLZOO --json | head -1"), begin="nothing", expect=DONE),
+    attack("in the background of a shell that exits", lambda case: shell(case, "RLZOO >/dev/null 2>&1 & sleep 3; exit"), begin="nothing", then=()
+           if False else ("resume",)),
+    attack("umask 0777", lambda case: shell(case, "umask 0777; RLZOO; chmod -R u+rwX ."), begin="nothing"),
+]  # fmt: skip
+
+
+def read_only_home(case: Case) -> None:
+    home = case.mount(case.box / "home", "size=64k")
+    subprocess.run(["mount", "-o", "remount,ro", str(home)], check=True)
+    case.environment["HOME"], case.is_watched = str(home), False
+
+
+NINE, TERM, INT, STOP, CONT, HUP, QUIT = (
+    signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGCONT, signal.SIGHUP, signal.SIGQUIT,
+)  # fmt: skip
+SIGNALS = [
+    *(attack(f"kill -9 after {seconds} s", after_seconds(seconds, NINE), on="long", begin="nothing")
+      for seconds in (0.05, 0.3, 0.6, 1.0, 1.5, 2.2)),
+    *(attack(f"kill -9 at row {row}", at_row(row, NINE), on="long", begin="nothing") for row in (1, 2, 4, 9)),
+    attack("kill -9 within a checkpoint", in_a_checkpoint(NINE), on="long", begin="nothing"),
+    attack("kill -9 within a low-rank run", at_row(4, NINE), on="lora", begin="nothing"),
+    attack("kill -9 within an adaptive run that samples ahead", at_row(4, NINE), on="adaptive", begin="nothing"),
+    attack("kill -9 while resuming, eight times", killed_in_resume(8), on="plain"),
+    *(attack(f"{name} after {seconds} s", after_seconds(seconds, number), on="long", begin="nothing")
+      for name, number in (("Ctrl-C", INT), ("SIGTERM", TERM)) for seconds in (0.05, 0.4, 0.8)),
+    attack("Ctrl-C in a step", at_row(4, INT), on="long", begin="nothing"),
+    attack("Ctrl-C twice in a tenth of a second", at_row(4, INT, INT, pause=0.1), on="long", begin="nothing"),
+    attack("Ctrl-C five times", at_row(4, *[INT] * 5, pause=0.02), on="long", begin="nothing"),
+    attack("SIGTERM, then Ctrl-C", at_row(4, TERM, INT, pause=0.05), on="long", begin="nothing"),
+    attack("Ctrl-C within a checkpoint", in_a_checkpoint(INT), on="long", begin="nothing"),
+    attack("Ctrl-C three times within a checkpoint", in_a_checkpoint(INT, INT, INT, pause=0.01), on="long", begin="nothing"),
+    attack("the terminal closed", terminal_closed, on="long", begin="nothing"),
+    attack("SIGHUP in a step", at_row(4, HUP), on="long", begin="nothing"),
+    attack("SIGTERM within a low-rank run", at_row(3, TERM), on="lora", begin="nothing"),
+    attack("Ctrl-C twice at once in learning, once", twice_in_steps(INT, 1), on="plugin"),
+    attack("Ctrl-C twice at once in learning, in three steps", twice_in_steps(INT, 3), on="plugin"),
+    attack("SIGTERM twice at once in learning, in three steps", twice_in_steps(TERM, 3), on="plugin"),
+    attack("Ctrl-C twice at once in grading, in three steps", twice_in_steps(INT, 3), on="reward"),
+    attack("SIGSTOP and SIGCONT in a step", stopped_and_continued(4, 2), on="long", begin="nothing", expect=DONE),
+    attack("SIGSTOP and SIGCONT in a checkpoint", stopped_in_a_checkpoint, on="long", begin="nothing", expect=DONE),
+    attack("two resumes at once", two_at_once, expect=DONE),
+    attack("the lock file removed from under a run", lock_removed, on="reward", expect=DONE),
+    attack("the grading worker killed", lambda case: a_worker(case, NINE), on="reward", same=False),
+    attack("the grading worker stopped and continued", lambda case: worker_stopped(case), on="reward"),
+    attack("kill -9 of a run whose reward hangs", run_killed_in_a_reward, on="reward"),
+    attack("kill -9 of rank 0 of two", of_two(0, NINE), on="two", begin="nothing", then=("resume", "--steps", "8"), same=False),
+    attack("kill -9 of rank 1 of two", of_two(1, NINE), on="two", begin="nothing", then=("resume", "--steps", "8"), same=False),
+    attack("kill -9 of the launcher of two", of_two(None, NINE), on="two", begin="nothing", then=("resume", "--steps", "8"), same=False),
+    attack("SIGSTOP and SIGCONT of a rank of two", of_two(1, STOP, CONT, pause=3), on="two", begin="nothing", then=("resume",), same=False),
+    attack("Ctrl-C to the launcher of two", of_two(None, INT), on="two", begin="nothing", then=("resume",), same=False),
+    attack("a sweep killed with kill -9 while its runs go", sweep_stopped(NINE), then=SWEEP, expect=DONE, check=sweep_is_whole, seconds=150),
+    attack("a sweep stopped with SIGTERM while its runs go", sweep_stopped(TERM), then=SWEEP, expect=DONE, check=sweep_is_whole, seconds=150),
+    attack("a sweep stopped with Ctrl-C while its runs go", sweep_stopped(INT), then=SWEEP, expect=DONE, check=sweep_is_whole, seconds=150),
+    attack("a run of a sweep killed", sweep_child_killed, then=SWEEP, expect=DONE, check=sweep_is_whole, seconds=150),
+]  # fmt: skip
+
+
+def worker_stopped(case: Case) -> None:
+    """Stopped for a second, less than the time limit of an answer."""
+    case.is_watched = False
+    command = case.start(*case.resuming())
+    case.reach(command, case.rows() + 1)
+    case.hold(command)
+    workers = [process for process in case.children() if process.pid != command.pid]
+    for number in (STOP, CONT):
+        for process in workers:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
+        case.let_go()
+        time.sleep(1)
+    command.wait(60)
+
+
+TRACKING = [
+    attack("mlflow.db deleted in the middle", store(lambda case, database: database.unlink(missing_ok=True)), on="mlflow", expect=DONE, then=("sync", "{run}")),
+    attack("mlflow.db cut in two in the middle", store(lambda case, database: cut(database) if database.exists() else None), on="mlflow", then=("resume",)),
+    attack("mlflow.db as a folder in the middle", store(lambda case, database: (database.unlink(missing_ok=True), database.mkdir())), on="mlflow", then=("resume",)),
+    attack("mlflow.db locked for a while", store(locked_store), on="mlflow", expect=DONE, then=("sync", "{run}")),
+    attack("the tracking process killed", store(follower_killed), on="mlflow", expect=DONE, then=("sync", "{run}")),
+    attack("the tracking folder missing", away("mlflow") , on="mlflow"),
+    attack("the tracking folder as a file", instead("mlflow", lambda path: path.write_text("mine")), on="mlflow"),
+    attack("the tracking record of garbage", lambda case: [path.write_bytes(b"\xff{") for path in (case.run / "mlflow").glob("*.json")], on="mlflow"),
+    attack("MLFLOW_TRACKING_URI of no kind", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "gopher://x"),), expect=DONE),
+    attack("MLFLOW_TRACKING_URI with a space", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", " "),), expect=DONE),
+    attack("MLFLOW_TRACKING_URI where nobody listens", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "http://127.0.0.1:1"),), expect=DONE),
+    attack("MLFLOW_TRACKING_URI a read-only place", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "sqlite:////proc/mlflow.db"),), expect=DONE),
+    attack("a tracking server that answers without end", server("endless"), on="mlflow", expect=DONE, then=("sync", "{run}"), seconds=150),
+    attack("a tracking server that drips", server("dripping"), on="mlflow", expect=DONE, then=("sync", "{run}"), seconds=150),
+    attack("a tracking server that says nothing", server("silent"), on="mlflow", expect=DONE, then=("sync", "{run}"), seconds=150),
+]  # fmt: skip
+
+CODE = [
+    attack("a reward that raises now and then", reward_that(one_in(4, "raise ValueError('no')"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that raises BaseException", reward_that(one_in(4, "raise BaseException('no')"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that raises KeyboardInterrupt", reward_that(one_in(4, "raise KeyboardInterrupt"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that leaves", reward_that(one_in(4, "os._exit(3)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that exits", reward_that(one_in(4, "sys.exit(3)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that kills its parent's group", reward_that(one_in(4, "os.kill(os.getpid(), 9)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that raises what cannot be pickled", reward_that("class Odd(Exception):\n    def __init__(self, a, b):\n        super().__init__(a)\n        self.f = lambda: 0\n" + one_in(4, "raise Odd(1, 2)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that prints", reward_that("def reward(problem, response):\n    print('x' * 100)\n    os.write(1, b'raw')\n    os.system('echo shell')\n    return len(response) / 10"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that hangs now and then", reward_that(one_in(7, "time.sleep(3600)"), "reward.max_failed=1", "task.timeout=0.2"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that forks", reward_that(one_in(4, "os.fork() or time.sleep(3600)"), "reward.max_failed=1", "task.timeout=0.2"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that starts a process that stays", reward_that("import subprocess\n" + one_in(8, "subprocess.Popen(['sleep', '60'])"), "task.timeout=1"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward of 1e308", reward_that("def reward(problem, response):\n    return 1e308 if len(response) % 2 else -1e308", code=1), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward of NaN", reward_that("def reward(problem, response):\n    return float('nan')", code=1), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward of a string", reward_that("def reward(problem, response):\n    return '1'", code=1), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that eats memory", reward_that(one_in(4, "x = bytearray(2**33)"), "reward.max_failed=1", "task.timeout=10"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that closes everything", reward_that(one_in(4, "os.closerange(0, 64)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that ignores SIGTERM and hangs", reward_that("import signal\n" + one_in(4, "signal.signal(15, signal.SIG_IGN); time.sleep(3600)"), "reward.max_failed=1", "task.timeout=0.2"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that changes directory and environment", reward_that("def reward(problem, response):\n    os.chdir('/')\n    os.environ.clear()\n    return len(response) / 10"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that returns a tensor that needs a gradient", reward_that("def reward(problem, response):\n    import torch\n    return torch.tensor(len(response) / 10, requires_grad=True)", "task.timeout=20"), on="reward", begin="nothing", then=(), same=False),
+    attack("the reward's file deleted before resuming", lambda case: (case.box / "my_reward.py").unlink(), on="reward", expect=REFUSED),
+    attack("the reward's file with a syntax error", lambda case: (case.box / "my_reward.py").write_text("def reward(:"), on="reward", expect=REFUSED),
+    attack("the reward's file that exits on import", lambda case: (case.box / "my_reward.py").write_text("raise SystemExit(3)"), on="reward", expect=REFUSED),
+    attack("the reward's file as a FIFO", lambda case: instead("../my_reward.py", os.mkfifo)(case), on="reward", expect=REFUSED, seconds=30),
+    attack("the plugin deleted before resuming", lambda case: (case.box / "my_rule.py").unlink(), on="plugin"),
+    attack("the plugin's default changed before resuming", edited_rule, on="plugin"),
+    attack("the plugin's formula changed before resuming", other_formula, on="plugin", says="my_rule"),
+    attack("the plugin with a syntax error", lambda case: (case.box / "my_rule.py").write_text("class ("), on="plugin", expect=REFUSED),
+    attack("the plugin that exits on import", lambda case: (case.box / "my_rule.py").write_text("raise SystemExit(0)"), on="plugin", expect=REFUSED),
+    attack("the plugin as a FIFO", lambda case: instead("../my_rule.py", os.mkfifo)(case), on="plugin", expect=REFUSED, seconds=30),
+    attack("the plugin given again", lambda case: None, on="plugin", then=("resume", "--plugin", "my_rule.py"), expect=DONE),
+    attack("a comment added to the plugin", lambda case: case.edit(case.box / "my_rule.py", lambda text: text + b"\n# a comment\n"), on="plugin"),
+    attack("--plugin . with the output inside", lambda case: None, on="plugin", begin="nothing", then=("new", "--plugin", "."), seconds=60, same=False),
+    attack("the data changed", edited("problems.jsonl", '"answer": "7"', '"answer": "8"'), on="data", expect=REFUSED),
+    attack("the data in another order", lambda case: case.edit(case.box / "problems.jsonl", lambda text: b"".join(text.splitlines(True)[::-1])), on="data", expect=REFUSED),
+    attack("the data deleted", lambda case: (case.box / "problems.jsonl").unlink(), on="data", expect=REFUSED),
+    attack("the data as a FIFO", lambda case: instead("../problems.jsonl", os.mkfifo)(case), on="data", expect=REFUSED, seconds=30),
+    attack("the data of a terabyte", lambda case: instead("../problems.jsonl", sparse)(case), on="data", expect=REFUSED, seconds=30),
+    attack("the data as /dev/zero", lambda case: instead("../problems.jsonl", lambda path: path.symlink_to("/dev/zero"))(case), on="data", expect=REFUSED, seconds=30),
+    attack("the data with a line of garbage", lambda case: case.edit(case.box / "problems.jsonl", lambda text: text + b"\xff\x00{\n"), on="data", expect=REFUSED),
+    attack("a question with characters that the model lacks", lambda case: case.edit(case.box / "problems.jsonl", lambda text: text.replace(b"1+1", "☃+1".encode())), on="data", begin="nothing", then=("new",), same=False),
+]  # fmt: skip
+
+COMMANDS = [
+    attack("eval of a folder that is missing", lambda case: None, then=("eval", "{box}/missing", *EVALUATE[2:]), expect=REFUSED),
+    attack("eval of a file", lambda case: case.plant("model.bin"), then=("eval", "{box}/model.bin", *EVALUATE[2:]), expect=REFUSED),
+    attack("eval of an empty folder", lambda case: (case.box / "empty").mkdir(), then=("eval", "{box}/empty", *EVALUATE[2:]), expect=REFUSED),
+    attack("eval of a run", lambda case: None, then=EVALUATE, expect=DONE),
+    attack("eval of a low-rank run", lambda case: None, then=EVALUATE, expect=DONE, on="lora"),
+    attack("eval of a run without checkpoints", away("checkpoints"), then=EVALUATE, expect=REFUSED),
+    attack("eval of weights that were cut off", lambda case: [cut(path) for path in case.run.glob("checkpoints/*/model.safetensors")], then=EVALUATE, expect=REFUSED),
+    attack("eval of weights with an endless header", lambda case: [header(path) for path in case.run.glob("checkpoints/*/model.safetensors")], then=EVALUATE, expect=REFUSED),
+    attack("eval of weights that are NaN", nan_weights, then=EVALUATE),
+    attack("eval of a model whose config.json is missing", lambda case: [path.unlink() for path in case.run.glob("checkpoints/*/config.json")], then=EVALUATE, expect=REFUSED),
+    attack("eval of a model whose tokenizer is empty", lambda case: [path.write_text("{}") for path in case.run.glob("checkpoints/*/tokenizer.json")], then=EVALUATE, expect=REFUSED),
+    attack("eval of a run that is a FIFO", instead("", os.mkfifo), then=EVALUATE, expect=REFUSED, seconds=30),
+    attack("eval with a suite of no name", lambda case: None, then=("eval", "{run}", "--suite", "nothing", "--no-mlflow"), expect=REFUSED),
+    attack("eval with a suite file that is a FIFO", lambda case: ((case.box / "data").mkdir(), os.mkfifo(case.box / "data/arithmetic.jsonl")), then=(*EVALUATE, "--data", "{box}/data"), expect=REFUSED, seconds=30),
+    attack("eval with a suite file of garbage", lambda case: case.plant("data/arithmetic.jsonl", b"\xff\x00"), then=(*EVALUATE, "--data", "{box}/data"), expect=REFUSED),
+    attack("eval into a file", lambda case: case.plant("evaluation"), then=EVALUATE, expect=REFUSED),
+    attack("eval into a folder of the user's", lambda case: case.plant("evaluation/thesis.tex"), then=EVALUATE),
+    attack("eval into the run directory", lambda case: None, then=(*EVALUATE[:-1], "{run}"), expect=REFUSED),
+    attack("eval killed and started again", evaluation_killed, then=EVALUATE, expect=DONE),
+    attack("eval twice", an_evaluation, then=EVALUATE, expect=DONE),
+    attack("eval again after its completions were cut off", evaluation_with("*.jsonl", cut), then=EVALUATE),
+    attack("eval again after garbage was appended", evaluation_with("*.jsonl", grown), then=EVALUATE),
+    attack("eval again after its settings were cut off", evaluation_with("*.yaml", cut), then=EVALUATE),
+    attack("replay of a run", lambda case: None, then=REPLAY, expect=DONE),
+    attack("replay of a folder that is missing", lambda case: None, then=("replay", "{box}/missing", "--clip", "gspo"), expect=REFUSED),
+    attack("replay without rollouts", away("rollouts"), then=REPLAY, expect=REFUSED),
+    attack("replay of rollouts that were cut off", lambda case: cut(case.run / "rollouts/000002.safetensors"), then=REPLAY),
+    attack("replay of rollouts with an endless header", lambda case: header(case.run / "rollouts/000002.safetensors"), then=REPLAY),
+    attack("replay of rollouts that are a FIFO", instead("rollouts/000002.safetensors", os.mkfifo), then=REPLAY, seconds=30),
+    attack("replay with kept weights that were cut off", lambda case: [cut(path) for path in (case.run / "replay").iterdir()], then=REPLAY),
+    attack("replay with a note among the rollouts", lambda case: case.plant("run/rollouts/notes.safetensors"), then=REPLAY, expect=DONE),
+    attack("replay with a report over a folder", lambda case: (case.box / "replay.html").mkdir(), then=REPLAY, expect=REFUSED),
+    attack("replay onto a full disk", lambda case: (case.mount(case.box / "disk", "size=4k")), then=(*REPLAY[:-1], "{box}/disk/replay.html")),
+    attack("compare of a run", lambda case: None, then=COMPARE, begin="finished", expect=DONE),
+    attack("compare of a run without metrics", away("metrics.jsonl"), then=COMPARE),
+    attack("compare of metrics that are garbage", lambda case: grown(case.run / "metrics.jsonl"), then=COMPARE),
+    attack("compare of a summary that is a folder", instead("summary.json", a_folder), then=COMPARE),
+    attack("compare of a FIFO", instead("metrics.jsonl", os.mkfifo), then=COMPARE, seconds=30),
+    attack("compare of a folder with a link to itself", lambda case: (case.box / "many").mkdir() or (case.box / "many/loop").symlink_to(case.box / "many"), then=("compare", "{box}/many")),
+    attack("sync of a run that was never tracked", lambda case: None, then=("sync", "{run}"), expect=REFUSED),
+    attack("sync of a folder that is missing", lambda case: None, then=("sync", "{box}/missing"), expect=REFUSED),
+    attack("sync of a file", lambda case: case.plant("file"), then=("sync", "{box}/file"), expect=REFUSED),
+    attack("sync of a tracked run", lambda case: None, on="mlflow", then=("sync", "{run}"), expect=DONE),
+    attack("ui for everybody", lambda case: None, then=("ui", "--host", "0.0.0.0"), expect=REFUSED),
+    attack("ui at no address", lambda case: None, then=("ui", "--host", "no.such.host.invalid"), expect=REFUSED),
+    attack("ui at a port that is taken", lambda case: None, then=("ui", "--port", str(1)), seconds=40) if False else
+    attack("ui with its checks switched off", lambda case: None, then=("ui",), environment=(("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "true"),), expect=REFUSED),
+    attack("calibrate over a file of the user's", lambda case: case.plant("mine.yaml"), then=("calibrate", "--clip", "fspo", "--output", "{box}/mine.yaml"), expect=REFUSED),
+    attack("calibrate into a folder that is missing", lambda case: None, then=("calibrate", "--clip", "fspo", "--output", "{box}/no/mine.yaml"), expect=REFUSED),
+    attack("a sweep in a run directory", lambda case: None, then=(*SWEEP[:8], "{run}", *SWEEP[9:]), expect=REFUSED),
+    attack("a sweep beside files of the user's", lambda case: [case.plant(f"sweep/{name}") for name in ("thesis.tex", "logs/mine.txt", "fspo-1/mine.txt")], then=SWEEP, check=sweep_is_whole, expect=DONE, seconds=150),
+    attack("a sweep where a run's place is taken", lambda case: case.plant("sweep/fspo-0/mine.txt"), then=SWEEP, seconds=150),
+    attack("a sweep where a run's place is a file", lambda case: case.plant("sweep/fspo-0"), then=SWEEP, seconds=150),
+    attack("train over the run", lambda case: None, then=("new",), expect=REFUSED, quick=True),
+    attack("resume with another learning rate", lambda case: None, then=("resume", "--set", "learner.lr=0.5"), expect=REFUSED),
+    attack("resume with fewer steps than are done", lambda case: None, then=("resume", "--steps", "1")),
+    attack("resume without an output", lambda case: None, then=("train", "--resume"), expect=REFUSED),
+    attack("resume of an empty folder", lambda case: (case.box / "empty").mkdir(), then=("train", "--resume", "--output", "{box}/empty"), expect=REFUSED),
+    attack("resume of the folder above", lambda case: None, then=("train", "--resume", "--output", "{box}"), expect=REFUSED),
+    attack("resume of the checkpoints' folder", lambda case: None, then=("train", "--resume", "--output", "{run}/checkpoints"), expect=REFUSED),
+    attack("resume with a dry run", lambda case: None, then=("resume", "--dry-run"), expect=DONE),
+]  # fmt: skip
+
+ATTACKS: list[Attack] = [*RUN_DIRECTORY, *CHECKPOINTS, *DISKS, *PLACES, *ENVIRONMENT, *SIGNALS, *TRACKING, *CODE, *COMMANDS]
+assert all(attack.on in VARIANTS for attack in ATTACKS)

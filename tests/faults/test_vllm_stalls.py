@@ -1,0 +1,101 @@
+"""A vLLM server that stalls, drips or answers nonsense while it is given new weights: the run waits, or stops resumable."""
+
+import time
+
+import pytest
+
+import rlzoo
+from rlzoo.engine import vllm_server
+from rlzoo.errors import RunError, UserError
+from tests.engine.short import lines, quick
+from tests.engine.stand_in import running
+
+STEPS = 3
+
+
+def dripping(handler):
+    """A byte every tenth of a second, for ever."""
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(600):
+        handler.wfile.write(b" ")
+        time.sleep(0.1)
+
+
+def endless(handler):
+    """As many bytes as are taken."""
+    handler.send_response(200)
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b" " * 2**20)
+
+
+class Answers(dict):
+    """The server's answers by path; the next ``times`` requests to load weights get another one."""
+
+    def __init__(self, answers, wrong, times):
+        super().__init__(answers)
+        self.wrong, self.times = wrong, times
+
+    def get(self, path, default=None):
+        if path == "/collective_rpc" and self.times:
+            self.times -= 1
+            return self.wrong
+        return super().get(path, default)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(vllm_server, "PAUSES", (0.01, 0.02, 0.03))
+    monkeypatch.setattr(vllm_server, "LONGEST_ANSWER", 2**22)
+    with running() as server:
+        yield server
+
+
+def run(server, folder):
+    overrides = ["rollout.engine=vllm", f"rollout.vllm.server={server.address}", "rollout.vllm.timeout=0.7",
+                 "tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=1", "learner.num_minibatches=1",
+                 "learner.kl_coef=0.1", "learner.weight_decay=0.5"]  # fmt: skip; equal rewards teach nothing, a decay does
+    return quick(folder, steps=STEPS, overrides=overrides)
+
+
+ODD = {
+    "silence": None, "a byte now and then": dripping, "bytes without end": endless, "an error": (503, {"error": "busy"}),
+    "no JSON": (200, b"<html>proxy</html>"), "a list": (200, [1]), "half a character": (200, b"\xff"), "a closed door": "restart",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ODD)
+@pytest.mark.parametrize("times", [2, 10_000])
+def test_weights_that_a_server_does_not_take(server, tmp_path, wrong, times):
+    plain = dict(server.by_path)
+
+    def spoil(step, metrics):
+        if step == 1:
+            server.by_path = Answers(plain, ODD[wrong], times)
+
+    if times > 2:
+        with pytest.raises(RunError, match=r"rollout.vllm.server='http://127.0.0.1:\d+': (answers|no answer|cannot)"):
+            rlzoo.train(run(server, tmp_path / "run"), spoil)
+        assert [path.name for path in (tmp_path / "run/checkpoints").glob("*/state/state.json")] == ["state.json"]
+        server.by_path = plain
+        rlzoo.train(run(server, tmp_path / "run"), resume=True)
+    else:
+        rlzoo.train(run(server, tmp_path / "run"), spoil)
+    assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(STEPS + 1))
+    last = server.loads[-1]
+    assert any(not last[name].equal(server.loads[0][name]) for name in last), "the newest weights were loaded last"
+
+
+def test_weights_that_a_server_refuses_end_the_run_in_one_line(server, tmp_path):
+    plain = dict(server.by_path)
+
+    def spoil(step, metrics):
+        if step == 1:
+            server.by_path = plain | {"/collective_rpc": (404, {"detail": "Not Found"})}
+
+    with pytest.raises((RunError, UserError), match="404"):
+        rlzoo.train(run(server, tmp_path / "run"), spoil)
+    server.by_path = plain
+    rlzoo.train(run(server, tmp_path / "run"), resume=True)
+    assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(STEPS + 1))
