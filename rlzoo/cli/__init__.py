@@ -11,6 +11,7 @@ from typing import NoReturn
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.garbage import collect_seldom
 from rlzoo.redaction import redact
+from rlzoo.waiting import wait_briefly
 
 DONE, FAILED, USERS_MISTAKE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -22,6 +23,7 @@ class Terminated(SystemExit):
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 2 the user's mistake, 1 ours, 130 or 143 stopped by a signal."""
     collect_seldom()
+    wait_briefly()
     from rlzoo.cli.app import app
 
     signal.signal(signal.SIGTERM, _terminate)

@@ -29,6 +29,7 @@ from rlzoo.engine.sampling import RolloutSource
 from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.engine.shaping import reward_metrics
 from rlzoo.engine.state import RunState, newest_state
+from rlzoo.engine.threads import Threads
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.tasks import Task
 from rlzoo.types import RolloutGroup
@@ -55,6 +56,8 @@ class Run:
         self.config = config.model_copy(update={"output": path})
         self.task = task
         self.model, self.tokenizer = load_named(config.model)
+        # one batch ahead, sampling and learning go on at the same time and share torch's setting
+        self.threads = Threads(self.model, is_on=config.rollout.max_staleness == 0)
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
         self.source = RolloutSource(config, task, self._make_sampler(), self.accelerator)
         self.learner = self._make_learner()
@@ -166,10 +169,12 @@ class Run:
         if not bool((experience.advantages != 0).any()) and not self.learner.has_reference:
             return experience, []
         self._has_learned = True
+        tokens = min(self.learner.passes.max_tokens, sum(experience.sizes) / self.config.learner.num_minibatches)
         keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
         before = partial(self._keep_weights, step) if keep else None
         try:
-            return self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
+            with self.threads.learning(tokens):
+                return self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
         except (PolicyError, RunError):
             self.directory.record_rollouts(step, groups, experience, [])  # the data it stumbled over
             raise

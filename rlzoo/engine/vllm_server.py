@@ -19,6 +19,7 @@ from rlzoo.engine.rollout import make_rollout
 from rlzoo.engine.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.engine.vllm_sampler import check_length, prompt_rows, request_seed, request_settings
 from rlzoo.errors import RunError, UserError
+from rlzoo.replies import bounded_pool
 from rlzoo.sections import VLLMConfig
 from rlzoo.types import Rollout
 
@@ -32,6 +33,8 @@ T = TypeVar("T")
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)
 """Seconds between tries with a server that does not answer, or only with errors of its own."""
+REPLY_BYTES, BYTES_PER_TOKEN = 2**22, 2**10
+"""Largest reply: that for a token of a response, with its log-prob, has about 100 bytes."""
 START_IT = "start it as docs/how-to/vllm.md says"
 
 
@@ -75,7 +78,14 @@ class ServerSampler:
         self.has_weights = False
         timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout)
         # no proxy: only this address is spoken to; and no connection is kept: the server ends one while the learner works
-        self.http = urllib3.PoolManager(headers={"Connection": "close"}, maxsize=batch_size, timeout=timeout, retries=False)
+        self.http = bounded_pool(
+            REPLY_BYTES + BYTES_PER_TOKEN * max_new_tokens,
+            settings.timeout,
+            headers={"Connection": "close"},
+            maxsize=batch_size,
+            timeout=timeout,
+            retries=False,
+        )
         self.own_folder = settings.sync_folder is None
         if self.own_folder and not _is_loopback(settings.server):
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both see")
@@ -248,7 +258,10 @@ class ServerSampler:
         except HTTPError as error:
             raise SilentServerError(str(self._error(f"cannot be asked for {path}: {error}; {START_IT}"))) from error
         if 200 <= answer.status < 300:
-            return dict(answer.json()) if answer.data else {}
+            try:
+                return dict(answer.json()) if answer.data else {}
+            except (ValueError, TypeError, RecursionError) as error:
+                raise self._error(f"answers {path} with what is no JSON object; {START_IT}") from error
         problem = " ".join(answer.data.decode(errors="replace").split())[:400]
         refused = self._error(f"answers {path} with {answer.status}: {problem}{hint}")
         raise refused if answer.status < 500 else SilentServerError(str(refused))
