@@ -95,7 +95,7 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
     settings = {
         "judge": {"api_key": "abc", "auth_token": "", "url": "http://a:b@c", "HF_TOKEN": "x", "credentials": {"user": "me"}},
         "task": {
-            "reward": {"tokenSecret": "x", "db_pass": "x", "PGPASSWORD": "x", "eos_token_id": 2, "pass@1": 0.5, "num_pass": 3}
+            "reward": {"tokenSecret": "x", "db_pass": "x", "PGPASSWORD": "x", "eos_token_id": 2, "num_pass": 3}
         },
         "tokens": ["ghp_abcdefghijklmnopqrstuvwxyz012345", "fine"],
         "max_new_tokens": 64,
@@ -111,7 +111,7 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
         },
         "task": {
             "reward": {
-                "tokenSecret": REDACTED, "db_pass": REDACTED, "PGPASSWORD": REDACTED, "eos_token_id": 2, "pass@1": 0.5, "num_pass": 3,
+                "tokenSecret": REDACTED, "db_pass": REDACTED, "PGPASSWORD": REDACTED, "eos_token_id": 2, "num_pass": 3,
             }
         },
         "tokens": [REDACTED, "fine"],

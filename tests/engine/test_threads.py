@@ -82,7 +82,14 @@ def test_an_error_leaves_the_setting_as_it_was():
     assert torch.get_num_threads() == 2
 
 
-SHOW = "import os, sys, rlzoo.cli; sys.argv = ['rlzoo', '--version']\ntry: rlzoo.cli.main()\nfinally: print(os.environ.get('GOMP_SPINCOUNT'))"
+SHOW = """
+import os, sys, rlzoo.cli
+sys.argv = ["rlzoo", "--version"]
+try:
+    rlzoo.cli.main()
+finally:
+    print(os.environ.get("GOMP_SPINCOUNT"))
+"""
 
 
 @pytest.mark.parametrize(
