@@ -94,9 +94,7 @@ def test_a_value_is_known_by_its_name(text, rest):
 def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
     settings = {
         "judge": {"api_key": "abc", "auth_token": "", "url": "http://a:b@c", "HF_TOKEN": "x", "credentials": {"user": "me"}},
-        "task": {
-            "reward": {"tokenSecret": "x", "db_pass": "x", "PGPASSWORD": "x", "eos_token_id": 2, "num_pass": 3}
-        },
+        "task": {"reward": {"tokenSecret": "x", "db_pass": "x", "PGPASSWORD": "x", "eos_token_id": 2, "num_pass": 3}},
         "tokens": ["ghp_abcdefghijklmnopqrstuvwxyz012345", "fine"],
         "max_new_tokens": 64,
         "pad_token": None,
