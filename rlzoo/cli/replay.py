@@ -85,13 +85,13 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     steps = f", after step {result.skip_steps}" if result.skip_steps else ""
     console.print(f"{run.num_responses} responses to update on in {run.path}{steps}{matched}")
     table = Table(box=None, pad_edge=False)
-    for column in ("policy", "clipped", "A < 0", "A > 0", "lre_max", "corrected", "95 %", "noise", "ess", "cosine"):
+    for column in ("policy", "clipped", "A < 0", "A > 0", "lre_max", "95 %", "noise", "ess", "cosine"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for rule in result.rules:
         profile = rule.replayed.profile
         rows = rule.replayed.table.judged()
         below, above = (rows.clipped[rows.advantage * sign > 0] for sign in (-1, 1))
-        numbers = (profile.clip_fraction, float(below.mean()), float(above.mean()), profile.lre_max, profile.lre_max_corrected)
+        numbers = (profile.clip_fraction, float(below.mean()), float(above.mean()), profile.lre_max)
         cosine = rule.cosine.mean if rule.cosine else None
         table.add_row(
             rule.label,
