@@ -136,7 +136,7 @@ class Learner:
         """
         self._check_schedule(folder, num_optimizer_steps, scheduler)
         try:
-            self.optimization.load(folder)
+            self.optimization.load(folder, num_optimizer_steps)
             written = json.loads(read_text(folder / "policy.json", SETTINGS))
             settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
             policy = type(self.policy).model_validate_json(json.dumps(settings))
@@ -153,15 +153,19 @@ class Learner:
         self.num_optimizer_steps = num_optimizer_steps
 
     def _check_schedule(self, folder: Path, num_optimizer_steps: int, scheduler: Mapping[str, Any]) -> None:
-        """Refuse a learning rate that this run does not have after so many optimizer steps."""
+        """Refuse a learning rate that this run's schedule does not have where it claims to be."""
         own, course = self.scheduler.state_dict(), self.scheduler
-        lr = [base * factor(num_optimizer_steps) for base, factor in zip(course.base_lrs, course.lr_lambdas, strict=True)]
-        known = {"last_epoch": num_optimizer_steps, "base_lrs": own["base_lrs"], "_last_lr": lr}
-        wrong = [key for key, value in known.items() if scheduler.get(key) != value]
+        at, wrong = scheduler.get("last_epoch"), []
+        if type(at) is not int or at < num_optimizer_steps:  # updates without a step of the optimizer count too
+            wrong.append("last_epoch")
+        else:
+            lr = [base * factor(at) for base, factor in zip(course.base_lrs, course.lr_lambdas, strict=True)]
+            known = {"base_lrs": own["base_lrs"], "_last_lr": lr}
+            wrong += [key for key, value in known.items() if scheduler.get(key) != value]
         if wrong or scheduler.keys() != own.keys():
             raise UserError(
                 f"--resume: the learning rate's schedule in {str(folder)!r} does not belong to this run: "
-                f"{', '.join(wrong) or 'its keys'} differ from those after {num_optimizer_steps} optimizer steps"
+                f"{', '.join(wrong) or 'its keys'} cannot be of this run after {num_optimizer_steps} optimizer steps"
             )
 
     def update(
