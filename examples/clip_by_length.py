@@ -4,8 +4,8 @@
     python examples/clip_by_length.py runs/gspo clip-by-length.svg
 
 Every rule judges the same recorded log-probs (`rlzoo replay` does the same), its widths scaled until it clips a tenth of all
-responses with an advantage; of the tokens, for grpo. Bars are 95 % Wilson intervals. ``lre_max`` is printed beside its noise:
-what so many responses would give if every length were clipped alike.
+responses with an advantage; of the tokens, for grpo. Bars are 95 % intervals over prompts. ``lre_max`` is printed beside its
+noise: what so many prompts would give if every length were clipped alike.
 """
 
 from __future__ import annotations

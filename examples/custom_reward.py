@@ -28,5 +28,5 @@ def main() -> None:
     print(f"run directory {result.path}")
 
 
-if __name__ == "__main__":  # the worker process imports this file
+if __name__ == "__main__":  # the reward is imported from this file
     main()

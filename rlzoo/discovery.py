@@ -120,12 +120,18 @@ def _is_same(one: Plugin, other: Plugin) -> bool:
         return (one.name, one.source) == (other.name, other.source)
     if one.file == other.file:
         return True
-    return digest(_whole(one.file)) == digest(_whole(other.file))
+    first, second = _whole(one.file), _whole(other.file)
+    return _unnumbered(first) == _unnumbered(second) and digest(first) == digest(second)
 
 
 def _whole(file: Path) -> Path:
     """A module's file, or the folder of a package."""
     return file.parent if file.name == "__init__.py" else file
+
+
+def _unnumbered(path: Path) -> str:
+    """The name of a plugin, also where a run directory has numbered its copy."""
+    return re.sub(r"-\d+$", "", path.stem)
 
 
 def _replaces(new: Plugin, installed: Plugin) -> bool:

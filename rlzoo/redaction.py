@@ -128,8 +128,8 @@ def is_secret_name(name: str) -> bool:
     """Whether a setting, parameter or environment variable is named like a secret.
 
     Example:
-        >>> [is_secret_name(name) for name in ("PGPASSWORD", "judge.apiKey", "token_secret", "max_tokens", "token_mean", "pass@k")]
-        [True, True, True, False, False, False]
+        >>> [is_secret_name(name) for name in ("PGPASSWORD", "judge.apiKey", "max_tokens", "token_mean", "pass@k")]
+        [True, True, False, False, False]
     """
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return _ANYWHERE.search(words) is not None or _AT_THE_END.fullmatch(words) is not None

@@ -115,7 +115,7 @@ class LearnerConfig(Section):
         None,
         ge=1,
         description="after a step whose gradient norm is so many times the median of the last 50 steps, take the newest "
-        "checkpoint's weights again; null for never",
+        "periodic checkpoint's weights again; null for never",
     )
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import math
 import os
 import pickle
@@ -27,20 +28,19 @@ SPARE_SECONDS = 1.0
 """CPU time in seconds that a call may take beyond its limit, before the kernel ends a worker whose parent has not."""
 
 
-def send(connection: socket.socket, message: object) -> None:
+def send(connection: socket.socket, content: bytes) -> None:
     """Send one message."""
-    content = pickle.dumps(message)
     connection.sendall(HEADER.pack(len(content)) + content)
 
 
-def receive(connection: socket.socket) -> Any:
+def receive(connection: socket.socket) -> bytes:
     """The next message.
 
     Raises:
         EOFError: the other side is gone.
     """
     (length,) = HEADER.unpack(_exactly(connection, HEADER.size))
-    return pickle.loads(_exactly(connection, length))
+    return _exactly(connection, length)
 
 
 def _exactly(connection: socket.socket, number: int) -> bytes:
@@ -84,26 +84,31 @@ def limit_cpu_time(seconds: float) -> None:
 
 def serve(connection: socket.socket) -> None:
     """Answer calls with ``(is_done, value or reason)`` until the parent is gone."""
-    path, pickled = receive(connection)
+    path, pickled = pickle.loads(receive(connection))
     sys.path[:] = path
     try:
         function, start = pickle.loads(pickled)
         start()
     except BaseException as error:
-        send(connection, (False, reason(error)))
+        send(connection, _reply(False, reason(error)))
         return
-    send(connection, (True, None))
+    send(connection, _reply(True, None))
     while True:
-        arguments, seconds = receive(connection)
+        arguments, seconds = pickle.loads(receive(connection))
         send(connection, _called(function, arguments, seconds))
 
 
-def _called(function: Callable[..., Any], arguments: bytes, seconds: float) -> tuple[bool, bytes | str]:
+def _called(function: Callable[..., Any], arguments: bytes, seconds: float) -> bytes:
     try:
         limit_cpu_time(seconds)
-        return True, pickle.dumps(function(*pickle.loads(arguments)))
+        return _reply(True, function(*pickle.loads(arguments)))
     except BaseException as error:  # a function that leaves, or says that somebody pressed Ctrl-C, has failed as any other
-        return False, reason(error)
+        return _reply(False, reason(error))
+
+
+def _reply(is_done: bool, value: object) -> bytes:
+    """In JSON: what a worker answers must not run code in the parent."""
+    return json.dumps([is_done, value]).encode()
 
 
 def main(calls: int, life: int) -> None:

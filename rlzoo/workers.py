@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -87,7 +88,7 @@ class Worker:
         return self.close.alive and self._process.poll() is None
 
     def call(self, arguments: tuple[Any, ...], timeout: float) -> Any:
-        """The function's value.
+        """The function's value, a number or text.
 
         Args:
             arguments: of the function.
@@ -100,7 +101,7 @@ class Worker:
         is_done, value = self._exchange((pickle.dumps(arguments), timeout), timeout)
         if not is_done:
             raise WorkerError(value)
-        return pickle.loads(value)
+        return value
 
     def _ready(self, function: Callable[..., Any], start: Callable[[], object]) -> None:
         path = [entry or str(Path.cwd()) for entry in sys.path]
@@ -115,12 +116,13 @@ class Worker:
     def _exchange(self, message: object, timeout: float) -> Any:
         self._connection.settimeout(timeout)
         try:
-            send(self._connection, message)
-            return receive(self._connection)
+            send(self._connection, pickle.dumps(message))
+            is_done, value = json.loads(receive(self._connection))
+            return bool(is_done), value
         except TimeoutError:
             self.close()
             raise WorkerTimeoutError(f"took longer than {timeout:g} s") from None
-        except (EOFError, OSError, pickle.UnpicklingError):
+        except (EOFError, OSError, ValueError, TypeError):
             raise WorkerError(self._ended()) from None
         except BaseException:  # Ctrl-C: nobody waits for the answer any more
             self.close()

@@ -94,7 +94,7 @@ def test_a_value_is_known_by_its_name(text, rest):
 def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
     settings = {
         "judge": {"api_key": "abc", "auth_token": "", "url": "http://a:b@c", "HF_TOKEN": "x", "credentials": {"user": "me"}},
-        "task": {"reward": {"tokenSecret": "x", "db_pass": "x", "PGPASSWORD": "x", "eos_token_id": 2, "pass@1": 0.5, "num_pass": 3}},
+        "task": {"reward": {"tokenSecret": "x", "db_pass": "x", "PGPASSWORD": "x", "eos_token_id": 2, "num_pass": 3}},
         "tokens": ["ghp_abcdefghijklmnopqrstuvwxyz012345", "fine"],
         "max_new_tokens": 64,
         "pad_token": None,
@@ -109,7 +109,7 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
         },
         "task": {
             "reward": {
-                "tokenSecret": REDACTED, "db_pass": REDACTED, "PGPASSWORD": REDACTED, "eos_token_id": 2, "pass@1": 0.5, "num_pass": 3,
+                "tokenSecret": REDACTED, "db_pass": REDACTED, "PGPASSWORD": REDACTED, "eos_token_id": 2, "num_pass": 3,
             }
         },
         "tokens": [REDACTED, "fine"],
@@ -152,10 +152,17 @@ def test_a_secret_of_the_environment_is_known_wherever_it_stands(monkeypatch, na
     assert redact("x planted-value y") == f"x {REDACTED} y"
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("HF_TOKEN", "short"), ("TOKENIZERS_PARALLELISM", "planted-value"), ("PWD", "/home/planted"), ("OLDPWD", "/home/planted"),
-    ("GOOGLE_APPLICATION_CREDENTIALS", "/home/planted"), ("SSH_AUTH_SOCK", "/run/planted"),
-])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN", "short"),
+        ("TOKENIZERS_PARALLELISM", "planted-value"),
+        ("PWD", "/home/planted"),
+        ("OLDPWD", "/home/planted"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/home/planted"),
+        ("SSH_AUTH_SOCK", "/run/planted"),
+    ],
+)
 def test_what_is_short_or_named_otherwise_is_no_secret_of_the_environment(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert redact(f"x {value} y") == f"x {value} y"

@@ -22,6 +22,7 @@ WIDE = {"hidden_size": 768, "intermediate_size": 2304, "num_layers": 6, "num_hea
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16 weights": {"settings": ["model.dtype=bfloat16"]},
+    "bfloat16 weights without float32 copies": {"settings": ["model.dtype=bfloat16", "learner.master_weights=false"]},
     "bfloat16 autocast": {"settings": ["learner.autocast=bfloat16"]},
     "gradient checkpointing": {"settings": ["learner.gradient_checkpointing=true"]},
     "gradient checkpointing, bfloat16 weights": {"settings": ["learner.gradient_checkpointing=true", "model.dtype=bfloat16"]},

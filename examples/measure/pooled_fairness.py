@@ -1,7 +1,7 @@
 """Rules on the rollouts of several short runs together, each run's widths scaled to one clip fraction.
 
 ``python examples/measure/pooled_fairness.py FOLDER [FOLDER ...] --config smollm2-text --clip fspo,gspo,rloo,grpo``: a row for
-each rule and kind of run, and for all runs, with the length reweighting error of the pooled responses and its 95 % bootstrap
+each rule and kind of run, and for all runs, with the length reweighting error of the pooled responses and its 95 %
 interval over prompts.
 """
 
@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from rlzoo.analysis.profile import LengthProfile
-from rlzoo.analysis.response_table import ResponseTable, pooled
+from rlzoo.analysis.response_table import ResponseTable, pooled_runs
 from rlzoo.config import RunConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     records, _ = find_runs(options.folders)
     names = options.clip.split(",")
-    tables: dict[tuple[str, str], list[ResponseTable]] = {}
+    tables: dict[tuple[str, str], dict[int, list[ResponseTable]]] = {}
     for record in records:
         run = RecordedRun.read(record.path)
         for name in names:
@@ -36,11 +36,11 @@ def main() -> None:
             matched = match_clip_fraction(policy, options.fraction, clip_fraction_of(run))
             table = replay(run, matched).table
             for kind in (record.policy, "all"):
-                tables.setdefault((kind, name), []).append(table)
+                tables.setdefault((kind, name), {}).setdefault(record.seed, []).append(table)
     print("| rollouts of | rule | responses | clipped | lre_max | noise | clipped by length, short to long |")
     print("|---|---|---|---|---|---|---|")
     for (kind, name), found in sorted(tables.items()):
-        profile = LengthProfile.of(pooled(found))
+        profile = LengthProfile.of(pooled_runs(map(ResponseTable.concat, found.values())))
         if profile is None or profile.lre_max is None or profile.lre_max_interval is None or profile.lre_noise is None:
             continue
         low, high = profile.lre_max_interval

@@ -53,6 +53,7 @@ def numbers(record: RunRecord, names: list[str], configs: list[str], fraction: f
             "rule": rule.label,
             "matched_clip_fraction": profile.clip_fraction,
             "lre_max": profile.lre_max,
+            "lre_max_corrected": profile.lre_max_corrected,
             "lre_mean": profile.lre_mean,
             "lre_noise": profile.lre_noise,
             "ess": profile.ess,

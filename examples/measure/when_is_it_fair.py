@@ -66,6 +66,7 @@ def part_of(run: RecordedRun, part: Part) -> RecordedRun:
             }
             sequences = tuple(sequence for sequence, keep in zip(update.sequences, rows.tolist(), strict=True) if keep)
             changed = {"inputs": type(update.inputs)(**inputs), "group": update.group[rows], "sequences": sequences}
+            changed["weights"] = None if update.weights is None else update.weights[rows]
             kept.append(dataclasses.replace(update, **changed))
     return dataclasses.replace(run, updates=tuple(kept))
 

@@ -1,21 +1,24 @@
-"""How surely a clip profile is known: Wilson intervals, a bootstrap of the length reweighting error, and its noise floor."""
+"""Intervals of clip fractions and of the length reweighting error that draw whole prompts, and the error noise alone gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
-from rlzoo.fairness import NUM_BINS, length_reweighting_error
+from rlzoo.fairness import NUM_BINS
 
 Array = NDArray[Any]
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 200
+PRIOR_DEGREES = 4.0  # degrees of freedom that the design effect of all bins has in that of one
+NUM_DRAWS = 2000  # of the noise in a length reweighting error
 NUM_RESAMPLES_OF_MEAN = 2000
 Interval = tuple[float, float]
 
@@ -29,66 +32,166 @@ def wilson(successes: Array, trials: Array, confidence: float = CONFIDENCE) -> t
         trials: how many independent ones there were.
         confidence: the interval's.
     """
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = successes / trials
-        middle = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
-        half = z / (1 + z**2 / trials) * np.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
+        return _wilson(successes / trials, trials, NormalDist().inv_cdf(0.5 + confidence / 2))
+
+
+def _wilson(share: Array, trials: Array, z: Array | float) -> tuple[Array, Array]:
+    middle = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    half = z / (1 + z**2 / trials) * np.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
     return np.clip(middle - half, 0.0, 1.0), np.clip(middle + half, 0.0, 1.0)
 
 
-def bootstrap_lre(bins: Array, clipped: Array, groups: Array, seed: int = 0) -> tuple[Interval, Interval] | None:
-    """Bootstrap percentile intervals of ``lre_max`` and ``lre_mean``, 95 %, drawing whole groups.
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Clip decisions added up by prompt and length bin: a prompt's responses, over all epochs, are one observation.
 
-    Responses to one prompt are alike in length and in how far they moved, so prompts are drawn, not responses. Both
-    quantities are made of absolute values, so noise adds to them and to both ends of their intervals: the interval holds the
-    truth about as often as it says where the truth is well above `lre_noise`, and lies above it elsewhere.
-
-    Args:
-        bins: ``(n,)`` length bin of each response with non-zero advantage.
-        clipped: ``(n,)`` 0 to 1.
-        groups: ``(n,)`` whom to draw together; any numbers.
-        seed: of the resampling.
-
-    Returns:
-        The two intervals, or None with fewer than two groups, or where resamples have everything clipped.
+    Example:
+        ``Clusters.of(bins, clipped, prompts).proportions()``
     """
-    names, group = np.unique(groups, return_inverse=True)
-    if len(names) < 2:
-        return None
-    cells = group * NUM_BINS + bins
-    count = np.bincount(cells, minlength=len(names) * NUM_BINS).reshape(-1, NUM_BINS).astype(float)
-    total = np.bincount(cells, weights=clipped, minlength=len(names) * NUM_BINS).reshape(-1, NUM_BINS)
 
-    def statistic(drawn: Array) -> Array:
-        times = _times_drawn(drawn, len(names))
-        return np.stack(_lre(times @ count, times @ total))
+    count: Array  # (m, K) rows of each prompt in each bin
+    clipped: Array  # (m, K) sum of their clip decisions
 
-    low, high = _percentile_interval(statistic, len(names), NUM_RESAMPLES, seed)
-    if np.isnan([*low, *high]).any():
-        return None
-    return (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
+    @classmethod
+    def of(cls, bins: Array, clipped: Array, prompts: Array) -> Clusters:
+        """Add up rows.
+
+        Args:
+            bins: ``(n,)`` length bin of each row.
+            clipped: ``(n,)`` clip decisions, 0 to 1.
+            prompts: ``(n,)`` which prompt each row answers; any numbers.
+        """
+        names, index = np.unique(prompts, return_inverse=True)
+        cells, size = index * NUM_BINS + bins, len(names) * NUM_BINS
+        count = np.bincount(cells, minlength=size).astype(float)
+        total = np.bincount(cells, weights=clipped, minlength=size)
+        return cls(count.reshape(-1, NUM_BINS), total.reshape(-1, NUM_BINS))
+
+    def proportions(self) -> tuple[Array, Array]:
+        """95 % intervals of the clip fraction of each bin, ``(K,)`` low and high; NaN for an empty bin.
+
+        Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as survey statistics
+        does for clustered samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey
+        Statistics and Methodology 7 (2019), 334). ``v`` is the variance between prompts; with few of them it is uncertain,
+        and moderated by the design effect of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). A
+        bin with a fraction of 0 or 1 shows no variance; there every prompt counts as one row.
+        """
+        number = self.count.sum(0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = self.clipped.sum(0) / number
+            prompts = _effective_prompts(self.count)
+            degrees = np.maximum(np.nan_to_num(prompts) - 1, 0.0)
+            simple = share * (1 - share) / number  # what independent rows would have
+            effect = np.square(_influence(self.count, self.clipped)).sum(0) / simple
+            known = (simple > 0) & (degrees > 0)
+            pooled = (degrees * effect)[known].sum() / degrees[known].sum()
+            effect = np.where(known, (degrees * effect + PRIOR_DEGREES * pooled) / (degrees + PRIOR_DEGREES), np.nan)
+            effective = np.where(effect > 0, number / np.maximum(effect, 1.0), prompts)
+            return _wilson(share, effective, _t_quantile(prompts))
+
+    def reweighting(self) -> tuple[Reweighting, Reweighting] | None:
+        """``lre_max`` and ``lre_mean`` with what noise does to them; None where everything is clipped."""
+        number = self.count.sum(0)
+        accepted = self.count - self.clipped
+        if not accepted.sum() > 0:
+            return None
+        share = number / number.sum()
+        mean = accepted.sum() / number.sum()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            weight = np.where(number > 0, accepted.sum(0) / number / mean, 1.0)
+            moved = _influence(self.count, accepted)
+        whole = _influence(self.count.sum(1, keepdims=True), accepted.sum(1, keepdims=True))
+        influence = np.where(number > 0, (moved - weight * whole) / mean, 0.0)  # of each prompt on each weight
+        quantile = _t_quantile(_effective_prompts(self.count))
+        deviation = weight - 1
+        signs = share * (1 - 2 * (np.arange(2**NUM_BINS)[:, None] >> np.arange(NUM_BINS) & 1))
+        worst = (np.abs(deviation) + quantile * np.sqrt(np.square(influence).sum(0))).max()
+        spread = np.sqrt(np.square(influence @ signs.T).sum(0))
+        mean_high = (signs @ deviation + quantile[number > 0].max() * spread).max()
+        noise = _draws(influence)
+        return (
+            _reweighting(deviation, noise, lambda values: np.abs(values).max(-1), float(worst)),
+            _reweighting(deviation, noise, lambda values: np.abs(values) @ share, float(mean_high)),
+        )
 
 
-def lre_noise(bins: Array, clipped: Array, seed: int = 0) -> float | None:
-    """The ``lre_max`` to expect of so many responses when every length is clipped alike: the mean over shuffled decisions.
+@dataclass(frozen=True, slots=True)
+class Reweighting:
+    """A length reweighting error, and what is known of it.
 
-    Args:
-        bins: ``(n,)`` length bin of each response.
-        clipped: ``(n,)`` 0 to 1.
-        seed: of the shuffles.
+    The error is a function of absolute values, so noise adds to it. ``corrected`` is the error under which the one that was
+    measured is the median of what a sample of these prompts would show, and the lower end of the interval is the error under
+    which it is the 97.5 % quantile: 0 where no error at all explains it (test inversion, Carpenter, Journal of the Royal
+    Statistical Society B 61 (1999), 159). The upper end is the largest upper end of any linear form ``c (w - 1)`` that the
+    error is the maximum of, so it holds the truth whichever bin is the worst. By construction
+    ``low <= corrected <= value <= high``, since the chance of a value below what was measured falls with the error
+    (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
 
-    Returns:
-        None where everything is clipped.
+    Example:
+        ``Clusters.of(bins, clipped, prompts).reweighting()[0].corrected``
     """
-    if clipped.mean() >= 1:
-        return None
-    rng = np.random.default_rng(seed)
-    member = (np.sort(bins)[:, None] == np.arange(NUM_BINS)).astype(np.float32)
-    decisions = np.sort(clipped).astype(np.float32)  # both sorted: the answer does not depend on the order of the rows
-    shuffled = rng.permuted(np.broadcast_to(decisions, (NUM_RESAMPLES // 4, len(bins))), axis=1)
-    worst, _ = _lre(np.broadcast_to(member.sum(0), (len(shuffled), NUM_BINS)), shuffled @ member)
-    return float(worst.mean())
+
+    value: float
+    corrected: float
+    interval: Interval | None  # 95 %; None where no prompt differs from another
+    noise: float  # the error to expect of so many prompts if every length were clipped alike
+
+
+def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array], high: float) -> Reweighting:
+    """The error of ``w - 1``, given draws ``(n, K)`` of what noise adds to it and the upper end of its interval."""
+    value, alone = float(error(deviation)), error(noise)
+    if not noise.any():
+        return Reweighting(value, value, None, 0.0)
+    shape = deviation / value if value > 0 else deviation
+
+    def at(chance: float) -> float:
+        """The error under which a sample shows ``value`` or less with this chance; 0 where even none gives more."""
+        if value == 0 or np.mean(alone <= value) <= chance:
+            return 0.0
+        low, middle, above = 0.0, 0.0, value
+        for _ in range(20):
+            middle = (low + above) / 2
+            if np.mean(error(middle * shape + noise) <= value) > chance:
+                low = middle
+            else:
+                above = middle
+        return middle
+
+    tail = (1 - CONFIDENCE) / 2
+    low, corrected = at(1 - tail), at(0.5)
+    return Reweighting(value, corrected, (min(low, corrected), max(value, high)), float(alone.mean()))
+
+
+def _influence(count: Array, total: Array) -> Array:
+    """What each prompt adds to the error of ``total / count``, ``(m, K)``; their squares add up to its variance.
+
+    Deviations are enlarged by the leverage of a prompt, so that the variance is not too small with few of them (CR2 of Bell and
+    McCaffrey, Survey Methodology 28 (2002), 169).
+    """
+    number = np.where(count.sum(0) > 0, count.sum(0), 1.0)
+    leverage = count / number
+    residual = total - total.sum(0) / number * count
+    return np.asarray(residual / number / np.sqrt(np.where(leverage < 1, 1 - leverage, 1.0)))
+
+
+def _effective_prompts(count: Array) -> Array:
+    """Kish's effective number of prompts in each bin: that many of equal size tell as much."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(count.sum(0) ** 2 / np.square(count).sum(0))
+
+
+def _t_quantile(prompts: Array) -> Array:
+    degrees = np.maximum(np.nan_to_num(prompts, nan=2.0) - 1, 1.0)
+    return np.asarray(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
+
+
+def _draws(influence: Array) -> Array:
+    """Normal draws ``(n, K)`` with the covariance of sums over prompts, each with its mirror image."""
+    values, vectors = np.linalg.eigh(influence.T @ influence)
+    values = np.where(values > 1e-12 * values[-1], values, 0.0)  # rounding of what is exactly 0
+    drawn = np.random.default_rng(0).standard_normal((NUM_DRAWS // 2, NUM_BINS)) * np.sqrt(values) @ vectors.T
+    return np.concatenate([drawn, -drawn])
 
 
 def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
@@ -133,14 +236,3 @@ def _percentile_interval(
     tail = (1 - CONFIDENCE) / 2
     low, high = np.percentile(statistic(drawn), [100 * tail, 100 * (1 - tail)], axis=-1)
     return low, high
-
-
-def _times_drawn(drawn: Array, number: int) -> Array:
-    """How often each of ``number`` groups was drawn, ``(n, number)``, from the groups drawn, ``(n, m)``."""
-    cells = drawn + number * np.arange(len(drawn))[:, None]
-    return np.bincount(cells.ravel(), minlength=number * len(drawn)).reshape(len(drawn), number).astype(float)
-
-
-def _lre(count: Array, clipped: Array) -> tuple[Array, Array]:
-    worst, mean = length_reweighting_error(torch.tensor(count), torch.tensor(clipped))
-    return worst.numpy(), mean.numpy()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlzoo.analysis.intervals import Interval, bootstrap_lre, lre_noise, wilson
+from rlzoo.analysis.intervals import Clusters, Interval
 from rlzoo.analysis.response_table import ResponseTable
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, effective_sample_size, length_reweighting_error
+from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, effective_sample_size
 
 MOVED = 1e-5  # nats, root mean square per token: below it a log-ratio is rounding, not a step of the optimizer
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -19,10 +19,10 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class Fractions:
-    """Clip fractions of the length bins, short to long, with 95 % Wilson intervals; NaN for an empty bin.
+    """Clip fractions of the length bins, short to long, with 95 % intervals over prompts; NaN for an empty bin.
 
     Example:
-        10 of 100 responses in a bin: ``fraction`` .1, ``low`` .055, ``high`` .174.
+        10 of 100 responses in a bin, each to a prompt of its own: ``fraction`` .1, ``low`` .055, ``high`` .176.
     """
 
     count: tuple[int, ...]
@@ -31,12 +31,17 @@ class Fractions:
     high: tuple[float, ...]
 
     @classmethod
-    def of(cls, clipped_rows: torch.Tensor, index: torch.Tensor) -> Fractions:
-        """Count clip decisions ``(n,)`` by bin; ``index`` is the bin of each."""
-        count, clipped = bin_sums(index, torch.ones_like(clipped_rows)), bin_sums(index, clipped_rows)
-        low, high = wilson(clipped.numpy(), count.numpy())
+    def of(cls, rows: ResponseTable, index: torch.Tensor) -> Fractions:
+        """Count clip decisions by bin; ``index`` ``(n,)`` is the bin of each row."""
+        count, clipped = bin_sums(index, torch.ones_like(rows.clipped)), bin_sums(index, rows.clipped)
+        low, high = clusters(rows, index).proportions()
         share = tuple((clipped / count).tolist())
         return cls(tuple(int(number) for number in count), share, tuple(low.tolist()), tuple(high.tolist()))
+
+
+def clusters(rows: ResponseTable, index: torch.Tensor) -> Clusters:
+    """The rows' clip decisions by prompt and bin; ``index`` ``(n,)`` is the bin of each row."""
+    return Clusters.of(index.numpy(), rows.clipped.double().numpy(), rows.group.numpy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +60,11 @@ class LengthProfile:
     above: Fractions  # A > 0
     lre_max: float | None  # None when everything is clipped
     lre_mean: float | None
-    lre_max_interval: Interval | None
+    lre_max_corrected: float | None  # without what noise adds, see `rlzoo.analysis.intervals.Reweighting`
+    lre_mean_corrected: float | None
+    lre_max_interval: Interval | None  # 95 %; holds both the error and the corrected one
     lre_mean_interval: Interval | None
-    lre_noise: float | None  # lre_max to expect of so many rows if every length were clipped alike
+    lre_noise: float | None  # lre_max to expect of so many prompts if every length were clipped alike
     ess: float  # of the weights with which responses reach the gradient
     ess_by_length: tuple[float, ...]
     gradient_mass: tuple[float, ...]  # shares of sum |dJ/dlog_probs|, adding up to 1
@@ -69,33 +76,31 @@ class LengthProfile:
     def of(cls, table: ResponseTable) -> LengthProfile | None:
         """The profile of pooled rows; None if none has a non-zero advantage.
 
-        Groups of different rollout batches must have different numbers.
+        Rows of several runs must have been put together by `rlzoo.analysis.response_table.pooled_runs`.
         """
         rows = table.judged()
         if len(rows.length) == 0:
             return None
         edges = bin_edges(rows.length)
         index = bin_index(rows.length, edges)
-        count = bin_sums(index, torch.ones_like(rows.length))
-        worst, mean = length_reweighting_error(count, bin_sums(index, rows.clipped))
-        bins, clipped = index.numpy(), rows.clipped.double().numpy()
-        intervals = bootstrap_lre(bins, clipped, rows.group.numpy())
+        worst, mean = clusters(rows, index).reweighting() or (None, None)
         mass = bin_sums(index, rows.gradient_mass)
         sides = {sign: rows.advantage * sign > 0 for sign in (-1, 1)}
         sigma_root, standardised, drift = _gaussian(rows, index)
-        known = not math.isnan(float(worst))
         return cls(
             edges=tuple(edges.tolist()),
             median_length=_by_bin(index, rows.length, lambda lengths: float(lengths.median())),
             clip_fraction=float(rows.clipped.double().mean()),
-            both=Fractions.of(rows.clipped, index),
-            below=Fractions.of(rows.clipped[sides[-1]], index[sides[-1]]),
-            above=Fractions.of(rows.clipped[sides[1]], index[sides[1]]),
-            lre_max=float(worst) if known else None,
-            lre_mean=float(mean) if known else None,
-            lre_max_interval=intervals[0] if intervals else None,
-            lre_mean_interval=intervals[1] if intervals else None,
-            lre_noise=lre_noise(bins, clipped),
+            both=Fractions.of(rows, index),
+            below=Fractions.of(rows.where(sides[-1]), index[sides[-1]]),
+            above=Fractions.of(rows.where(sides[1]), index[sides[1]]),
+            lre_max=worst.value if worst else None,
+            lre_mean=mean.value if mean else None,
+            lre_max_corrected=worst.corrected if worst else None,
+            lre_mean_corrected=mean.corrected if mean else None,
+            lre_max_interval=worst.interval if worst else None,
+            lre_mean_interval=mean.interval if mean else None,
+            lre_noise=worst.noise if worst else None,
             ess=effective_sample_size(rows.weight),
             ess_by_length=_by_bin(index, rows.weight, effective_sample_size),
             gradient_mass=tuple((mass / mass.sum()).tolist()),
@@ -116,6 +121,8 @@ class LengthProfile:
         for name, value, interval in (
             ("lre_max", self.lre_max, self.lre_max_interval),
             ("lre_mean", self.lre_mean, self.lre_mean_interval),
+            ("lre_max_corrected", self.lre_max_corrected, None),
+            ("lre_mean_corrected", self.lre_mean_corrected, None),
             ("lre_noise", self.lre_noise, None),
         ):
             metrics |= {} if value is None else {f"fairness/{name}": value}

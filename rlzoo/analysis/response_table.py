@@ -16,7 +16,7 @@ from rlzoo.types import ClipInputs, ClipResult
 
 @dataclass(frozen=True, slots=True)
 class ResponseTable:
-    """One row per response and optimizer step; every column is float32 ``(n,)`` on the CPU.
+    """One row per response and optimizer step; every column but the last is float32 ``(n,)``, on the CPU.
 
     A column of clip decisions holds the share of the response's tokens for a token rule, 0 or 1 for a sequence rule.
 
@@ -43,11 +43,11 @@ class ResponseTable:
     token_log_ratio_max: Tensor
     entropy_sum: Tensor
     kl_sum: Tensor
-    group: Tensor  # which prompt's, a number within the rollout batch
+    group: Tensor  # int64, which prompt of the run, from `prompt_ids`: the same in every epoch and minibatch
 
     @classmethod
     def concat(cls, tables: Sequence[ResponseTable]) -> ResponseTable:
-        """All rows of several tables."""
+        """All rows of several tables of one run; those of different runs need `pooled_runs`."""
         return cls(*(torch.cat([getattr(table, field.name) for table in tables]) for field in fields(cls)))
 
     @classmethod
@@ -70,7 +70,7 @@ class ResponseTable:
             result: what it answered.
             gradient: ``(B, T)`` g = dJ/dlog_probs, of the policy's objective alone.
             on_policy_gradient: ``(B, T)`` the same with ``log_probs = old_log_probs``.
-            group: ``(B,)`` which prompt each response answers.
+            group: ``(B,)`` int64, which prompt of the run each response answers; see `prompt_ids`.
             entropy: ``(B, T)`` in nats; None: 0.
             kl: ``(B, T)`` in nats; None: 0.
         """
@@ -98,9 +98,9 @@ class ResponseTable:
             token.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True),
             none if entropy is None else ops.sequence_sum(entropy, mask),
             none if kl is None else ops.sequence_sum(kl, mask),
-            group[:, None],
         )
-        return cls(*(column.squeeze(-1).float().cpu() for column in columns))
+        rows = cls(*(column.squeeze(-1).float().cpu() for column in (*columns, group[:, None])))
+        return replace(rows, group=group.long().cpu())
 
     def where(self, keep: Tensor) -> ResponseTable:
         """The rows for which ``keep``, bool ``(n,)``, holds."""
@@ -116,12 +116,23 @@ class ResponseTable:
         return ClipStats.of(edges, rows.length, rows.advantage, rows.clipped, rows.log_ratio)
 
 
-def pooled(tables: Iterable[ResponseTable]) -> ResponseTable:
-    """Rows of several rollout batches, their prompts numbered apart."""
-    numbered, start = [], 0.0
+def prompt_ids(step: int, group_ids: Tensor) -> Tensor:
+    """Numbers of prompts that are unique within a run, int64, of the groups ``(B,)`` of one rollout step.
+
+    Example:
+        >>> prompt_ids(1, torch.tensor([0, 0, 1])).unique().numel()
+        2
+    """
+    return step * 2**32 + group_ids.long()
+
+
+def pooled_runs(tables: Iterable[ResponseTable]) -> ResponseTable:
+    """Rows of several runs, a table each, their prompts numbered apart."""
+    numbered, start = [], 0
     for table in tables:
-        numbered.append(replace(table, group=table.group + start))
-        start += float(table.group.max()) + 1 if len(table.group) else 0.0
+        names, index = torch.unique(table.group, return_inverse=True)
+        numbered.append(replace(table, group=index + start))
+        start += len(names)
     return ResponseTable.concat(numbered)
 
 

@@ -120,7 +120,7 @@ def _train(config: RunConfig, resume: bool, allow_changed_plugin: bool, showing:
             if showing.completions and is_due(step, config.steps):
                 display.say(completions(path, step, showing.completions))
 
-        result = train(config, observe, resume=resume)
+        result = train(config, observe, resume=resume, allow_changed_plugin=allow_changed_plugin)
     _print_result(console, result, showing)
 
 

@@ -82,9 +82,8 @@ def check_plugins_unchanged(config: RunConfig, *, allowed: bool) -> None:
     """
     assert config.output is not None, "a run is resumed in its directory"
     for plugin in changed_plugins(config.plugins, config.output / "plugins"):
-        what = (
-            f"plugin {str(plugin)!r} has changed since the run was started with what {str(config.output / 'plugins')!r} holds"
-        )
+        copies = str(config.output / "plugins")
+        what = f"plugin {str(plugin)!r} has changed since the run was started (its copy is in {copies!r})"
         if not allowed:
             raise UserError(f"--resume: {what}; put it back, or resume with the new code: --allow-changed-plugin")
         logger.warning("%s; resuming with the new code", what)

@@ -56,12 +56,13 @@ class Experience:
     response_mask: Tensor  # (B, T) bool, right-padded
     rollout_log_probs: Tensor  # (B, T) float32, from the sampler
     rewards: Tensor  # (B,) as the estimator of the advantages sees them
-    group_ids: Tensor  # (B,)
+    group_ids: Tensor  # (B,) within this batch
     advantages: Tensor  # (B, 1), or (B, T) with 0 on the padding, where a KL is part of the reward
     finished: Tensor | None = None  # (B,) bool, False: cut off at the length limit
     old_log_probs: Tensor | None = None  # (B, T) from the trainer; the learner fills it in
     ref_log_probs: Tensor | None = None  # (B, T) under the reference model, when a KL to it is wanted
     mismatch_weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective, where the sampler is corrected for
+    step: int = 0  # of the run: with a group's number it names a prompt
 
     @property
     def lengths(self) -> Tensor:

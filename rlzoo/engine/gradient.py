@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlzoo.analysis.response_table import ResponseTable
+from rlzoo.analysis.response_table import ResponseTable, prompt_ids
 from rlzoo.engine.experience import Experience
 from rlzoo.engine.judge import differentiated, judgement
 from rlzoo.engine.optimization import Optimization
@@ -160,7 +160,7 @@ class StepGradient:
         inputs, weights = self._inputs(rows, self.log_probs[rows].to(device))
         judged = judgement(self.policy, inputs, self.counts, self.max_length, weights)
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
-        group, entropy = self.experience.group_ids[rows].to(device), self.entropy[rows].to(device)
+        group, entropy = prompt_ids(self.experience.step, self.experience.group_ids[rows]), self.entropy[rows].to(device)
         read, answered = (inputs, judged.result), (judged.gradient, judged.on_policy_gradient)
         return gradient, ResponseTable.measure(*read, *answered, group=group, entropy=entropy, kl=kl), judged.objective
 

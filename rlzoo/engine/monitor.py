@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlzoo.analysis.profile import LengthProfile
-from rlzoo.analysis.response_table import ResponseTable, pooled
+from rlzoo.analysis.response_table import ResponseTable
 from rlzoo.engine.alarms import Alarms
 from rlzoo.errors import UserError
 from rlzoo.policy import ClipPolicy
@@ -74,7 +74,7 @@ class Monitor:
 
     def profile(self) -> LengthProfile | None:
         """The profile of all remembered rows; None if nothing could be learned from any."""
-        return LengthProfile.of(pooled(self._tables)) if self._tables else None
+        return LengthProfile.of(ResponseTable.concat(self._tables)) if self._tables else None
 
     def figure(self, step: int) -> Figure | None:
         """The clip fraction against length, as it stands after this step; None if nothing could be learned."""

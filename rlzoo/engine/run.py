@@ -7,6 +7,7 @@ import logging
 import shlex
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from rlzoo.engine.sampling import RolloutSource
 from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.engine.shaping import reward_metrics
 from rlzoo.engine.state import RunState, newest_state
+from rlzoo.engine.threads import Threads
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.tasks import Task
 from rlzoo.types import RolloutGroup
@@ -59,9 +61,8 @@ class Run:
         with ExitStack() as failed:
             checkpoint = None
             if resume:
-                self.directory = RunDirectory.resume(path, is_writer=self.is_main)
+                self.directory, checkpoint = self._reopen(path)
                 failed.callback(self.directory.close)
-                checkpoint = self._newest_state()
             elif self.is_main:
                 RunDirectory.check_free(path)
             self._prepare()
@@ -71,17 +72,31 @@ class Run:
                 self.directory = RunDirectory.create(path, self.config.to_yaml(), config.plugins, is_writer=self.is_main)
             failed.pop_all()
 
-    def _newest_state(self) -> Path | None:
-        """What the run resumes from, as its main process finds it."""
+    def _reopen(self, path: Path) -> tuple[RunDirectory, Path | None]:
+        """The run directory, and the state to resume from as the main process finds it; all processes raise what it raises."""
         first = min(self.config.checkpoint.every or self.config.steps, self.config.steps)
-        found = newest_state(self.config.output or Path(), first) if self.is_main else None
-        return gather(self.accelerator, [found])[0]
+        found: Path | Exception | None = None
+        with ExitStack() as failed:
+            if self.is_main:
+                try:
+                    directory = RunDirectory.resume(path)
+                    failed.callback(directory.close)
+                    found = newest_state(path, first)
+                except (UserError, OSError) as error:
+                    found = error
+            found = gather(self.accelerator, [found])[0]
+            if isinstance(found, Exception):
+                raise found
+            failed.pop_all()
+        return (directory if self.is_main else RunDirectory(path, is_writer=False)), found
 
     def _prepare(self) -> None:
         """Load the model and make what samples, learns and measures."""
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
         self._check_prompts()
+        # one batch ahead, sampling and learning go on at the same time and share torch's setting
+        self.threads = Threads(self.model, is_on=config.rollout.max_staleness == 0)
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
         self.source = RolloutSource(config, self.task, self._make_sampler(), self.accelerator)
         self.learner = self._make_learner()
@@ -193,7 +208,7 @@ class Run:
         groups = batch.groups
         sampled, sampled_at = time.perf_counter(), self.learner.num_optimizer_steps
         settings, limit = self.config.reward, self.config.rollout.max_new_tokens
-        experience = Experience.from_groups(groups, self.learner.policy.advantage, settings, limit)
+        experience = replace(Experience.from_groups(groups, self.learner.policy.advantage, settings, limit), step=step)
         experience, updates = self._learn(step, groups, experience)
         learned = time.perf_counter()
         self.directory.record_rollouts(step, groups, experience, updates)
@@ -219,10 +234,12 @@ class Run:
             self.learner.pass_over(self.config.learner.num_minibatches * self.config.learner.num_epochs)
             return experience, []
         self._is_clean = False
+        tokens = min(self.learner.passes.max_tokens, sum(experience.sizes) / self.config.learner.num_minibatches)
         keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
         before = partial(self._keep_weights, step) if keep else None
         try:
-            return self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
+            with self.threads.learning(tokens):
+                return self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
         except (PolicyError, RunError):
             self.directory.record_rollouts(step, groups, experience, [])  # the data it stumbled over
             raise

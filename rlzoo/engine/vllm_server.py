@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import shutil
@@ -21,12 +20,12 @@ from rlzoo.engine.rollout import make_rollout
 from rlzoo.engine.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.engine.vllm_sampler import check_length, prompt_rows, request_seed, request_settings
 from rlzoo.errors import RunError, UserError, shown
+from rlzoo.replies import bounded_pool
 from rlzoo.sections import VLLMConfig
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from urllib3 import BaseHTTPResponse
 
 logger = logging.getLogger("rlzoo")
 
@@ -35,9 +34,8 @@ T = TypeVar("T")
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)
 """Seconds between tries with a server that does not answer, or only with errors of its own."""
-LONGEST_ANSWER = 64 * 2**20
-"""Bytes of one answer, at most: a response of a million tokens takes about half of it."""
-CHUNK = 2**16
+REPLY_BYTES, BYTES_PER_TOKEN = 2**22, 2**10
+"""Largest reply: that for a token of a response, with its log-prob, has about 100 bytes."""
 START_IT = "start it as docs/how-to/vllm.md says"
 
 
@@ -81,7 +79,14 @@ class ServerSampler:
         self.has_weights = False
         timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout)
         # no proxy: only this address is spoken to; and no connection is kept: the server ends one while the learner works
-        self.http = urllib3.PoolManager(headers={"Connection": "close"}, maxsize=batch_size, timeout=timeout, retries=False)
+        self.http = bounded_pool(
+            REPLY_BYTES + BYTES_PER_TOKEN * max_new_tokens,
+            settings.timeout,
+            headers={"Connection": "close"},
+            maxsize=batch_size,
+            timeout=timeout,
+            retries=False,
+        )
         self.own_folder = settings.sync_folder is None
         if self.own_folder and not _is_loopback(settings.server):
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both see")
@@ -247,31 +252,16 @@ class ServerSampler:
         from urllib3.exceptions import HTTPError, ReadTimeoutError
 
         try:
-            answer = self.http.request(
-                method, f"{self.settings.server}".rstrip("/") + path, preload_content=False, **request
-            )
-            data = self._read(answer, path)
+            answer = self.http.request(method, f"{self.settings.server}".rstrip("/") + path, **request)
         except ReadTimeoutError as error:
             raise self._late(path) from error
         except HTTPError as error:
             raise SilentServerError(str(self._error(f"cannot be asked for {path}: {error}; {START_IT}"))) from error
         if 200 <= answer.status < 300:
-            return self._parsed(data, path)
-        problem = " ".join(data.decode(errors="replace").split())[:400]
+            return self._parsed(answer.data, path)
+        problem = " ".join(answer.data.decode(errors="replace").split())[:400]
         refused = self._error(f"answers {path} with {answer.status}: {problem}{hint}")
         raise refused if answer.status < 500 else SilentServerError(str(refused))
-
-    def _read(self, answer: BaseHTTPResponse, path: str) -> bytes:
-        """The body of an answer, which is complete within the time limit, and of bounded size."""
-        until, data = time.monotonic() + self.settings.timeout, bytearray()
-        with contextlib.closing(answer):
-            while chunk := answer.read1(CHUNK):
-                data += chunk
-                if len(data) > LONGEST_ANSWER:
-                    raise SilentServerError(str(self._error(f"answers {path} with more than {LONGEST_ANSWER >> 20} MiB")))
-                if time.monotonic() > until:
-                    raise self._late(path)
-        return bytes(data)
 
     def _parsed(self, data: bytes, path: str) -> dict[str, Any]:
         """The body of an answer as JSON; nothing is an empty object."""

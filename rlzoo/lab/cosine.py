@@ -57,7 +57,8 @@ def cosines(
 
     The reference is the gradient of ``mean over responses of exp(S) A``, S the summed log-ratio: what importance sampling
     would follow without any clip, for the recorded advantages (the theorem of arXiv 2509.09177 bounds this angle). A rule's
-    own weights by length, such as a mean over tokens, turn its gradient too, at ratio 1 already.
+    own weights by length, such as a mean over tokens, turn its gradient too, at ratio 1 already. Where the run corrected for
+    its sampler, the same weights are in the reference and in every rule's gradient.
 
     Args:
         run: with ``replay/`` in its directory, see `has_weights`.
@@ -79,12 +80,11 @@ def cosines(
         if file is None:
             continue
         _load(model, file)
-        counts, limit = update.counts, run.config.rollout.max_new_tokens
-        wanted = {
-            label: judgement(rule.states[position], update.inputs, counts, limit).gradient for label, rule in replayed.items()
-        }
+        given = (update.inputs, update.counts, run.config.rollout.max_new_tokens, update.weights)
+        wanted = {label: judgement(rule.states[position], *given).gradient for label, rule in replayed.items()}
+        plain = unclipped(update.inputs) if update.weights is None else unclipped(update.inputs) * update.weights
         with _autocast(run):
-            totals = _gradients(module, update, {"": unclipped(update.inputs), **wanted}, torch.tensor(edges))
+            totals = _gradients(module, update, {"": plain, **wanted}, torch.tensor(edges))
         reference = totals.pop("")
         for label, parts in totals.items():
             bins = [cosine(part, other) for part, other in zip(parts, reference, strict=True)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlzoo.analysis.comparison import Difference, Estimate, differences, estimate
 from rlzoo.analysis.profile import LengthProfile
-from rlzoo.analysis.response_table import pooled
+from rlzoo.analysis.response_table import pooled_runs
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
@@ -129,7 +129,7 @@ def race(
             found = _fairness(run, match, skip_steps)
             profiles += [found[0]] if found else []
             matched += [found[1]] if found and found[1] else []
-        whole = LengthProfile.of(pooled(profiles)) if profiles else None
+        whole = LengthProfile.of(pooled_runs(profiles)) if profiles else None
         contenders.append(Contender(label, tuple(runs), estimate(list(scored[label].values())), whole, tuple(matched)))
     contenders.sort(key=lambda contender: -contender.score.iqm)
     pairs = differences({contender.label: scored[contender.label] for contender in contenders})

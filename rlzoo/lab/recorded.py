@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.config import RunConfig
+from rlzoo.engine.mismatch import mismatch_weights
 from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
@@ -32,8 +33,9 @@ class RecordedUpdate:
     index: int  # within the step, from 0
     edges: Tensor  # (K + 1,) length bins of the rollout batch, in tokens
     inputs: ClipInputs
-    group: Tensor  # (R,) which prompt each response answers
+    group: Tensor  # (R,) int64, which prompt of its step each response answers
     sequences: tuple[Tensor, ...]  # R rows of prompt and response ids, ragged
+    weights: Tensor | None = None  # (R, 1) or (R, T) factors of the objective, where the run corrected for its sampler
 
     @property
     def counts(self) -> StepCounts:
@@ -71,7 +73,7 @@ class RecordedRun:
             update
             for file in sorted((path / "rollouts").glob("*.safetensors"))
             if not file.name.startswith(".")  # of a desktop, such as ._000001.safetensors
-            for update in _updates(file, config.seed)
+            for update in _updates(file, config)
         ]
         if not updates:
             raise UserError(f"{str(path)!r} has no recorded updates to replay")
@@ -83,7 +85,7 @@ class RecordedRun:
         return sum(len(update.group) for update in self.updates)
 
 
-def _updates(file: Path, run_seed: int) -> Iterator[RecordedUpdate]:
+def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
     tensors, step = read_rollouts(file), int(file.stem)
     if "rows/0" not in tensors:
         return  # nothing was learned in this step
@@ -91,19 +93,22 @@ def _updates(file: Path, run_seed: int) -> Iterator[RecordedUpdate]:
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     sequences = torch.split(tensors["sequences"], tensors["sequence_lengths"].tolist())
     advantages = _spread(tensors["advantages"], mask) if tensors["advantages"].ndim == 1 else tensors["advantages"]
-    seed, edges, index = step_seed(run_seed, LEARNER, step), bin_edges(lengths), 0
+    old, sampled = (_spread(tensors[name], mask) for name in ("old_log_probs", "rollout_log_probs"))
+    weights = mismatch_weights(old - sampled, mask, config.mismatch)
+    seed, edges, index = step_seed(config.seed, LEARNER, step), bin_edges(lengths), 0
     while f"rows/{index}" in tensors:
         rows = tensors[f"rows/{index}"]
         inputs = ClipInputs(
             log_probs=_spread(tensors[f"log_probs/{index}"], mask[rows]),
-            old_log_probs=_spread(tensors["old_log_probs"], mask)[rows],
+            old_log_probs=old[rows],
             advantages=advantages[rows],
             response_mask=mask[rows],
-            rollout_log_probs=_spread(tensors["rollout_log_probs"], mask)[rows],
+            rollout_log_probs=sampled[rows],
             seed=seed + index,
         )
         picked = tuple(sequences[row] for row in rows.tolist())
-        yield RecordedUpdate(step, index, edges, inputs, tensors["group_ids"][rows].float(), picked)
+        group, factors = tensors["group_ids"][rows], None if weights is None else weights[rows]
+        yield RecordedUpdate(step, index, edges, inputs, group, picked, factors)
         index += 1
 
 

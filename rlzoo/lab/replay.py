@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rlzoo import ops
 from rlzoo.analysis.profile import LengthProfile
-from rlzoo.analysis.response_table import ResponseTable, pooled
+from rlzoo.analysis.response_table import ResponseTable, prompt_ids
 from rlzoo.engine.judge import judge, judgement, updated
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun, chunks
@@ -40,33 +40,40 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     """Judge every recorded update, in order; an adaptive rule adapts as it would have, from earlier updates only.
 
     Args:
-        run: the recording. Advantages are the recorded ones, whatever estimator the policy would choose.
+        run: the recording. Advantages are the recorded ones, whatever estimator the policy would choose, and the run's
+            mismatch correction weighs every rule's objective.
         policy: any rule.
         skip_steps: steps at the beginning that the result leaves out, while adaptive rules settle.
 
     Raises:
-        UserError: the rule cannot read the recorded advantages, or nothing is left to report.
+        UserError: the rule cannot read the recorded advantages or weights, or nothing is left to report.
     """
     _check_readable(run, policy)
     tables, states, current = [], [], policy
     for update in run.updates:
-        judged = judgement(current, update.inputs, update.counts, run.config.rollout.max_new_tokens)
-        table = ResponseTable.measure(
-            update.inputs, judged.result, judged.gradient, judged.on_policy_gradient, group=update.group
-        )
+        judged = judgement(current, update.inputs, update.counts, run.config.rollout.max_new_tokens, update.weights)
+        answered = (judged.result, judged.gradient, judged.on_policy_gradient)
+        table = ResponseTable.measure(update.inputs, *answered, group=prompt_ids(update.step, update.group))
         states.append(current)
         current = updated(current, table.clip_stats(update.edges))
         if update.step > skip_steps:
             tables.append(table)
-    profile = LengthProfile.of(pooled(tables)) if tables else None
-    if profile is None:
+    whole = ResponseTable.concat(tables) if tables else None
+    profile = LengthProfile.of(whole) if whole is not None else None
+    if whole is None or profile is None:
         raise UserError(f"{str(run.path)!r} has no response with an advantage after step {skip_steps}")
-    return Replayed(policy, current, pooled(tables), profile, tuple(states))
+    return Replayed(policy, current, whole, profile, tuple(states))
 
 
 def _check_readable(run: RecordedRun, policy: ClipPolicy) -> None:
     if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
         raise UserError(f"{str(run.path)!r} has an advantage per token, and {policy.name} takes one per response")
+    weights = run.updates[0].weights
+    if policy.scope == "sequence" and weights is not None and weights.shape[-1] != 1:
+        raise UserError(
+            f"{str(run.path)!r} was trained with mismatch.pool='token', a weight for each token, and {policy.name} has one "
+            "objective per response; replay a rule that judges tokens"
+        )
 
 
 def is_adaptive(policy: ClipPolicy) -> bool:

@@ -35,13 +35,15 @@ def _summary(study: Study) -> Section:
         low, high = found.lre_max_interval or (None, None)
         mean = rule.cosine.mean if rule.cosine else None
         widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
-        lre = (found.lre_max, low, high, found.lre_mean, found.lre_noise)
+        lre = (found.lre_max, found.lre_max_corrected, low, high, found.lre_mean, found.lre_noise)
         rows.append([rule.label, found.clip_fraction, *lre, found.ess, mean, widths])
-    columns = ["policy", "clip fraction", "lre_max", "95 % from", "to", "lre_mean", "noise", "ess", "cosine", "widths"]
+    lre_columns = ["lre_max", "corrected", "95 % from", "to", "lre_mean", "noise"]
+    columns = ["policy", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
     paragraphs = [
         "Every rule judged the same recorded log-probs, update by update. `lre_max` is the largest relative error of the "
         "weight that clipping leaves to a length bin; compare it only at the same clip fraction. `noise` is the `lre_max` to "
-        "expect of so many responses if every length were clipped alike; an interval is to be trusted only well above it.",
+        "expect of so many prompts if every length were clipped alike, and `corrected` is `lre_max` without what noise "
+        "adds. The interval draws prompts with all their responses and epochs.",
         *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
     ]
     return Section("What each rule clips", paragraphs, (), (Table("All responses with an advantage", columns, rows),))
@@ -62,7 +64,9 @@ def _by_length(study: Study) -> Section:
     )
     labels = study.rules[0].replayed.profile.bin_labels()
     rows: list[list[Cell]] = [[rule.label, *rule.replayed.profile.both.fraction] for rule in study.rules]
-    text = "Six quantile bins of length; bars are 95 % Wilson intervals. Gradient mass: the sum of |dJ/dlog_probs| over tokens."
+    text = (
+        "Six quantile bins of length; bars are 95 % intervals over prompts. Gradient mass: sum of |dJ/dlog_probs| over tokens."
+    )
     table = Table("Clip fraction by length in tokens", ["policy", *labels], rows)
     return Section("By response length", (text,), (both, below, above, mass, ess), (table,))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlzoo.config import RunConfig
@@ -54,7 +55,7 @@ def micro_batches(
 def rows_per_step(config: RunConfig, processes: int) -> int:
     """Responses of one optimizer step on one process, at most: minibatches and shares differ in size by up to one."""
     responses = config.rollout.num_prompts * config.rollout.group_size
-    return -(-(-(-responses // config.learner.num_minibatches)) // processes)
+    return math.ceil(math.ceil(responses / config.learner.num_minibatches) / processes)
 
 
 @dataclass(frozen=True, slots=True)

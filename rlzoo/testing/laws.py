@@ -130,7 +130,7 @@ def zero_advantage_zero_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None
     rows = inputs.advantages[:, 0] == 0
     result, gradient = evaluate(policy, inputs)
     assert (gradient[rows] == 0).all(), (
-        "a response with zero advantage has a gradient; if it should have, set learns_without_advantages and opt out of this law"
+        "a response with zero advantage has a gradient; if it should, set learns_without_advantages and opt out of this law"
     )
     assert not result.clipped[rows].any(), "a response with zero advantage counts as clipped"
 

@@ -77,7 +77,9 @@ class Sync:
         from mlflow.entities import Param
 
         if self._uri in IN_MEMORY:
-            raise UserError(f"{self._uri!r} is a database in memory, which ends with its process; name a file, as in sqlite:///mlflow.db")
+            raise UserError(
+                f"{self._uri!r} is a database in memory, which ends with its process; name a file, as in sqlite:///mlflow.db"
+            )
         client = MlflowClient(self._uri)
         run = self._known_run(client)
         if run is None:

@@ -123,9 +123,10 @@ class Tracker:
                 code = process.wait(max(0.0, LONGEST_END - QUIET_END))
         if code != 0:
             is_late = code in (None, GAVE_UP)
-            late, ended = f"it has not taken everything within {LONGEST_END:g} s", f"the process that sends it ended with {code}"
+            late = f"it has not taken everything within {LONGEST_END:g} s"
+            ended = f"the process that tells it ended with {code}"
             trouble = self._reported(directory) or (late if is_late else ended)
-            logger.warning("MLflow was not sent everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
+            logger.warning("MLflow was not told everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
 
     def _reported(self, directory: Path) -> str | None:
         """Return the reason why the store could not be sent anything the last time."""

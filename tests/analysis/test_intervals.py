@@ -1,10 +1,22 @@
-"""Intervals agree with scipy's own, hold the truth as often as they say, and the noise floor is what noise gives."""
+"""Intervals that draw whole prompts hold the truth as often as they say, and the noise floor is what noise gives."""
+
+import functools
+import itertools
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from rlzoo.analysis.intervals import bootstrap_lre, bootstrap_mean, lre_noise, wilson
+from rlzoo.analysis.intervals import Clusters, bootstrap_mean, wilson
+from rlzoo.fairness import length_reweighting_error
+
+SHARES = {
+    "every length alike": [0.1] * 6,
+    "a little uneven": [0.07, 0.08, 0.1, 0.1, 0.12, 0.14],
+    "rising": [0.05, 0.05, 0.08, 0.1, 0.12, 0.2],
+    "short ones cut": [0.3, 0.05, 0.05, 0.05, 0.05, 0.05],
+}
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (7, 1000)])
@@ -31,37 +43,95 @@ def test_the_bootstrap_of_a_mean_is_scipys(number):
     assert bootstrap_mean(sums, counts, seed=3) == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
-def clipped_by_prompt(rng, fractions, num_prompts, group_size=8):
-    """Responses of prompts that are clipped more or less than their length bin's fraction, by a factor of their own."""
-    bins = rng.integers(0, 6, num_prompts)
-    factor = rng.beta(3, 27, num_prompts) / 0.1  # mean 1
-    chance = np.clip(np.array(fractions)[bins] * factor, 0, 1)
-    clipped = rng.random((num_prompts, group_size)) < chance[:, None]
-    return np.repeat(bins, group_size), clipped.ravel().astype(float), np.repeat(np.arange(num_prompts), group_size)
+def drawn(rng, fractions, num_prompts, epochs, group_size=8):
+    """Bins, decisions and prompts: a prompt's responses are alike in length and in how often they are clipped, and a response's
+    epochs are alike again."""
+    place = rng.random((num_prompts, 1)) * 6 + rng.normal(0, 0.6, (num_prompts, group_size))
+    bins = np.clip(place, 0, 5.999).astype(int)
+    factor = rng.beta(0.5, 4.5, (num_prompts, 1)) / 0.1  # mean 1, a correlation of 1/6 within a prompt
+    chance = np.clip(np.array(fractions)[bins] * factor, 1e-4, 0.95)
+    chance = chance if epochs == 1 else rng.beta(1.5 * chance, 1.5 * (1 - chance))
+    clipped = rng.random((num_prompts, group_size, epochs)) < chance[..., None]
+    rows = [np.broadcast_to(values, clipped.shape) for values in (bins[..., None], np.arange(num_prompts)[:, None, None])]
+    return rows[0].ravel(), clipped.ravel().astype(float), rows[1].ravel()
 
 
-@pytest.mark.parametrize("fractions", [[0.05, 0.05, 0.08, 0.1, 0.12, 0.2], [0.3, 0.05, 0.05, 0.05, 0.05, 0.05]])
-def test_the_bootstrap_holds_the_truth_as_often_as_it_says_where_it_is_above_the_noise(fractions):
-    kept = 1 - np.array(fractions)
-    truth = np.abs(kept / kept.mean() - 1).max()
+@functools.cache
+def truth_of(name, epochs):
+    bins, clipped, _ = drawn(np.random.default_rng(99), SHARES[name], 40_000, epochs)
+    count, total = np.bincount(bins), np.bincount(bins, weights=clipped)
+    worst, mean = length_reweighting_error(torch.tensor(count), torch.tensor(total))
+    return total / count, (float(worst), float(mean))
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("num_prompts", [24, 240])
+def test_intervals_by_length_hold_the_truth_where_responses_share_a_prompt_and_epochs_repeat_them(num_prompts, epochs):
+    rng, held, independent = np.random.default_rng(0), [], []
+    for name, fractions in SHARES.items():
+        share, _ = truth_of(name, epochs)
+        for _ in range(100):
+            found = Clusters.of(*drawn(rng, fractions, num_prompts, epochs))
+            filled = found.count.sum(0) > 0
+            low, high = found.proportions()
+            held.append(((low <= share) & (share <= high))[filled].mean())
+            low, high = wilson(found.clipped.sum(0), found.count.sum(0))
+            independent.append(((low <= share) & (share <= high))[filled].mean())
+    assert np.mean(held) >= 0.935
+    assert np.mean(independent) < (0.93 if epochs == 1 else 0.7)  # what is counted as if each row were a draw of its own
+
+
+def test_rows_that_are_independent_have_nearly_wilsons_interval():
     rng = np.random.default_rng(0)
-    intervals = [bootstrap_lre(*clipped_by_prompt(rng, fractions, 400), seed)[0] for seed in range(100)]
-    held = sum(low <= truth <= high for low, high in intervals)
-    assert 85 <= held <= 100
+    bins, clipped = np.repeat(np.arange(6), 500), (rng.random(3000) < 0.1).astype(float)
+    found = Clusters.of(bins, clipped, np.arange(3000))
+    for ends, expected in zip(found.proportions(), wilson(found.clipped.sum(0), found.count.sum(0)), strict=True):
+        assert ends == pytest.approx(expected, abs=5e-4)
 
 
-def test_the_noise_floor_is_the_lre_of_a_clip_that_is_blind_to_length():
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_the_interval_of_lre_holds_the_truth_and_both_estimates(epochs):
+    rng, held = np.random.default_rng(1), []
+    for name, num_prompts in itertools.product(SHARES, [24, 240]):
+        _, truth = truth_of(name, epochs)
+        for _ in range(30):
+            errors = Clusters.of(*drawn(rng, SHARES[name], num_prompts, epochs)).reweighting()
+            for error, found in zip(truth, errors, strict=True):
+                low, high = found.interval
+                assert low <= found.corrected <= found.value <= high
+                held.append(low <= error <= high)
+    assert np.mean(held) >= 0.93
+
+
+@pytest.mark.parametrize("name", ["rising", "short ones cut", "a little uneven"])
+def test_the_corrected_lre_has_next_to_no_bias(name):
+    _, (truth, _) = truth_of(name, 4)
+    rng = np.random.default_rng(2)
+    found = [Clusters.of(*drawn(rng, SHARES[name], 480, 4)).reweighting()[0] for _ in range(60)]
+    noise = np.mean([error.noise for error in found])
+    assert abs(np.mean([error.corrected for error in found]) - truth) < 0.3 * noise
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("num_prompts", [24, 240])
+def test_the_noise_floor_is_the_lre_of_whole_prompts_that_are_clipped_alike(num_prompts, epochs):
+    rng = np.random.default_rng(3)
+    found = [Clusters.of(*drawn(rng, [0.1] * 6, num_prompts, epochs)).reweighting()[0] for _ in range(150)]
+    # the standard error of the mean of 150 such values is about 3 %
+    assert np.mean([error.noise for error in found]) == pytest.approx(np.mean([error.value for error in found]), rel=0.08)
+
+
+def test_the_noise_floor_of_independent_rows_is_that_of_six_normals():
     # 600 responses in six bins, a tenth of each clipped: deviations of the acceptance have the standard deviation
     # sqrt(.1 x .9 / 100) = .03, relative to .9: .033; the largest of six absolute ones is 1.6 times that, about .054
-    bins = np.arange(600) % 6
-    rng = np.random.default_rng(1)
-    clipped = (rng.random(600) < 0.1).astype(float)
-    assert lre_noise(bins, clipped) == pytest.approx(0.054, rel=0.2)
-    assert lre_noise(bins, np.zeros(600)) == 0
-    assert lre_noise(bins, np.ones(600)) is None
+    rows = np.arange(600)
+    clipped = (np.random.default_rng(1).random(600) < 0.1).astype(float)
+    assert Clusters.of(rows % 6, clipped, rows).reweighting()[0].noise == pytest.approx(0.054, rel=0.2)
+    nothing = Clusters.of(rows % 6, np.zeros(600), rows).reweighting()[0]
+    assert (nothing.value, nothing.corrected, nothing.interval, nothing.noise) == (0, 0, None, 0)
+    assert Clusters.of(rows % 6, np.ones(600), rows).reweighting() is None
 
 
-def test_one_prompt_has_no_interval_and_neither_has_a_clip_of_everything():
-    bins, clipped = np.array([0, 1, 2]), np.array([0.0, 1.0, 0.0])
-    assert bootstrap_lre(bins, clipped, np.zeros(3)) is None
-    assert bootstrap_lre(bins, np.ones(3), np.arange(3)) is None
+def test_one_prompt_has_no_interval():
+    found = Clusters.of(np.array([0, 1, 2]), np.array([0.0, 1.0, 0.0]), np.zeros(3))
+    assert found.reweighting()[0].interval is None

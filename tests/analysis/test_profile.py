@@ -12,7 +12,7 @@ from rlzoo_opmd import OPMD
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.analysis.profile import LengthProfile
-from rlzoo.analysis.response_table import ResponseTable, pooled
+from rlzoo.analysis.response_table import ResponseTable, pooled_runs, prompt_ids
 from rlzoo.engine.judge import judgement
 from rlzoo.reductions import StepCounts
 from rlzoo.tracking.rows import curves
@@ -144,9 +144,14 @@ def test_rows_without_an_advantage_have_no_profile():
     assert LengthProfile.of(rows(FSPO(), [0.1], [0.0])) is None
 
 
-def test_pooled_batches_keep_their_prompts_apart():
-    first, second = (rows(FSPO(), [0.0] * 4, [1.0] * 4, groups=[0, 0, 1, 1]) for _ in range(2))
-    assert pooled([first, second]).group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+def test_a_prompt_is_the_same_in_every_epoch_and_another_in_every_step_and_run():
+    steps = [prompt_ids(step, torch.tensor([0, 0, 1, 1])) for step in (1, 1, 123_456_789)]
+    whole = ResponseTable.concat([rows(FSPO(), [0.0] * 4, [1.0] * 4, groups=group.tolist()) for group in steps])
+    assert len(whole.group.unique()) == 4
+    assert torch.equal(whole.group[:4], whole.group[4:8])
+    two_runs = pooled_runs([whole, whole]).group
+    assert two_runs.unique().tolist() == list(range(8))
+    assert torch.equal(two_runs[:4], two_runs[4:8])
 
 
 def test_mlflow_is_spared_the_intervals_of_every_bin():

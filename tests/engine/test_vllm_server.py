@@ -13,6 +13,7 @@ from rlzoo.errors import RunError, UserError
 from rlzoo.sections import VLLMConfig
 from tests.engine.short import lines, quick
 from tests.engine.stand_in import running
+from tests.tracking import hostile
 
 
 @pytest.fixture
@@ -82,3 +83,14 @@ def test_a_run_whose_server_stays_away_stops_where_it_can_go_on(server, tmp_path
     untouched = rlzoo.train(config().model_copy(update={"output": tmp_path / "other"}))
     expected = [{text["question"] for text in lines(untouched.path / "rollouts" / f"{step:06d}.jsonl")} for step in (1, 2, 3)]
     assert questions == expected, "no question was skipped or asked twice"
+
+
+@pytest.mark.parametrize(
+    "attack", [hostile.endless_body, hostile.claimed_size, hostile.dripping_body, hostile.not_json, hostile.other_json]
+)
+def test_a_server_that_is_not_vllm_is_one_line(attack):
+    model, tokenizer = load_pretrained("embedded", "float32")
+    with hostile.serving(attack) as address:
+        settings = VLLMConfig(server=address, timeout=1.0)
+        with pytest.raises(UserError, match=r"rollout.vllm.server='http://127.0.0.1:\d+': "):
+            ServerSampler(model, tokenizer, end_ids=frozenset({1}), max_new_tokens=8, served="embedded", settings=settings)

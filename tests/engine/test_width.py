@@ -8,7 +8,7 @@ import torch
 
 import rlzoo
 from rlzoo import ClipPolicy, ClipResult, ops
-from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.recorded import RecordedRun, chunks
 from rlzoo.lab.replay import clip_fraction_of, replay
 from tests.engine.conftest import make_model, off_policy_experience
 from tests.engine.short import quick
@@ -96,7 +96,9 @@ def test_replay_judges_in_the_width_of_the_run(tmp_path):
     config = quick(tmp_path / "run", clip="wide", steps=5, overrides=overrides, plugins=[tmp_path / "wide.py"])
     trained = rlzoo.train(config)
     run = RecordedRun.read(trained.path)
-    assert len({update.inputs.log_probs.shape[1] for update in run.updates}) > 1, "the steps are to differ in width"
+    widths = {update.inputs.log_probs.shape[1] for update in run.updates}
+    assert len(widths) > 1, "the steps are to differ in width"
+    assert {inputs.log_probs.shape[1] for inputs in chunks(run.updates)} == widths
     for step in range(1, 6):
         one = dataclasses.replace(run, updates=tuple(update for update in run.updates if update.step == step))
         fraction = replay(one, config.clip).profile.clip_fraction

@@ -47,7 +47,7 @@ class Answers(dict):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(vllm_server, "PAUSES", (0.01, 0.02, 0.03))
-    monkeypatch.setattr(vllm_server, "LONGEST_ANSWER", 2**22)
+    monkeypatch.setattr(vllm_server, "REPLY_BYTES", 2**20)
     with running() as server:
         yield server
 

@@ -36,7 +36,13 @@ def test_states_are_worked_by_hand():
     assert (held.weights, held.gradients, held.optimizer) == (172 * 4, 172 * 4, 172 * 4 * 2)
     assert (held.master_weights, held.reference, held.buffers) == (0, 0, 0)
     half = plan("model.dtype=bfloat16", "learner.kl_coef=0.1", architecture=TINY, devices=CPU).memory
-    assert (half.weights, half.optimizer, half.reference) == (172 * 2, 172 * 2 * 2, 172 * 2)
+    assert (half.weights, half.optimizer, half.reference) == (172 * 2, 172 * 2 * 4, 172 * 2)
+    assert (half.master_weights, half.gradients) == (172 * 4, 172 * 4)
+    bare = plan("model.dtype=bfloat16", "learner.master_weights=false", architecture=TINY, devices=CPU).memory
+    assert (bare.weights, bare.optimizer, bare.master_weights, bare.gradients) == (172 * 2, 172 * 2 * 2, 0, 172 * 2)
+    # each process has the weights' gradients, which are exchanged through buckets of the same size, and the masters'
+    two = plan("model.dtype=bfloat16", architecture=TINY, devices="2xH100", processes=2).memory
+    assert (two.master_weights, two.gradients, two.buffers) == (172 * 4, 172 * 6, 172 * 2)
 
 
 def test_zero_spreads_states_over_processes():

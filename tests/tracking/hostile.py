@@ -106,8 +106,9 @@ def fails(connection, request):
 
 
 ATTACKS = [
-    endless_body, claimed_size, claimed_chunk, endless_headers, endless_header, endless_continue, bomb, dripping_body, dripping_headers, silence,
-    garbage, not_json, other_json, wrong_json, empty_object, redirects, closes, closes_at_once, fails,
+    endless_body, claimed_size, claimed_chunk, endless_headers, endless_header, endless_continue, bomb, dripping_body,
+    dripping_headers, silence, garbage, not_json, other_json, wrong_json, empty_object, redirects, closes, closes_at_once,
+    fails,
 ]  # fmt: skip
 
 

@@ -1,0 +1,173 @@
+"""Times steps with and without rlzoo's choice of threads, alone and beside busy processes, in turns.
+
+python -m examples.bench.threads                         # embedded, 5 M and SmolLM2, five pairs of each
+python -m examples.bench.threads --case embedded --pairs 3
+python -m examples.bench.threads --case smollm2 --spins 10000   # with another GOMP_SPINCOUNT
+
+"old" has as many threads as there are cores, which wait as libgomp does by default. "new" is what `rlzoo train` does. Both
+stay loaded and take their turns one after the other. A turn is some steps; the order changes with every pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlzoo.waiting import SPINS
+
+BUSY = 2
+STEPS = {"embedded": 10, "5m": 1, "smollm2": 1}
+CASES = {"5m": "long-tail", "smollm2": "smollm2"}
+OVERRIDES = {"smollm2": ("rollout.num_prompts=2", "rollout.max_new_tokens=32")}
+SETTINGS, LOADS = ("old", "new"), ("alone", "busy")
+PHASES = ("step", "rollout", "learner", "cpu")
+SPIN = "while True: pass"
+
+
+def main(cases: Sequence[str], pairs: int, spins: int) -> None:
+    """Print medians over pairs, and their ratios."""
+    for case in cases:
+        found: dict[tuple[str, str], list[dict[str, float]]] = {(one, load): [] for one in SETTINGS for load in LOADS}
+        with _workers(case, spins) as workers:
+            for pair in range(pairs):
+                for load in LOADS[:: 1 if pair % 2 else -1]:
+                    with _busy(BUSY if load == "busy" else 0):
+                        for setting in SETTINGS[:: 1 if pair % 2 else -1]:
+                            found[setting, load].append(_turn(workers[setting]))
+        _print(case, found)
+
+
+def _print(case: str, found: dict[tuple[str, str], list[dict[str, float]]]) -> None:
+    medians = {
+        key: {phase: statistics.median(turn[phase] for turn in turns) for phase in PHASES} for key, turns in found.items()
+    }
+    print(f"{case}: {STEPS[case]} steps a turn, {len(found['old', 'alone'])} pairs, {os.cpu_count()} cores, seconds (median)")
+    for (setting, load), phases in medians.items():
+        print(f"  {setting} {load:5}  " + "  ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items()))
+    for name, over, under in (
+        ("new / old, alone", ("new", "alone"), ("old", "alone")),
+        ("new / old, busy", ("new", "busy"), ("old", "busy")),
+        ("busy / alone, old", ("old", "busy"), ("old", "alone")),
+        ("busy / alone, new", ("new", "busy"), ("new", "alone")),
+    ):
+        ratios = {
+            phase: [one[phase] / other[phase] for one, other in zip(found[over], found[under], strict=True)] for phase in PHASES
+        }
+        shown = "  ".join(
+            f"{phase} {statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for phase, each in ratios.items()
+        )
+        print(f"  {name:18}  {shown}", flush=True)
+
+
+@contextmanager
+def _workers(case: str, spins: int) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """A process for each setting, past its first turn, which does not count."""
+    taken = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    usual = {name: value for name, value in os.environ.items() if name not in taken}
+    settings = {
+        "old": usual | {"OMP_NUM_THREADS": str(os.cpu_count())},
+        "new": usual | ({"GOMP_SPINCOUNT": str(spins)} if spins else {}),
+    }
+    command = [sys.executable, "-m", "examples.bench.threads", "--worker", case]
+    workers: dict[str, subprocess.Popen[str]] = {}
+    try:
+        for name, environment in settings.items():
+            workers[name] = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            _turn(workers[name])
+        yield workers
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.wait()
+
+
+@contextmanager
+def _busy(number: int) -> Iterator[None]:
+    """So many processes that take all of a core each, within the block."""
+    processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(number)]
+    try:
+        if number:
+            time.sleep(0.5)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _turn(worker: subprocess.Popen[str]) -> dict[str, float]:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    answer = worker.stdout.readline()
+    if not answer:
+        raise SystemExit("a worker has ended")
+    measured: dict[str, float] = json.loads(answer)
+    return measured
+
+
+def work(case: str) -> None:
+    """Take turns; the worker's side."""
+    from examples.bench import turns
+
+    turns.take_standard_output()
+    run = _run(case)
+    number = 0
+    while True:
+        turns.wait()
+        started, before = time.perf_counter(), _cpu()
+        rows = [run.step(number + at + 1) for at in range(STEPS[case])]
+        number += STEPS[case]
+        turns.report(
+            step=time.perf_counter() - started,
+            rollout=sum(row["time/rollout"] for row in rows),
+            learner=sum(row["time/learner"] for row in rows),
+            cpu=_cpu() - before,
+        )
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _run(case: str) -> Any:
+    """A run, ready for its first step: of `rlzoo train` as it is for the embedded model."""
+    if case in CASES:
+        from examples.bench.cases import CASES as BENCH_CASES
+        from examples.bench.rlzoo_worker import make_run
+
+        folder = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
+        return make_run(BENCH_CASES[CASES[case]], folder, *OVERRIDES.get(case, ()))
+    from rlzoo import RunConfig
+    from rlzoo.engine.run import Run
+
+    output = Path(tempfile.mkdtemp(prefix="rlzoo-bench-")) / "run"
+    settings = ["eval.num_problems=0", "tracking.mlflow=false"]
+    config = RunConfig.compose(clip="grpo", overrides=settings, steps=100_000, output=output)
+    return Run(config, config.task.model_copy(update={"seed": config.seed}))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=STEPS, help="all of them if left out")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--spins", type=int, default=SPINS, help="GOMP_SPINCOUNT of the new setting; 0 for libgomp's default")
+    parser.add_argument("--worker", choices=STEPS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker)
+    else:
+        main(options.case or list(STEPS), options.pairs, options.spins)
