@@ -153,15 +153,14 @@ class Learner:
         self.num_optimizer_steps = num_optimizer_steps
 
     def _check_schedule(self, folder: Path, num_optimizer_steps: int, scheduler: Mapping[str, Any]) -> None:
-        """Refuse a learning rate that this run's schedule does not have where it claims to be."""
-        own, course = self.scheduler.state_dict(), self.scheduler
-        at, wrong = scheduler.get("last_epoch"), []
-        if type(at) is not int or at < num_optimizer_steps:  # updates without a step of the optimizer count too
-            wrong.append("last_epoch")
+        """Refuse a learning rate that this run cannot have after so many optimizer steps; updates that were skipped count too."""
+        own, course, updates = self.scheduler.state_dict(), self.scheduler, scheduler.get("last_epoch")
+        if type(updates) is not int or updates < num_optimizer_steps:
+            wrong = ["last_epoch"]
         else:
-            lr = [base * factor(at) for base, factor in zip(course.base_lrs, course.lr_lambdas, strict=True)]
+            lr = [base * factor(updates) for base, factor in zip(course.base_lrs, course.lr_lambdas, strict=True)]
             known = {"base_lrs": own["base_lrs"], "_last_lr": lr}
-            wrong += [key for key, value in known.items() if scheduler.get(key) != value]
+            wrong = [key for key, value in known.items() if scheduler.get(key) != value]
         if wrong or scheduler.keys() != own.keys():
             raise UserError(
                 f"--resume: the learning rate's schedule in {str(folder)!r} does not belong to this run: "

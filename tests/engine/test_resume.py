@@ -169,3 +169,23 @@ def test_a_state_or_metrics_that_are_damaged_are_named(tmp_path):
     assert run.cut_after(1) == [{}, {"a": 2.0}]
     assert [file.name for file in (run.path / "rollouts").iterdir()] == ["notes.txt"]
     run.close()
+
+
+def test_a_run_that_skipped_updates_resumes_where_its_learning_rate_was(tmp_path):
+    settings = ["rollout.num_prompts=2", "rollout.group_size=2", "rollout.max_new_tokens=8", "learner.schedule=linear",
+                "tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=2"]  # fmt: skip
+
+    def configured(folder):
+        return RunConfig.compose(clip="fspo", overrides=settings, steps=4, output=folder)
+
+    whole = rlzoo.train(configured(tmp_path / "whole"))
+    assert any(row.get("learner/skipped") for row in whole.metrics), "equal rewards teach nothing"
+
+    def stop(step, metrics):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(configured(tmp_path / "stopped"), stop)
+    resumed = rlzoo.train(configured(tmp_path / "stopped"), resume=True)
+    assert without_times(resumed.metrics) == without_times(whole.metrics)

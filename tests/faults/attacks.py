@@ -483,7 +483,7 @@ def of_two(who: int | None, *numbers: int, pause: float = 0.0, row: int = 2):
     """Signals to a rank, or to the launcher, of a run on two processes."""
 
     def do(case: Case) -> None:
-        command = case.start(*case.training(steps=200))
+        command = case.start(*case.training(steps=40))
         case.reach(command, row + 1)
         victim = psutil.Process(command.pid) if who is None else ranks(case)[who]
         for number in numbers:
@@ -1020,11 +1020,11 @@ SIGNALS = [
     attack("the grading worker killed", lambda case: a_worker(case, NINE), on="reward", same=False),
     attack("the grading worker stopped and continued", lambda case: worker_stopped(case), on="reward"),
     attack("kill -9 of a run whose reward hangs", run_killed_in_a_reward, on="reward"),
-    attack("kill -9 of rank 0 of two", of_two(0, NINE), on="two", begin="nothing", then=("resume", "--steps", "8"), same=False),
-    attack("kill -9 of rank 1 of two", of_two(1, NINE), on="two", begin="nothing", then=("resume", "--steps", "8"), same=False),
-    attack("kill -9 of the launcher of two", of_two(None, NINE), on="two", begin="nothing", then=("resume", "--steps", "8"), same=False),
-    attack("SIGSTOP and SIGCONT of a rank of two", of_two(1, STOP, CONT, pause=3), on="two", begin="nothing", then=("resume",), same=False),
-    attack("Ctrl-C to the launcher of two", of_two(None, INT), on="two", begin="nothing", then=("resume",), same=False),
+    attack("kill -9 of rank 0 of two", of_two(0, NINE), on="two", begin="nothing", expect=DONE, same=False),
+    attack("kill -9 of rank 1 of two", of_two(1, NINE), on="two", begin="nothing", expect=DONE, same=False),
+    attack("kill -9 of the launcher of two", of_two(None, NINE), on="two", begin="nothing", expect=DONE, same=False),
+    attack("SIGSTOP and SIGCONT of a rank of two", of_two(1, STOP, CONT, pause=3), on="two", begin="nothing", expect=DONE, same=False),
+    attack("Ctrl-C to the launcher of two", of_two(None, INT), on="two", begin="nothing", expect=DONE, same=False),
     attack("a sweep killed with kill -9 while its runs go", sweep_stopped(NINE), then=SWEEP, expect=DONE, check=sweep_is_whole, seconds=150),
     attack("a sweep stopped with SIGTERM while its runs go", sweep_stopped(TERM), then=SWEEP, expect=DONE, check=sweep_is_whole, seconds=150),
     attack("a sweep stopped with Ctrl-C while its runs go", sweep_stopped(INT), then=SWEEP, expect=DONE, check=sweep_is_whole, seconds=150),

@@ -599,7 +599,8 @@ class Range:
 
     def begin(self, attack: Attack) -> Case:
         """A case for an attack."""
-        self.prepare(attack.on)
+        if attack.begin != "nothing" or attack.same:
+            self.prepare(attack.on)
         case = self._lay_out(None if attack.begin == "nothing" else self.template(attack.on, attack.begin), attack.on)
         for name, value in attack.environment:
             if value is None:
