@@ -153,7 +153,7 @@ class Learner:
         self.num_optimizer_steps = num_optimizer_steps
 
     def _check_schedule(self, folder: Path, num_optimizer_steps: int, scheduler: Mapping[str, Any]) -> None:
-        """Refuse a learning rate that this run cannot have after so many optimizer steps; updates that were skipped count too."""
+        """Refuse a learning rate that this run cannot have after so many optimizer steps and perhaps skipped updates."""
         own, course, updates = self.scheduler.state_dict(), self.scheduler, scheduler.get("last_epoch")
         if type(updates) is not int or updates < num_optimizer_steps:
             wrong = ["last_epoch"]

@@ -117,6 +117,16 @@ def check_launcher(launch: LaunchConfig) -> None:
     Raises:
         UserError: in one line.
     """
+    needed = {"WORLD_SIZE": (), "RANK": ("WORLD_SIZE",), "LOCAL_RANK": ("RANK", "WORLD_SIZE")}
+    for name, others in needed.items():
+        value = os.environ.get(name, "-1")  # which says of LOCAL_RANK that there is no launcher
+        if not value.removeprefix("-").isdecimal():
+            raise UserError(f"the environment has {name}={shown(value)}, not a number; unset it")
+        missing = next((other for other in others if other not in os.environ), None)
+        if int(value) >= 0 and missing is not None:
+            raise UserError(
+                f"the environment has {name}={value}, as of a process that a launcher has started, and no {missing}; unset it"
+            )
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and not torch.cuda.is_available():
         raise UserError("FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and launch.deepspeed is None:

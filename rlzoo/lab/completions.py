@@ -72,6 +72,10 @@ class Answered:
         return cls(Problem(row["question"], row["answer"]), _COMPLETIONS.validate_python(row["completions"]))
 
 
+UNFINISHED = ".settings.yaml.part"
+"""Name of the settings while they are written."""
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluationDirectory:
     """Where an evaluation leaves everything, and finds it again when the same command is started again.
@@ -91,7 +95,7 @@ class EvaluationDirectory:
         file = self.path / "settings.yaml"
         try:
             before = parse_yaml(read_text(file, SETTINGS)) if file.is_file() else None
-            is_taken = before is None and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+            is_taken = before is None and self.path.exists() and not (self.path.is_dir() and self._is_free())
         except (OSError, ValueError) as error:
             raise UserError(f"{str(file)!r} cannot be read: {error}") from error
         if is_taken:
@@ -110,10 +114,17 @@ class EvaluationDirectory:
             UserError: it cannot be written.
         """
         try:
-            (self.path / "completions").mkdir(parents=True, exist_ok=True)
-            (self.path / "settings.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False), encoding="utf-8")
+            self.path.mkdir(parents=True, exist_ok=True)
+            temporary = self.path / UNFINISHED
+            temporary.write_text(yaml.safe_dump(dict(settings), sort_keys=False), encoding="utf-8")
+            temporary.replace(self.path / "settings.yaml")  # from here on it is an evaluation's directory
+            (self.path / "completions").mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
+
+    def _is_free(self) -> bool:
+        """Whether nothing is there, but perhaps the settings of an evaluation that was killed while it wrote them."""
+        return all(path.name == UNFINISHED for path in self.path.iterdir())
 
     def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
         """The problems that are answered already, at most those asked for; a line that was not finished is cut off.

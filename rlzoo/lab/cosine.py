@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from rlzoo.errors import UserError
 from rlzoo.fairness import NUM_BINS, bin_index
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
 from rlzoo.lab.replay import Replayed
+from rlzoo.reading import opened
 from rlzoo.types import ClipInputs
 
 SAME = 0.02  # nats: log-probs recomputed from kept weights agree with the recorded ones this closely
@@ -157,7 +159,8 @@ def _check_same(log_probs: Tensor, recorded: Tensor, weights: str) -> None:
 
 def _load(model: torch.nn.Module, file: Path) -> None:
     try:
-        load_model(model, file)
+        with opened(file, sys.maxsize):
+            load_model(model, file)
     # its own differ by what is torn; RuntimeError is torch's, of weights that belong to another model
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"kept weights {str(file)!r} cannot be read: {error}; remove the file to go without them") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlzoo.errors import UserError
+from rlzoo.reading import opened
 
 LONGEST_STEP = 9  # digits: a step's number is the name of its file
 MOST_CELLS = 2**27  # responses times the longest of them: what they are laid out in for the rules
@@ -26,7 +28,8 @@ def read_rollouts(file: Path) -> dict[str, Tensor]:
     if not (file.stem.isdecimal() and file.stem.isascii() and len(file.stem) <= LONGEST_STEP):
         raise UserError(f"{str(file)!r} is not named after a step, such as 000001.safetensors; remove it")
     try:
-        tensors: dict[str, Tensor] = load_file(file)
+        with opened(file, sys.maxsize):  # which refuses what is no file; safetensors maps it, whatever its size
+            tensors: dict[str, Tensor] = load_file(file)
     # safetensors' own differ by what is torn
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without this step") from error

@@ -31,8 +31,9 @@ def import_named(setting: str, reference: str, form: str) -> Any:
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module does at import
-        raise UserError(f"{key}: cannot import {module_name!r} from {here} or the installed packages: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the user's module does at import
+        reason = f"it exits when it is imported ({error!r})" if isinstance(error, SystemExit) else error
+        raise UserError(f"{key}: cannot import {module_name!r} from {here} or the installed packages: {reason}") from error
     found = getattr(module, name, None)
     if found is None:
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]

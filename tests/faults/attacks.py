@@ -33,7 +33,10 @@ GIGABYTES = 2**40
 
 def flip(name: str):
     """One bit changed in a file of the newest checkpoint."""
-    return lambda case: case.edit(case.newest() / name, lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])  # noqa: E501
+    return lambda case: case.edit(
+        case.newest() / name,
+        lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+    )
 
 
 def metrics(change):
@@ -133,8 +136,10 @@ def swapped(case: Case) -> None:
 
 
 def renamed_to_the_future(case: Case) -> None:
-    case.newest().rename(case.run / "checkpoints" / "step-000099")
+    newest, future = case.newest(), case.run / "checkpoints" / "step-000099"
+    newest.rename(future)
     case.is_watched = False
+    case.undone_by(lambda: future.rename(newest))
 
 
 def no_state(case: Case) -> None:
@@ -156,8 +161,8 @@ def pasted_from(variant: str):
 def future_pasted(case: Case) -> None:
     """A checkpoint of another run beyond the newest one."""
     other = case.box.parent / "adaptive-finished" / "run" / "checkpoints" / "step-000008"
-    case.mine(Path(shutil.copytree(other, case.run / "checkpoints" / "step-000008")))
-    case.undone_by(lambda: None)
+    pasted = Path(shutil.copytree(other, case.run / "checkpoints" / "step-000008"))
+    case.undone_by(lambda: case.take_away(pasted))
 
 
 def immutable(name: str, flag: str = "+i"):
@@ -228,16 +233,31 @@ def relative(path: str):
 
 
 def cwd_deleted(case: Case) -> None:
-    case.fresh, case.cwd = True, case.box / "gone"
+    case.is_watched, case.cwd = False, case.box / "gone"
     case.cwd.mkdir()
-    # the interpreter starts there, and the folder is removed while it imports
-    threading.Timer(0.3, case.cwd.rmdir).start()
+    command = case.start(*case.resuming())
+    case.cwd.rmdir()
+    command.wait()
+    case.cwd = case.box
 
 
 def poisoned(case: Case) -> None:
     """Modules of the standard library's names in the current directory, which must not be imported."""
-    for module in ("pickle", "string", "hmac", "random", "torch", "rlzoo", "json", "multiprocessing", "mlflow", "sitecustomize"):
-        case.plant(f"{module}.py", f"open({str(case.box / 'poisoned')!r}, 'a').write('{module} ')\nraise SystemExit('poisoned')\n")
+    for module in (
+        "pickle",
+        "string",
+        "hmac",
+        "random",
+        "torch",
+        "rlzoo",
+        "json",
+        "multiprocessing",
+        "mlflow",
+        "sitecustomize",
+    ):
+        case.plant(
+            f"{module}.py", f"open({str(case.box / 'poisoned')!r}, 'a').write('{module} ')\nraise SystemExit('poisoned')\n"
+        )
     case.planted[case.box / "poisoned"] = "missing"
 
 
@@ -669,7 +689,9 @@ def one_in(number: int, what: str) -> str:
 
 
 def edited_rule(case: Case) -> None:
-    case.edit(case.box / "my_rule.py", lambda text: text.replace(b"0.01, gt=0", b"0.02, gt=0").replace(b"None, like", b"None, like"))
+    case.edit(
+        case.box / "my_rule.py", lambda text: text.replace(b"0.01, gt=0", b"0.02, gt=0").replace(b"None, like", b"None, like")
+    )
 
 
 def other_formula(case: Case) -> None:
@@ -741,7 +763,7 @@ def header(path: Path) -> None:
 
 
 READ_AT_THE_START = ("HF_HUB_OFFLINE", "HOME", "LANG", "MPLBACKEND", "OMP_NUM_THREADS", "PYTHONHASHSEED", "PYTHONIOENCODING",
-                     "PYTHONOPTIMIZE", "PYTHONWARNINGS", "TORCH_LOGS")  # fmt: skip
+                     "PYTHONOPTIMIZE", "PYTHONWARNINGS")  # fmt: skip
 
 
 def mounts_are_allowed() -> bool:
@@ -832,10 +854,10 @@ CHECKPOINTS = [
     attack("every checkpoint without a manifest", every_checkpoint(lambda folder: (folder / "manifest.json").unlink()), expect=REFUSED),
     attack("two checkpoints swapped", swapped),
     attack("the newest checkpoint renamed to a step of the future", renamed_to_the_future),
-    attack("a checkpoint of another rule pasted in", pasted_from("adaptive")),
-    attack("a checkpoint of a low-rank run pasted in", pasted_from("lora")),
-    attack("a checkpoint of a longer run pasted in", pasted_from("long")),
-    attack("a later checkpoint of another run beside the run's own", future_pasted, on="plain"),
+    attack("a checkpoint of another rule pasted in", pasted_from("adaptive"), beside=("adaptive",)),
+    attack("a checkpoint of a low-rank run pasted in", pasted_from("lora"), beside=("lora",)),
+    attack("a checkpoint of a longer run pasted in", pasted_from("long"), beside=("long",)),
+    attack("a later checkpoint of another run beside the run's own", future_pasted, beside=("adaptive",)),
     attack("step of a billion, sealed again", resealed(lambda state: state.update(step=10**9))),
     attack("step of a string, sealed again", resealed(lambda state: state.update(step="4"))),
     attack("no scheduler, sealed again", resealed(lambda state: state.pop("scheduler"))),
@@ -955,10 +977,10 @@ ENVIRONMENT = [
           ("OMP_NUM_THREADS", "abc"), ("OMP_NUM_THREADS", "-3"), ("RANK", "1"), ("WORLD_SIZE", "2"), ("RANK", "abc"),
           ("LOCAL_RANK", "7"), ("TERM", "dumb"), ("COLUMNS", "1"), ("COLUMNS", "abc"), ("LANG", "C"), ("PYTHONIOENCODING", "ascii"),
           ("HOME", None), ("HOME", "/nonexistent"), ("HOME", "/proc"), ("TMPDIR", "/nonexistent"), ("PYTHONOPTIMIZE", "2"),
-          ("CUDA_VISIBLE_DEVICES", "abc"), ("RLZOO_PLUGINS", "nothing-of-this-name"), ("PYTHONHASHSEED", "7"), ("TZ", "Nowhere/Here"),
+          ("WORLD_SIZE", "many"), ("CUDA_VISIBLE_DEVICES", "abc"), ("RLZOO_PLUGINS", "nothing-of-this-name"), ("PYTHONHASHSEED", "7"), ("TZ", "Nowhere/Here"),
           ("FORCE_COLOR", "1"), ("HF_HUB_OFFLINE", "maybe"), ("ACCELERATE_MIXED_PRECISION", "fp16"), ("MASTER_PORT", "x"),
           ("ACCELERATE_USE_DEEPSPEED", "true"), ("MPLBACKEND", "nonsense"), ("PYTHONWARNINGS", "error"),
-          ("TORCH_LOGS", "nonsense"), ("RLZOO_LAUNCHER", "1"), ("PATH", ""),
+          ("RLZOO_LAUNCHER", "1"), ("PATH", ""),
       )),
     attack("a home that cannot be written", lambda case: read_only_home(case), fresh=True),
     attack("leftovers of a launcher", lambda case: None, environment=(("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")), fresh=True, seconds=60),
@@ -1054,9 +1076,9 @@ TRACKING = [
     attack("mlflow.db as a folder in the middle", store(lambda case, database: (database.unlink(missing_ok=True), database.mkdir())), on="mlflow", then=("resume",)),
     attack("mlflow.db locked for a while", store(locked_store), on="mlflow", expect=DONE, then=("sync", "{run}")),
     attack("the tracking process killed", store(follower_killed), on="mlflow", expect=DONE, then=("sync", "{run}")),
-    attack("the tracking folder missing", away("mlflow") , on="mlflow"),
-    attack("the tracking folder as a file", instead("mlflow", lambda path: path.write_text("mine")), on="mlflow"),
-    attack("the tracking record of garbage", lambda case: [path.write_bytes(b"\xff{") for path in (case.run / "mlflow").glob("*.json")], on="mlflow"),
+    attack("the tracking folder missing", away("tracking"), on="mlflow"),
+    attack("the tracking folder as a file", instead("tracking", lambda path: path.write_text("mine")), on="mlflow"),
+    attack("the tracking record of garbage", lambda case: [path.write_bytes(b"\xff{") for path in (case.run / "tracking").glob("*.json")], on="mlflow"),
     attack("MLFLOW_TRACKING_URI of no kind", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "gopher://x"),), expect=DONE),
     attack("MLFLOW_TRACKING_URI with a space", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", " "),), expect=DONE),
     attack("MLFLOW_TRACKING_URI where nobody listens", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "http://127.0.0.1:1"),), expect=DONE),
@@ -1081,7 +1103,7 @@ CODE = [
     attack("a reward of 1e308", reward_that("def reward(problem, response):\n    return 1e308 if len(response) % 2 else -1e308", code=1), on="reward", begin="nothing", then=(), same=False),
     attack("a reward of NaN", reward_that("def reward(problem, response):\n    return float('nan')", code=1), on="reward", begin="nothing", then=(), same=False),
     attack("a reward of a string", reward_that("def reward(problem, response):\n    return '1'", code=1), on="reward", begin="nothing", then=(), same=False),
-    attack("a reward that eats memory", reward_that(one_in(4, "x = bytearray(2**33)"), "reward.max_failed=1", "task.timeout=10"), on="reward", begin="nothing", then=(), same=False),
+    attack("a reward that eats memory", reward_that(one_in(4, "x = bytearray(2**30)"), "reward.max_failed=1", "task.timeout=10"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that closes everything", reward_that(one_in(4, "os.closerange(0, 64)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that ignores SIGTERM and hangs", reward_that("import signal\n" + one_in(4, "signal.signal(15, signal.SIG_IGN); time.sleep(3600)"), "reward.max_failed=1", "task.timeout=0.2"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that changes directory and environment", reward_that("def reward(problem, response):\n    os.chdir('/')\n    os.environ.clear()\n    return len(response) / 10"), on="reward", begin="nothing", then=(), same=False),
@@ -1118,6 +1140,7 @@ COMMANDS = [
     attack("eval of a run without checkpoints", away("checkpoints"), then=EVALUATE, expect=REFUSED),
     attack("eval of weights that were cut off", lambda case: [cut(path) for path in case.run.glob("checkpoints/*/model.safetensors")], then=EVALUATE, expect=REFUSED),
     attack("eval of weights with an endless header", lambda case: [header(path) for path in case.run.glob("checkpoints/*/model.safetensors")], then=EVALUATE, expect=REFUSED),
+    attack("eval of weights that are a FIFO", lambda case: instead(f"checkpoints/{case.newest().name}/model.safetensors", os.mkfifo)(case), then=EVALUATE, seconds=30),
     attack("eval of weights that are NaN", nan_weights, then=EVALUATE),
     attack("eval of a model whose config.json is missing", lambda case: [path.unlink() for path in case.run.glob("checkpoints/*/config.json")], then=EVALUATE, expect=REFUSED),
     attack("eval of a model whose tokenizer is empty", lambda case: [path.write_text("{}") for path in case.run.glob("checkpoints/*/tokenizer.json")], then=EVALUATE, expect=REFUSED),
@@ -1139,8 +1162,9 @@ COMMANDS = [
     attack("replay of rollouts that were cut off", lambda case: cut(case.run / "rollouts/000002.safetensors"), then=REPLAY),
     attack("replay of rollouts with an endless header", lambda case: header(case.run / "rollouts/000002.safetensors"), then=REPLAY),
     attack("replay of rollouts that are a FIFO", instead("rollouts/000002.safetensors", os.mkfifo), then=REPLAY, seconds=30),
-    attack("replay with kept weights that were cut off", lambda case: [cut(path) for path in (case.run / "replay").iterdir()], then=REPLAY),
-    attack("replay with a note among the rollouts", lambda case: case.plant("run/rollouts/notes.safetensors"), then=REPLAY, expect=DONE),
+    attack("replay with kept weights that are a FIFO", lambda case: instead("replay/000004-0.safetensors", os.mkfifo)(case), begin="finished", then=REPLAY, seconds=30),
+    attack("replay with kept weights that were cut off", lambda case: [cut(path) for path in (case.run / "replay").iterdir()], begin="finished", then=REPLAY),
+    attack("replay with a note among the rollouts", lambda case: case.plant("run/rollouts/notes.safetensors"), then=REPLAY),
     attack("replay with a report over a folder", lambda case: (case.box / "replay.html").mkdir(), then=REPLAY, expect=REFUSED),
     attack("replay onto a full disk", lambda case: (case.mount(case.box / "disk", "size=4k")), then=(*REPLAY[:-1], "{box}/disk/replay.html")),
     attack("compare of a run", lambda case: None, then=COMPARE, begin="finished", expect=DONE),

@@ -103,7 +103,9 @@ class Variant:
 
 
 def some_problems(first: int) -> str:
-    return "".join(json.dumps({"question": f"{a}+{b}", "answer": str(a + b)}) + "\n" for a in range(first, 10) for b in range(10))
+    return "".join(
+        json.dumps({"question": f"{a}+{b}", "answer": str(a + b)}) + "\n" for a in range(first, 10) for b in range(10)
+    )
 
 
 VARIANTS = {
@@ -132,10 +134,13 @@ class Attack:
 
     name: str
     do: Callable[[Case], object]
-    then: tuple[str, ...] = ("resume",)  # words of the command; "resume", "again" and "new" stand for `rlzoo train`; () for none
+    then: tuple[str, ...] = (
+        "resume",
+    )  # words of the command; "resume", "again" and "new" stand for `rlzoo train`; () for none
     expect: str = EITHER
     says: str = ""  # a regular expression, found in what is printed
     on: str = "plain"  # the variant
+    beside: tuple[str, ...] = ()  # variants whose runs it needs too
     begin: str = "stopped"  # "stopped", "finished", or "nothing"
     quick: bool = False  # part of the ordinary suite
     environment: tuple[tuple[str, str | None], ...] = ()
@@ -185,7 +190,6 @@ class Command:
     def err(self) -> str:
         return self._printed(1)
 
-
     def _printed(self, index: int) -> str:
         file = self.files[index]
         return file.read_text(errors="replace") if file is not None and file.exists() else ""  # it may not have come so far
@@ -225,7 +229,9 @@ class Case:
         self.run = box / "run"
         self.commands: list[Command] = []
         self.environment: dict[str, str] = {
-            name: value for name, value in os.environ.items() if not name.startswith(("RLZOO_", "PYTEST_", "COV_", "MLFLOW_"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("RLZOO_", "PYTHON", "PYTEST_", "COV_", "MLFLOW_"))
         }
         self.environment |= {
             "OMP_NUM_THREADS": "1",
@@ -355,9 +361,14 @@ class Case:
         self.commands.append(command)
         return command
 
-    def _new_interpreter(self, words: Sequence[str], files: Sequence[str | None]) -> tuple[int, Callable[[int], list[int] | None]]:
+    def _new_interpreter(
+        self, words: Sequence[str], files: Sequence[str | None]
+    ) -> tuple[int, Callable[[int], list[int] | None]]:
         with contextlib.ExitStack() as stack:
-            opened = [stack.enter_context(open(file or os.devnull, mode)) for file, mode in zip(files, ("rb", "ab", "ab"), strict=True)]
+            opened = [
+                stack.enter_context(open(file or os.devnull, mode))
+                for file, mode in zip(files, ("rb", "ab", "ab"), strict=True)
+            ]
             script = Path(sys.executable).parent / "rlzoo"
             process = subprocess.Popen(
                 [str(script), *words], stdin=opened[0], stdout=opened[1], stderr=opened[2], env=self.environment, cwd=self.cwd,
@@ -454,7 +465,9 @@ def resumable(run: Path) -> list[int]:
     """Steps of the whole checkpoints of a run that hold its state: all files of the manifest, unchanged."""
     if not os.path.isdir(run / "checkpoints"):
         return []
-    return sorted(int(folder.name[5:]) for folder in run.glob("checkpoints/step-[0-9][0-9][0-9][0-9][0-9][0-9]") if is_whole(folder))
+    return sorted(
+        int(folder.name[5:]) for folder in run.glob("checkpoints/step-[0-9][0-9][0-9][0-9][0-9][0-9]") if is_whole(folder)
+    )
 
 
 def is_whole(folder: Path) -> bool:
@@ -536,8 +549,8 @@ def same(run: Path, whole: Path, steps: int, given_up: Iterable[str] = ()) -> li
         return [f"metrics cannot be read: {error}"]
     if [row["step"] for row in rows] != list(range(steps + 1)):
         return [f"metrics hold steps {[row['step'] for row in rows]}"]
-    found = [f"metrics differ at step {ours['step']}" for ours, theirs in zip(*map(without_times, (rows, expected)), strict=True)
-             if ours != theirs][:1]  # fmt: skip
+    pairs = zip(without_times(rows), without_times(expected), strict=True)
+    found = [f"metrics differ at step {ours['step']}" for ours, theirs in pairs if ours != theirs][:1]
     newest = f"checkpoints/step-{steps:06d}"
     names = [f"{newest}/model.safetensors", f"{newest}/state/optimizer.safetensors", f"{newest}/clip.json"]
     names += [f"rollouts/{path.name}" for path in sorted((whole / "rollouts").iterdir()) if path.name not in given_up]
@@ -599,8 +612,8 @@ class Range:
 
     def begin(self, attack: Attack) -> Case:
         """A case for an attack."""
-        if attack.begin != "nothing" or attack.same:
-            self.prepare(attack.on)
+        for name in (*attack.beside, *((attack.on,) if attack.begin != "nothing" or attack.same else ())):
+            self.prepare(name)
         case = self._lay_out(None if attack.begin == "nothing" else self.template(attack.on, attack.begin), attack.on)
         for name, value in attack.environment:
             if value is None:
@@ -619,7 +632,10 @@ class Range:
         case = self.begin(attack)
         try:
             broken = self._broken_laws(attack, case)
-            printed = [f"$ {' '.join(each.words)[-160:]} -> {each.code}: {' | '.join(each.err.splitlines()[-3:])[-500:]}" for each in case.commands]
+            printed = [
+                f"$ {' '.join(each.words)[-160:]} -> {each.code}: {' | '.join(each.err.splitlines()[-3:])[-500:]}"
+                for each in case.commands
+            ]
             assert not broken, "\n".join(["", *broken, *printed])
         finally:
             case.clean()
@@ -634,7 +650,9 @@ class Range:
                 if prepared.get(path) is None and not path.name.endswith((".part", ".former")):
                     case.planted.setdefault(path, what)
         case.damaged = [path for path, what in prepared.items() if case.is_watched and description(path) != what]
-        case.given_up = {path.name for path in prepared if path.parent.name == "rollouts" and os.path.isdir(case.run) and not path.exists()}
+        case.given_up = {
+            path.name for path in prepared if path.parent.name == "rollouts" and os.path.isdir(case.run) and not path.exists()
+        }
         usable = [step for step in resumable(case.run) if newest is None or step <= newest or case.commands]
         kept = recorded(case.run, max(usable)) if usable else set()
         standing = set(walked(self.box))

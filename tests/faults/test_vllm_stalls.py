@@ -1,5 +1,6 @@
 """A vLLM server that stalls, drips or answers nonsense while it is given new weights: the run waits, or stops resumable."""
 
+import os
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from tests.engine.short import lines, quick
 from tests.engine.stand_in import running
 
 STEPS = 3
+EVERYTHING = int(os.environ.get("RLZOO_KILLS", "2")) > 5
 
 
 def dripping(handler):
@@ -53,20 +55,29 @@ def server(monkeypatch):
 
 
 def run(server, folder):
-    overrides = ["rollout.engine=vllm", f"rollout.vllm.server={server.address}", "rollout.vllm.timeout=0.7",
-                 "tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=1", "learner.num_minibatches=1",
-                 "learner.kl_coef=0.1", "learner.weight_decay=0.5"]  # fmt: skip; equal rewards teach nothing, a decay does
+    overrides = [
+        "rollout.engine=vllm",
+        f"rollout.vllm.server={server.address}",
+        "rollout.vllm.timeout=0.7",
+        "tracking.mlflow=false",
+        "eval.num_problems=0",
+        "checkpoint.every=1",
+        "learner.num_minibatches=1",
+        "learner.kl_coef=0.1",
+        "learner.weight_decay=0.5",
+    ]  # fmt: skip; equal rewards teach nothing, a decay does
     return quick(folder, steps=STEPS, overrides=overrides)
 
 
 ODD = {
     "silence": None, "a byte now and then": dripping, "bytes without end": endless, "an error": (503, {"error": "busy"}),
-    "no JSON": (200, b"<html>proxy</html>"), "a list": (200, [1]), "half a character": (200, b"\xff"), "a closed door": "restart",
+    "no JSON": (200, b"<html>proxy</html>"), "a list": (200, [1]), "half a character": (200, b"\xff"),
+    "a closed door": "restart",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", ODD)
-@pytest.mark.parametrize("times", [2, 10_000])
+@pytest.mark.parametrize("wrong", ODD if EVERYTHING else ["a byte now and then", "no JSON"])
+@pytest.mark.parametrize("times", [2, 10_000] if EVERYTHING else [2])
 def test_weights_that_a_server_does_not_take(server, tmp_path, wrong, times):
     plain = dict(server.by_path)
 

@@ -40,8 +40,11 @@ def become(request):
         os.close(number) if opened < 0 else os.dup2(opened, number)
     os.closerange(3, 256)
     modes = ("r", "w", "w")
-    streams = [open(number, modes[number], closefd=False) if file else None for number, file in enumerate(request["files"])]
+    streams = [
+        os.fdopen(number, modes[number], closefd=False) if file else None for number, file in enumerate(request["files"])
+    ]
     sys.stdin, sys.stdout, sys.stderr = streams
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams
     if streams[2] is not None:
         streams[2].reconfigure(line_buffering=True, errors="backslashreplace")
     for name, limit in request["limits"].items():

@@ -43,15 +43,18 @@ def test_zero_killed_and_resumed(whole, tmp_path, victim):
     process = start(folder, tmp_path / "mlflow.db", *words)
     until = time.monotonic() + 300
     while not list(folder.glob("checkpoints/step-000002/state/state.json")):
-        assert process.poll() is None and time.monotonic() < until, (tmp_path / "run.log").read_text()[-3000:]
+        assert process.poll() is None, (tmp_path / "run.log").read_text()[-3000:]
+        assert time.monotonic() < until
         time.sleep(0.02)
-    ranks = {int(child.environ()["RANK"]): child for child in psutil.Process(process.pid).children() if "RANK" in child.environ()}
+    ranks = {
+        int(child.environ()["RANK"]): child for child in psutil.Process(process.pid).children() if "RANK" in child.environ()
+    }
     if victim == "everything":
         os.killpg(process.pid, signal.SIGKILL)
     else:
         (process if victim == "the launcher" else ranks[int(victim[-1])]).kill()
     process.wait(timeout=60)
-    gone, alive = psutil.wait_procs(ranks.values(), timeout=30)
+    _, alive = psutil.wait_procs(ranks.values(), timeout=30)
     assert not alive
     assert ended(start(folder, tmp_path / "mlflow.db", "--resume"), folder) == 0
     rows, wanted = (without_times(lines(path / "metrics.jsonl")) for path in (folder, expected))
