@@ -15,6 +15,8 @@ SETTINGS = 2**20
 RECORDS = 2**31
 """Bytes of the largest file of rows that is read: questions, metrics, completions."""
 
+_CHUNK = 2**20
+
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -53,11 +55,13 @@ def opened(path: str | Path, most: int) -> Iterator[BinaryIO]:
 
 def read_bytes(path: str | Path, most: int) -> bytes:
     """What a regular file holds, see `opened`."""
+    content = bytearray()
     with opened(path, most) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise NotReadError(Path(path), f"grows above {most:,} bytes while it is read")
-    return content
+        while chunk := file.read(_CHUNK):
+            content += chunk
+            if len(content) > most:
+                raise NotReadError(Path(path), f"grows above {most:,} bytes while it is read")
+    return bytes(content)
 
 
 def read_text(path: str | Path, most: int) -> str:
