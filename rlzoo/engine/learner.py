@@ -136,7 +136,7 @@ class Learner:
         """
         self._check_schedule(folder, num_optimizer_steps, scheduler)
         try:
-            self.optimization.load(folder)
+            self.optimization.load(folder, num_optimizer_steps)
             written = json.loads(read_text(folder / "policy.json", SETTINGS))
             settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
             policy = type(self.policy).model_validate_json(json.dumps(settings))
@@ -164,7 +164,7 @@ class Learner:
         if wrong or scheduler.keys() != own.keys():
             raise UserError(
                 f"--resume: the learning rate's schedule in {str(folder)!r} does not belong to this run: "
-                f"{', '.join(wrong) or 'its keys'} differ from those after {num_optimizer_steps} optimizer steps"
+                f"{', '.join(wrong) or 'its keys'} cannot be of this run after {num_optimizer_steps} optimizer steps"
             )
 
     def update(

@@ -67,8 +67,8 @@ class Optimization(Protocol):
         """Write the trained parameters and the optimizer's states; with DeepSpeed, every process its part."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Read them back, in as many processes."""
+    def load(self, folder: Path, num_steps: int) -> None:
+        """Read back what `save` wrote after so many steps, in as many processes."""
         ...
 
 
@@ -134,12 +134,12 @@ class PlainOptimization:
         if self.accelerator.is_main_process:
             save_file(whole, folder / "optimizer.safetensors")
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, num_steps: int) -> None:
         """See `Optimization.load`."""
         if is_shared(self.accelerator):
             raise UserError("--resume: going on under FSDP is not supported; use --deepspeed zero3")
         tensors = load_file(folder / "optimizer.safetensors")
-        for problem in _misfits(tensors, self._parameters(), self.optimizer):
+        for problem in _misfits(tensors, self._parameters(), self.optimizer, num_steps):
             raise UserError(f"--resume: {str(folder / 'optimizer.safetensors')!r} does not belong to this run: {problem}")
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -172,9 +172,12 @@ def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
 
 
 def _misfits(
-    tensors: Mapping[str, Tensor], parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor], parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, num_steps: int
 ) -> Iterator[str]:
-    """What in a saved optimizer does not fit parameters."""
+    """What in a saved optimizer does not fit parameters after so many steps."""
+    taken = max((int(tensor) for name, tensor in tensors.items() if name.startswith("step/") and tensor.ndim == 0), default=0)
+    if isinstance(optimizer, torch.optim.AdamW) and taken != num_steps:
+        yield f"it has taken {taken} steps, not {num_steps}"
     states = {name for name in tensors if not name.startswith("parameter/")}
     for index, parameter in enumerate(parameters):
         kinds = {f"{kind}/{index}" for kind in ("step", "exp_avg", "exp_avg_sq")}
@@ -241,7 +244,7 @@ class DeepSpeedOptimization:
         """See `Optimization.save`."""
         self.model.save_checkpoint(str(folder), tag="deepspeed")
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, num_steps: int) -> None:
         """See `Optimization.load`; a file that would run code is refused."""
         try:
             with _without_code():

@@ -172,8 +172,11 @@ class Run:
         """Refuse a state that this run cannot have written, though it is sealed."""
         rollout, problem = self.config.rollout, ""
         rounds = state.step + (state.ahead is not None)
+        updates = state.step * self.config.learner.num_minibatches * self.config.learner.num_epochs
         if state.step > self.config.steps:
             problem = f"is of step {state.step}, and the run has {self.config.steps} (steps)"
+        elif state.scheduler.get("last_epoch") != updates:
+            problem = f"has a learning rate that is not the one after the {updates} updates of {state.step} steps"
         elif state.next_problem % rollout.num_prompts or state.next_problem < rounds * rollout.num_prompts:
             problem = f"has sampled {state.next_problem} problems, which is no {rounds} rounds of {rollout.num_prompts}"
         elif not rollout.dynamic_sampling and state.next_problem != rounds * rollout.num_prompts:
@@ -230,10 +233,10 @@ class Run:
 
     def _learn(self, step: int, groups: list[RolloutGroup], experience: Experience) -> tuple[Experience, list[Update]]:
         """The optimizer steps of one batch; none if nothing can be learned from it."""
+        self._is_clean = False
         if not self.learner.learns_from(experience) and not self.learner.has_reference:
             self.learner.pass_over(self.config.learner.num_minibatches * self.config.learner.num_epochs)
             return experience, []
-        self._is_clean = False
         tokens = min(self.learner.passes.max_tokens, sum(experience.sizes) / self.config.learner.num_minibatches)
         keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
         before = partial(self._keep_weights, step) if keep else None

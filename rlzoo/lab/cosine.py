@@ -60,7 +60,7 @@ def cosines(
     The reference is the gradient of ``mean over responses of exp(S) A``, S the summed log-ratio: what importance sampling
     would follow without any clip, for the recorded advantages (the theorem of arXiv 2509.09177 bounds this angle). A rule's
     own weights by length, such as a mean over tokens, turn its gradient too, at ratio 1 already. Where the run corrected for
-    its sampler, the same weights are in the reference and in every rule's gradient.
+    its sampler, the same weights are in the reference and in the gradient of every rule that does not correct for it itself.
 
     Args:
         run: with ``replay/`` in its directory, see `has_weights`.
@@ -82,8 +82,9 @@ def cosines(
         if file is None:
             continue
         _load(model, file)
-        given = (update.inputs, update.counts, run.config.rollout.max_new_tokens, update.weights)
-        wanted = {label: judgement(rule.states[position], *given).gradient for label, rule in replayed.items()}
+        states = {label: rule.states[position] for label, rule in replayed.items()}
+        given = (update.inputs, update.counts, run.config.rollout.max_new_tokens)
+        wanted = {label: judgement(state, *given, update.weights_for(state)).gradient for label, state in states.items()}
         plain = unclipped(update.inputs) if update.weights is None else unclipped(update.inputs) * update.weights
         with _autocast(run):
             totals = _gradients(module, update, {"": plain, **wanted}, torch.tensor(edges))

@@ -15,6 +15,7 @@ from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.lab.rollout_file import read_rollouts
+from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import StepCounts
 from rlzoo.types import ClipInputs
 
@@ -36,6 +37,10 @@ class RecordedUpdate:
     group: Tensor  # (R,) int64, which prompt of its step each response answers
     sequences: tuple[Tensor, ...]  # R rows of prompt and response ids, ragged
     weights: Tensor | None = None  # (R, 1) or (R, T) factors of the objective, where the run corrected for its sampler
+
+    def weights_for(self, policy: ClipPolicy) -> Tensor | None:
+        """Factors of a rule's objective; None for a rule whose ratio is to the sampler, which corrects for it already."""
+        return None if policy.ratio_to_sampler else self.weights
 
     @property
     def counts(self) -> StepCounts:

@@ -41,7 +41,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
     Args:
         run: the recording. Advantages are the recorded ones, whatever estimator the policy would choose, and the run's
-            mismatch correction weighs every rule's objective.
+            mismatch correction weighs the objective of every rule but those whose ratio is to the sampler already.
         policy: any rule.
         skip_steps: steps at the beginning that the result leaves out, while adaptive rules settle.
 
@@ -51,7 +51,9 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     _check_readable(run, policy)
     tables, states, current = [], [], policy
     for update in run.updates:
-        judged = judgement(current, update.inputs, update.counts, run.config.rollout.max_new_tokens, update.weights)
+        judged = judgement(
+            current, update.inputs, update.counts, run.config.rollout.max_new_tokens, update.weights_for(current)
+        )
         answered = (judged.result, judged.gradient, judged.on_policy_gradient)
         table = ResponseTable.measure(update.inputs, *answered, group=prompt_ids(update.step, update.group))
         states.append(current)
@@ -68,7 +70,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 def _check_readable(run: RecordedRun, policy: ClipPolicy) -> None:
     if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
         raise UserError(f"{str(run.path)!r} has an advantage per token, and {policy.name} takes one per response")
-    weights = run.updates[0].weights
+    weights = run.updates[0].weights_for(policy)
     if policy.scope == "sequence" and weights is not None and weights.shape[-1] != 1:
         raise UserError(
             f"{str(run.path)!r} was trained with mismatch.pool='token', a weight for each token, and {policy.name} has one "

@@ -79,7 +79,7 @@ def main() -> int:
         try:
             return _follow(Path(line), parent)
         except (UserError, OSError) as error:  # a damaged record, another follower, or a full disk
-            print(f"rlzoo: MLflow does not follow {line}: {redact(str(error))}", file=sys.stderr)
+            print(f"MLflow does not follow {line}: {redact(str(error))}", file=sys.stderr)
             return 1
 
 

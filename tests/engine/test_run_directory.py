@@ -286,11 +286,13 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
         ({"run": "another"}, "is a checkpoint of another run; move it away"),
         ({"next_problem": 31}, "has sampled 31 problems"),
         ({"next_problem": 10**15}, "has sampled 1000000000000000 problems"),
-        ({"num_optimizer_steps": 15}, "the learning rate's schedule"),
+        ({"num_optimizer_steps": 15}, "it has taken 16 steps, not 15"),
+        ({"num_optimizer_steps": 17}, "the learning rate's schedule"),
         ({"seconds": -1.0}, "seconds is -1.0"),
         ({"alarms": {"bad_steps": {}, "raised": ["mine"]}}, "is not what a run writes"),
         ({"alarms": {}}, "is not what a run writes"),
-        ({"scheduler": {}}, "the learning rate's schedule"),
+        ({"scheduler": {}}, "has a learning rate that is not the one after the 16 updates of 4 steps"),
+        ({"scheduler": {"last_epoch": 16}}, "the learning rate's schedule"),
     ],
 )
 def test_a_state_that_was_changed_and_sealed_again_is_refused(run, changes, part):

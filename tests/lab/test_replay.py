@@ -75,6 +75,15 @@ def test_a_weight_for_each_token_cannot_be_given_to_a_rule_of_responses(recorded
         replay(run, load_zoo()["fspo"]())
 
 
+def test_a_rule_whose_ratio_is_to_the_sampler_is_not_corrected_again(recorded):
+    update = recorded.updates[0]
+    halves = dataclasses.replace(update, weights=torch.full_like(update.inputs.advantages, 0.5))
+    plain, halved = (dataclasses.replace(recorded, updates=(one,)) for one in (update, halves))
+    for clip, factor in (("dppo-tv", 1.0), ("grpo", 0.5)):
+        masses = [replay(run, load_zoo()[clip]()).table.gradient_mass for run in (plain, halved)]
+        torch.testing.assert_close(masses[1], factor * masses[0])
+
+
 @pytest.mark.parametrize("clip", ["grpo", "clip-cov"])  # per token; and one that draws at random with the step's seed
 def test_so_does_a_rule_of_another_scope(tmp_path, clip):
     trained = quick_run(tmp_path / clip, clip, "clip.clip_low=0.01", "clip.clip_high=0.01", steps=2)
