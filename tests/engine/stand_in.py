@@ -33,6 +33,7 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.failures, self.asked, self.loads = [], 0, []
         self.has_weights = False
+        self.varies = False  # whether every other response is longer
         self.lock = threading.Lock()
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.by_path = {
@@ -72,7 +73,9 @@ class Handler(BaseHTTPRequestHandler):
             if failure == "restart":  # it comes back as it was first started
                 self.server.has_weights = False
         token = 5 if self.server.has_weights else 4
-        choices = [{"token_ids": [token, 1], "logprobs": {"token_logprobs": [-1.0, -0.5]}}]
+        longer = 3 * (self.server.varies and self.server.asked % 2)
+        log_probs = [-1.0] * (1 + longer) + [-0.5]
+        choices = [{"token_ids": [token] * (1 + longer) + [1], "logprobs": {"token_logprobs": log_probs}}]
         failed = {"error": (500, {"error": "the engine is dead"}), "refuse": (400, {"error": "too long"}), "restart": "restart"}
         return failed.get(failure, (200, {"choices": choices}))
 

@@ -146,6 +146,7 @@ class Attack:
     environment: tuple[tuple[str, str | None], ...] = ()
     fresh: bool = False  # a new interpreter, for what acts on its start
     seconds: float = 90.0
+    kills_a_rank: bool = False  # then the launcher ends with 137, and others may print a traceback of the library they speak by
     same: bool = True  # the run ends as the uninterrupted one
     check: Callable[[Case, Command], str | None] = lambda case, command: None  # one more law; says what is wrong
 
@@ -500,8 +501,10 @@ def recorded(run: Path, until: int) -> set[str]:
     return found
 
 
-def problems_of(case: Case, command: Command) -> list[str]:
+def problems_of(case: Case, command: Command, *, kills_a_rank: bool = False) -> list[str]:
     """Laws on how a command ended."""
+    if kills_a_rank and command.code == 128 + signal.SIGKILL:
+        return [] if "was killed (SIGKILL)" in command.err else ["does not name the process that was killed"]
     words = " ".join(word for word in command.words[:2] if not word.startswith("/"))
     found = []
     if command.code not in ALLOWED:
@@ -659,7 +662,7 @@ class Range:
         broken: list[str] = []
         command = case.rlzoo(*case.words(attack.then)) if attack.then else case.commands[-1]
         for each in case.commands:
-            broken += problems_of(case, each) if each.code != -signal.SIGKILL else []
+            broken += problems_of(case, each, kills_a_rank=attack.kills_a_rank) if each.code != -signal.SIGKILL else []
         said = command.out + command.err
         if attack.says and not re.search(attack.says, said):
             broken.append(f"does not say {attack.says!r}")
