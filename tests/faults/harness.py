@@ -24,6 +24,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -200,6 +201,7 @@ class Zygote:
     """Starts commands by forking a process that has everything imported."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
@@ -207,9 +209,10 @@ class Zygote:
         )  # fmt: skip
 
     def ask(self, request: dict[str, object]) -> object:
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        with self._lock:  # an attack may watch from a thread
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
         assert line, "the process that starts commands has ended"
         return json.loads(line)
 
