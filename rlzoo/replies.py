@@ -15,7 +15,6 @@ from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
     from urllib3 import PoolManager
 
 
@@ -87,7 +86,7 @@ class _Bounded(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         seconds = self._until - time.monotonic()
         if seconds <= 0:
             raise TimeoutError(f"the reply took longer than {self._longest:g} s")

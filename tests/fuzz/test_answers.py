@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from rlzoo.tasks import math_grading, math_worker, suites
 from rlzoo.tasks.arithmetic import ArithmeticTask
 from rlzoo.tasks.extraction import after_hashes, final_answer, last_boxed
+from rlzoo.tasks.grading import checked_reward
 from rlzoo.tasks.math_rows import clean_answer
-from rlzoo.tasks.user_reward import checked_reward
 from rlzoo.types import Problem
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import trees
