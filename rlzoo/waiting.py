@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-SPINS = 2000
-"""Turns of libgomp's loop, some tens of microseconds: longer than the gap between two operations of a large model.
+SPINS = 1000
+"""Turns of libgomp's loop before a thread sleeps: libgomp's own choice where it has more threads than cores.
 
-libgomp's own 300,000 turns are milliseconds. Beside other busy processes, a thread then spins through its share of the core
-while the thread it waits for is not running.
+Where it has as many threads as cores, it waits 300,000 turns, which is milliseconds. Beside other busy processes, a thread then
+spins through its share of a core while the thread that it waits for is not running.
 """
 
 SET_BY_USERS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

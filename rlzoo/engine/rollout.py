@@ -14,7 +14,6 @@ from rlzoo.engine.decode import Decoded, Way, decode, quickest_way
 from rlzoo.engine.draws import OwnDraws, row_uniforms
 from rlzoo.engine.fused import can_fuse
 from rlzoo.engine.prompts import encode_prompt
-from rlzoo.engine.threads import Threads
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:
@@ -85,8 +84,6 @@ class HFSampler:
         self.batch_size = batch_size
         self.chat_template = chat_template
         self.way: Way = way or quickest_way(self.model)
-        # a sampler with weights of its own may work while the learner does, and torch has one setting for both
-        self.threads = Threads(self.model, is_on=not own_weights)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights into the sampler's own model."""
@@ -114,7 +111,7 @@ class HFSampler:
         encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
         rows = [ids for ids in encoded for _ in range(samples)]
         rollouts: list[Rollout] = []
-        with self._plain_generation(), self.threads.sampling(min(len(rows), self.batch_size)):
+        with self._plain_generation():
             for start in range(0, len(rows), self.batch_size):
                 piece = rows[start : start + self.batch_size]
                 uniforms = row_uniforms(seed, first_row + start, len(piece), self.max_new_tokens)

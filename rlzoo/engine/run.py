@@ -35,7 +35,6 @@ from rlzoo.engine.sampling import RolloutSource
 from rlzoo.engine.seeds import LEARNER, step_seed
 from rlzoo.engine.shaping import reward_metrics
 from rlzoo.engine.state import RunState, newest_state
-from rlzoo.engine.threads import Threads
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.tasks import Task
 from rlzoo.types import RolloutGroup
@@ -95,8 +94,6 @@ class Run:
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
         self._check_prompts()
-        # one batch ahead, sampling and learning go on at the same time and share torch's setting
-        self.threads = Threads(self.model, is_on=config.rollout.max_staleness == 0)
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
         self.source = RolloutSource(config, self.task, self._make_sampler(), self.accelerator)
         self.learner = self._make_learner()
@@ -237,12 +234,10 @@ class Run:
         if not self.learner.learns_from(experience) and not self.learner.has_reference:
             self.learner.pass_over(self.config.learner.num_minibatches * self.config.learner.num_epochs)
             return experience, []
-        tokens = min(self.learner.passes.max_tokens, sum(experience.sizes) / self.config.learner.num_minibatches)
         keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
         before = partial(self._keep_weights, step) if keep else None
         try:
-            with self.threads.learning(tokens):
-                return self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
+            return self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
         except (PolicyError, RunError):
             self.directory.record_rollouts(step, groups, experience, [])  # the data it stumbled over
             raise
