@@ -411,7 +411,7 @@ class Case:
         folder, until = (path or self.run) / "checkpoints", time.monotonic() + self.seconds
         while command.poll() is None and time.monotonic() < until:
             with contextlib.suppress(OSError):
-                if any(entry.name.startswith(".step-") for entry in os.scandir(folder)):
+                if any(name.startswith(".step-") for name in os.listdir(folder)):
                     return True
         return False
 
