@@ -121,12 +121,14 @@ def _read(folder: Path) -> RunRecord | None:
     settings = _settings(folder / "config.yaml")
     if settings is None or not (folder / "metrics.jsonl").is_file():
         return None
+    summary = _summary(folder / "summary.json")
+    if type(summary.get("steps")) is int:
+        settings["steps"] = max(settings["steps"], summary["steps"])  # it may have been resumed with more than it was started with
     metrics = tuple(read_metrics(folder / "metrics.jsonl"))
     if not metrics or metrics[-1]["step"] != settings["steps"]:
         return None
     if not any("reward/mean" in row and row["step"] > settings["steps"] * 0.75 for row in metrics):
         raise UserError(f"{str(folder / 'metrics.jsonl')!r} has no reward/mean in the last quarter of its steps")
-    summary = _summary(folder / "summary.json")
     return RunRecord(folder, settings, metrics, summary) if summary.get("finished", True) else None
 
 

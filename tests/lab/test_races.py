@@ -45,6 +45,15 @@ def test_runs_are_found_at_any_depth_and_unfinished_ones_are_told(folder):
     assert notes == [f"left out, not finished: {folder / 'fspo-2'}"]
 
 
+def test_a_run_that_was_resumed_with_more_steps_is_finished(trained, tmp_path):
+    copy = shutil.copytree(trained.path, tmp_path / "run")
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("steps: 4", "steps: 3"))  # as it was started; its summary says 4
+    (record,), notes = find_runs([copy])
+    assert notes == []
+    assert record.settings["steps"] == 4
+
+
 def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
     result = race([folder], match=0.1)
     (fspo,) = [contender for contender in result.contenders if contender.label == "fspo"]
