@@ -123,7 +123,7 @@ def _read(folder: Path) -> RunRecord | None:
         return None
     summary = _summary(folder / "summary.json")
     if type(summary.get("steps")) is int:
-        settings["steps"] = max(settings["steps"], summary["steps"])  # it may have been resumed with more than it was started with
+        settings["steps"] = max(settings["steps"], summary["steps"])  # more, if it was resumed with more
     metrics = tuple(read_metrics(folder / "metrics.jsonl"))
     if not metrics or metrics[-1]["step"] != settings["steps"]:
         return None
