@@ -147,7 +147,7 @@ class ClipPolicy(BaseModel, ABC):
 
 
 OVERRIDABLE = frozenset({"scaled", "updated", "model_config", "model_post_init"})
-"""Names of `ClipPolicy` that a subclass may define anew, beside its class variables and Python's own methods."""
+"""Names of `ClipPolicy` that a subclass may override, besides its class variables and Python's own methods."""
 
 NAMED: Mapping[str, tuple[str, ...]] = {"advantage": get_args(Advantage), "reduction": get_args(Reduction)}
 """The fields of every policy that hold a name, and the names there are."""

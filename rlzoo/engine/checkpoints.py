@@ -130,7 +130,7 @@ def _is_own_stop(folder: Path, run: Path) -> bool:
 
 
 def _drop_former(former: Path) -> None:
-    """Remove a checkpoint that was written anew; files that were added to it are kept under another name."""
+    """Remove a checkpoint that was written again; files that were added to it are kept under another name."""
     try:
         discard(former)
     except (OSError, ValueError, AttributeError, TypeError) as error:

@@ -253,7 +253,7 @@ class Run:
             logger.warning("step %d: a spike of the gradient, and no checkpoint to roll back to", step)
             return False
         state = RunState.read(folder)
-        # the learning rate goes on from here, so that its schedule still ends with the run
+        # the schedule continues from here, so that it still ends with the run
         self.learner.load(folder, state.num_optimizer_steps, self.learner.scheduler.state_dict())
         logger.warning("step %d: a spike of the gradient; the weights are those after step %d again", step, state.step)
         return True

@@ -64,7 +64,7 @@ class Sync:
         self.report(None)
 
     def reconnect(self) -> None:
-        """Connect anew with the next call of `send`: the store may not be what it was before it failed."""
+        """Connect again with the next call of `send`: the store may not be what it was before it failed."""
         self._client = None
 
     def report(self, trouble: str | None) -> None:
@@ -97,7 +97,7 @@ class Sync:
         return client
 
     def _known_run(self, client: Any) -> Any:
-        """Return the run in the store; None if there is none yet, or the store was deleted and made anew."""
+        """Return the run in the store; None if there is none yet, or the store was deleted and created again."""
         from mlflow import MlflowException
 
         if self.sent.run_id is None:
