@@ -94,7 +94,7 @@ def rlzoo_clip_policies():
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of run to attack: what is told to ``rlzoo train``, and the user's files it needs."""
+    """A kind of run to attack: its arguments for ``rlzoo train``, and the user's files it needs."""
 
     settings: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
