@@ -1,20 +1,143 @@
-"""How long threads of OpenMP spin before they sleep."""
+"""How the threads of one operation wait for each other: by spinning on a machine of their own, asleep beside other processes.
+
+libgomp's threads spin for milliseconds before they sleep. That is fastest while each has a core of its own. Where other
+processes need the cores too, a thread spins through its share of a core while the thread that it waits for is not running,
+and a run takes several times as long. libgomp has a second, short wait for processes with more threads than cores. Beside
+other processes, this module holds one more thread of libgomp, which sleeps; all of them then wait as in such a process.
+
+How threads wait changes no sum. Their number would, so it stays as it is: a run computes the same bits under any load.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 
-SPINS = 1000
-"""Turns of libgomp's loop before a thread sleeps: libgomp's own choice where it has more threads than cores.
+SPINS = 300_000
+"""Turns before a thread sleeps, as libgomp has it where nothing is set."""
 
-Where it has as many threads as cores, it waits 300,000 turns, which is milliseconds. Beside other busy processes, a thread then
-spins through its share of a core while the thread that it waits for is not running.
-"""
+SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": str(SPINS)}
+"""The usual wait where there are enough cores, none at all where there are not; without them the short wait is 100 turns."""
 
-SET_BY_USERS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+INTERVAL = 0.25
+"""Seconds between two looks at the load."""
+
+OTHERS = 0.25
+"""Cores that other processes use at least, where threads have to wait for a core."""
+
+STAT = Path("/proc/stat")
 
 
-def wait_briefly() -> None:
-    """Let OpenMP's threads sleep soon; call it before torch is imported. A setting of the user's is kept."""
-    if not any(name in os.environ for name in SET_BY_USERS):
-        os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+def prepare_waiting() -> None:
+    """Set the two waits in the environment, from which libgomp reads them when torch is imported.
+
+    What the user has set is kept. Nothing is set where torch comes with another OpenMP, to which the variables mean
+    something else.
+    """
+    if not any(name in os.environ for name in SETTINGS) and _torch_has_libgomp():
+        os.environ.update(SETTINGS)
+
+
+def _torch_has_libgomp() -> bool:
+    spec = find_spec("torch")
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    return any(Path(folder, "lib").glob("libgomp*") for folder in folders)
+
+
+@contextmanager
+def waiting_by_load(threads: int) -> Iterator[None]:
+    """Within the block, threads wait for each other asleep as long as other processes need their cores.
+
+    Does nothing where there is no libgomp or no ``/proc``, or a single thread.
+
+    Args:
+        threads: of one operation, as `torch.get_num_threads` gives it.
+    """
+    libraries = _libgomps() if threads > 1 else []
+    if not libraries:
+        yield
+        return
+    done = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(libraries, threads, done), name="waiting", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _watch(libraries: list[ctypes.CDLL], threads: int, done: threading.Event) -> None:
+    """Hold one more thread while others need the cores."""
+    more: _MoreThreads | None = None
+    before = _Use.now()
+    while not done.wait(INTERVAL):
+        now = _Use.now()
+        is_scarce = now.others_since(before) > len(os.sched_getaffinity(0)) - threads + OTHERS
+        before = now
+        if is_scarce and more is None:
+            more = _MoreThreads(libraries)
+        elif not is_scarce and more is not None:
+            more.release()
+            more = None
+    if more is not None:
+        more.release()
+
+
+class _MoreThreads:
+    """Of each libgomp one thread more than operations use, asleep until it is released."""
+
+    def __init__(self, libraries: list[ctypes.CDLL]) -> None:
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._hold, args=(libraries,), name="waiting-more", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        self._released.set()
+        self._thread.join()
+
+    def _hold(self, libraries: list[ctypes.CDLL]) -> None:
+        for library in libraries:
+            # an operation that does nothing: the second thread that it takes belongs to this thread until this thread ends
+            library.GOMP_parallel(library.omp_get_thread_num, None, 2, 0)
+        self._released.wait()
+
+
+class _Use:
+    """Seconds that the cores of this process, and this process itself, have worked so far."""
+
+    def __init__(self, clock: float, cores: float, own: float) -> None:
+        self.clock, self.cores, self.own = clock, cores, own
+
+    @classmethod
+    def now(cls) -> _Use:
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        ticks = 0
+        for name, *fields in map(str.split, STAT.read_text(encoding="ascii").splitlines()):
+            if name in ours:
+                user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, fields[:8])
+                ticks += user + nice + system + irq + softirq + stolen
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), used.ru_utime + used.ru_stime)
+
+    def others_since(self, before: _Use) -> float:
+        """Cores that were used by others, on average."""
+        return (self.cores - before.cores - (self.own - before.own)) / (self.clock - before.clock)
+
+
+def _libgomps() -> list[ctypes.CDLL]:
+    """Those that are loaded: several libraries bring their own."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        STAT.read_bytes()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if "libgomp" in line.rpartition("/")[2]}
+    return [ctypes.CDLL(path) for path in sorted(paths)]

@@ -2,10 +2,9 @@
 
 python -m examples.bench.threads                         # embedded, 5 M and SmolLM2, five pairs of each
 python -m examples.bench.threads --case embedded --pairs 3
-python -m examples.bench.threads --case smollm2 --spins 10000   # with another GOMP_SPINCOUNT
 
-"old" has as many threads as there are cores, which wait as libgomp does by default. "new" is what `rlzoo train` does. Both
-stay loaded and take their turns one after the other. A turn is some steps; the order changes with every pair.
+"old" waits as libgomp does by default, "new" as `rlzoo train` does. Both have as many threads as there are cores, stay loaded
+and take their turns one after the other. A turn is some steps; the order changes with every pair.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from rlzoo.waiting import SPINS
+from rlzoo.waiting import SETTINGS as WAITING
+from rlzoo.waiting import prepare_waiting, waiting_by_load
 
 BUSY = 2
 STEPS = {"embedded": 10, "5m": 1, "smollm2": 1}
@@ -35,11 +35,11 @@ PHASES = ("step", "rollout", "learner", "cpu")
 SPIN = "while True: pass"
 
 
-def main(cases: Sequence[str], pairs: int, spins: int) -> None:
+def main(cases: Sequence[str], pairs: int) -> None:
     """Print medians over pairs, and their ratios."""
     for case in cases:
         found: dict[tuple[str, str], list[dict[str, float]]] = {(one, load): [] for one in SETTINGS for load in LOADS}
-        with _workers(case, spins) as workers:
+        with _workers(case) as workers:
             for pair in range(pairs):
                 for load in LOADS[:: 1 if pair % 2 else -1]:
                     with _busy(BUSY if load == "busy" else 0):
@@ -71,19 +71,17 @@ def _print(case: str, found: dict[tuple[str, str], list[dict[str, float]]]) -> N
 
 
 @contextmanager
-def _workers(case: str, spins: int) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def _workers(case: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """A process for each setting, past its first turn, which does not count."""
-    taken = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    usual = {name: value for name, value in os.environ.items() if name not in taken}
-    settings = {
-        "old": usual | {"OMP_NUM_THREADS": str(os.cpu_count())},
-        "new": usual | ({"GOMP_SPINCOUNT": str(spins)} if spins else {}),
-    }
-    command = [sys.executable, "-m", "examples.bench.threads", "--worker", case]
+    taken = (*WAITING, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in taken}
+    command = [sys.executable, "-m", "examples.bench.threads", "--case", case, "--worker"]
     workers: dict[str, subprocess.Popen[str]] = {}
     try:
-        for name, environment in settings.items():
-            workers[name] = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for name in SETTINGS:
+            workers[name] = subprocess.Popen(
+                [*command, name], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
             _turn(workers[name])
         yield workers
     finally:
@@ -118,8 +116,10 @@ def _turn(worker: subprocess.Popen[str]) -> dict[str, float]:
     return measured
 
 
-def work(case: str) -> None:
+def work(case: str, setting: str) -> None:
     """Take turns; the worker's side."""
+    if setting == "new":
+        prepare_waiting()
     from examples.bench import turns
 
     turns.take_standard_output()
@@ -128,7 +128,8 @@ def work(case: str) -> None:
     while True:
         turns.wait()
         started, before = time.perf_counter(), _cpu()
-        rows = [run.step(number + at + 1) for at in range(STEPS[case])]
+        with waiting_by_load(os.cpu_count() or 1) if setting == "new" else nullcontext():
+            rows = [run.step(number + at + 1) for at in range(STEPS[case])]
         number += STEPS[case]
         turns.report(
             step=time.perf_counter() - started,
@@ -164,10 +165,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=STEPS, help="all of them if left out")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--spins", type=int, default=SPINS, help="GOMP_SPINCOUNT of the new setting; 0 for libgomp's default")
-    parser.add_argument("--worker", choices=STEPS, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=SETTINGS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.worker)
+        work(options.case[0], options.worker)
     else:
-        main(options.case or list(STEPS), options.pairs, options.spins)
+        main(options.case or list(STEPS), options.pairs)

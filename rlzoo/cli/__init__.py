@@ -13,7 +13,7 @@ from typing import NoReturn
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.garbage import collect_seldom
 from rlzoo.redaction import redact
-from rlzoo.waiting import wait_briefly
+from rlzoo.waiting import prepare_waiting
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 """Errors of a stream without a name that say enough: a disk is full, or nobody reads any more."""
@@ -34,7 +34,7 @@ def main() -> NoReturn:
         signal.signal(signal.SIGHUP, _terminate)
     try:
         collect_seldom()
-        wait_briefly()
+        prepare_waiting()
         from rlzoo.cli.app import app
 
         app()

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 
 from rlzoo.analysis.profile import LengthProfile
@@ -23,6 +24,7 @@ from rlzoo.errors import PolicyError, RunError
 from rlzoo.garbage import quick_garbage_collection
 from rlzoo.signals import StopRequest, requested_stop
 from rlzoo.tracking.tracker import Tracker
+from rlzoo.waiting import waiting_by_load
 
 logger = logging.getLogger("rlzoo")
 
@@ -73,7 +75,9 @@ def train(
             run = Run(config, task, resume=resume)
             last.callback(run.directory.close)
             tracker.begin(run.directory.path, run_record(run))
-            with requested_stop() as stop, quick_garbage_collection():
+            # on other devices, operations have no threads that wait for each other
+            threads = torch.get_num_threads() if run.accelerator.device.type == "cpu" else 1
+            with requested_stop() as stop, quick_garbage_collection(), waiting_by_load(threads):
                 result = run_steps(run, tracker, stop, observer)
     except (OSError, SafetensorError) as error:
         reason = why_not_written(error)
