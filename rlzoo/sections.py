@@ -158,7 +158,9 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """When the model is saved."""
 
-    every: int = Field(10, ge=0, description="steps between checkpoints, beside the last; 0 for only that")
+    every: int = Field(
+        10, ge=0, description="steps between checkpoints, beside those of step 0 and of the last step; 0 for only these"
+    )
     keep: int = Field(2, ge=1, description="checkpoints kept, beside the one with the best evaluation")
     keep_for_replay: int = Field(0, ge=0, description="steps between those that keep the weights before each update; 0: none")
 

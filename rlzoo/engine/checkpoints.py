@@ -10,17 +10,16 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlzoo.atomic import remove_temporary, temporary_path
 from rlzoo.engine.manifest import remove_sealed, sealed_files
 from rlzoo.engine.state import FILE, RunState, identity, numbered
 from rlzoo.errors import UserError
 
 STATE = f"state/{FILE}"
 STOPPED = "stopped.json"
-UNFINISHED = re.compile(r"\.((?:stopped-)?step-[0-9]{6,9})\.(part|former)")
 
 logger = logging.getLogger("rlzoo")
 
@@ -66,7 +65,7 @@ def discard(folder: Path) -> None:
 
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
     """Let a complete checkpoint stand under its name; what another wrote under that name is renamed."""
-    former = folder.with_name(f".{folder.name}.former")
+    former = _former(folder, identity(run))
     if os.path.lexists(folder):
         if own_state(folder, run) is not None or _is_own_stop(folder, run):
             folder.replace(former)
@@ -74,30 +73,31 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
             set_aside(folder)
     temporary.replace(folder)
     if former.is_dir():
-        _drop_former(former)
+        _drop_former(former, folder.name)
 
 
 def tidy(run: Path) -> None:
-    """Finish what a process that was killed within `put_in_place` left: a former checkpoint is put back or removed."""
-    folder = run / "checkpoints"
-    found = [(UNFINISHED.fullmatch(path.name), path) for path in sorted(folder.iterdir())]
-    for match, path in found:
-        if match is None or path.is_symlink():
-            continue
-        if match[2] == "part":
+    """Finish what a killed process left in ``checkpoints/``: remove unfinished ones, and put back or remove a former one.
+
+    Only names with this run's identity are looked at. A user's file may have any other name.
+    """
+    key = identity(run)
+    for path in sorted((run / "checkpoints").iterdir()):
+        name = re.fullmatch(r"\.((?:stopped-)?step-[0-9]{6,9})\..*", path.name)
+        folder = path.with_name(name[1]) if name is not None else path
+        if path == temporary_path(folder, key):
             remove_temporary(path)
-        elif os.path.lexists(folder / match[1]):
-            _drop_former(path)
+        elif path != _former(folder, key) or path.is_symlink():
+            continue
+        elif os.path.lexists(folder):
+            _drop_former(path, folder.name)
         else:
-            path.replace(folder / match[1])
+            path.replace(folder)
 
 
-def remove_temporary(path: Path) -> None:
-    """Remove what stands under the name of a temporary file or folder of ours."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _former(folder: Path, key: str) -> Path:
+    """Where a checkpoint is while it is replaced."""
+    return temporary_path(folder, key).with_suffix(".former")
 
 
 def mark_as_stopped(folder: Path, run: Path, step: int) -> None:
@@ -129,11 +129,11 @@ def _is_own_stop(folder: Path, run: Path) -> bool:
         return False
 
 
-def _drop_former(former: Path) -> None:
+def _drop_former(former: Path, name: str) -> None:
     """Remove a checkpoint that was written again; files that were added to it are kept under another name."""
     try:
         discard(former)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         logger.warning("%s cannot be removed: %s", former, error)
     if former.is_dir():
-        set_aside(former, former.name.strip(".").removesuffix(".former"))
+        set_aside(former, name)

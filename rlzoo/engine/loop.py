@@ -102,7 +102,8 @@ def run_steps(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer 
                 observer(step, metrics)
             run.complete(step)
             is_stopping = run.is_any(stop.signal is not None)
-            if run.is_due(step, config.checkpoint.every) or step == config.steps or is_stopping:
+            # with the checkpoint of step 0, a run that has steps can always be resumed
+            if run.is_due(step, config.checkpoint.every) or step in (0, config.steps) or is_stopping:
                 run.save(step)
             if run.is_due(step, config.tracking.figure_every) or step == config.steps:
                 run.draw(step, wanted=tracker.is_on)

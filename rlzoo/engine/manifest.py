@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from pathlib import Path
 
+from rlzoo.atomic import sync
 from rlzoo.reading import SETTINGS, read_text
 
 FILE = "manifest.json"
@@ -62,15 +62,6 @@ def remove_sealed(folder: Path, last: str = "") -> None:
     for parent in sorted(parents, key=lambda path: -len(path.parts)):
         with contextlib.suppress(OSError):  # it holds a file that was added later
             parent.rmdir()
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _files(folder: Path) -> list[Path]:

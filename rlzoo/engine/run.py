@@ -69,18 +69,19 @@ class Run:
                 self._restore(checkpoint)
             else:
                 self.directory = RunDirectory.create(path, self.config.to_yaml(), config.plugins, is_writer=self.is_main)
+            # all processes write into the same temporary folders; only the main one is sure to see the file with the identity
+            self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
             failed.pop_all()
 
     def _reopen(self, path: Path) -> tuple[RunDirectory, Path | None]:
         """The run directory, and the state to resume from as the main process finds it; all processes raise what it raises."""
-        first = min(self.config.checkpoint.every or self.config.steps, self.config.steps)
         found: Path | Exception | None = None
         with ExitStack() as failed:
             if self.is_main:
                 try:
                     directory = RunDirectory.resume(path)
                     failed.callback(directory.close)
-                    found = newest_state(path, first)
+                    found = newest_state(path)
                 except (UserError, OSError) as error:
                     found = error
             found = gather(self.accelerator, [found])[0]
@@ -142,9 +143,9 @@ class Run:
         )
 
     def _restore(self, folder: Path | None) -> None:
-        """Stand where a checkpoint was written, or at the beginning if there is none."""
+        """Restore the state of a checkpoint; without one, start at step 0."""
         if folder is None:
-            logger.warning("no checkpoint yet in %s: beginning again with step 0", self.directory.path)
+            logger.warning("%s has no steps yet: starting at step 0", self.directory.path)
             self.directory.cut_after(-1)
             return
         state = RunState.read(folder)

@@ -21,9 +21,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlzoo.atomic import remove_temporary, sync, temporary_path, write_text
 from rlzoo.engine import checkpoints
 from rlzoo.engine.adapters import has_adapter
-from rlzoo.engine.manifest import seal, sync
+from rlzoo.engine.manifest import seal
 from rlzoo.engine.pretrained import quiet
 from rlzoo.engine.state import IDENTITY, identity
 from rlzoo.errors import UserError, shown
@@ -171,7 +172,7 @@ class RunDirectory:
 
     @cached_property
     def identity(self) -> str:
-        """The random name of the run, by which its checkpoints are known."""
+        """The random name of the run, by which its checkpoints and temporary files are known."""
         return identity(self.path)
 
     @staticmethod
@@ -205,6 +206,7 @@ class RunDirectory:
                     for name in FOLDERS:
                         (path / name).mkdir(exist_ok=True)
                     checkpoints.tidy(path)
+                    directory._remove_leftovers()
         except BaseException:
             directory.close()
             raise
@@ -264,15 +266,16 @@ class RunDirectory:
         for index, update in enumerate(updates):
             tensors[f"rows/{index}"] = update.rows.contiguous()
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
-        stem = self.path / "rollouts" / f"{step:06d}"
-        temporary = stem.with_name(".part")
-        with writing(stem.with_suffix(".jsonl"), len(text)):
-            checkpoints.remove_temporary(temporary)
+        texts = self.path / "rollouts" / f"{step:06d}.jsonl"
+        with writing(texts, len(text)):
+            temporary = temporary_path(texts, self.identity)
             temporary.write_text(text, encoding="utf-8")
-            temporary.replace(stem.with_suffix(".jsonl"))
-        with writing(stem.with_suffix(".safetensors"), _num_bytes(tensors.values())):
+            temporary.replace(texts)
+        file = texts.with_suffix(".safetensors")
+        with writing(file, _num_bytes(tensors.values())):
+            temporary = temporary_path(file, self.identity)
             save_file(tensors, temporary)
-            temporary.replace(stem.with_suffix(".safetensors"))  # with it the step counts as recorded
+            temporary.replace(file)  # with it the step counts as recorded
 
     def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights that one update starts from, so that replay can differentiate through them."""
@@ -287,7 +290,7 @@ class RunDirectory:
         """Write ``summary.json``: whether the run is over, and what it took."""
         if not self.is_writer:
             return
-        _replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
+        self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def save_figure(self, figure: Figure, name: str) -> None:
         """Keep a picture under ``figures/``, which MLflow is sent."""
@@ -296,7 +299,7 @@ class RunDirectory:
         file = self.path / "figures" / name
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_name(".part")
+            temporary = temporary_path(file, self.identity)
             figure.savefig(temporary, format="png")
             temporary.replace(file)
 
@@ -313,7 +316,7 @@ class RunDirectory:
         The policy's settings stand beside them in ``clip.json``: those of an adaptive one are its state. Of a low-rank
         update there is also the adapter alone, in ``adapter/``. Nothing of it counts before `finish_checkpoint`.
         """
-        temporary = self.path / "checkpoints" / f".{name}.part"
+        temporary = temporary_path(self.path / "checkpoints" / name, self.identity)
         if not self.is_writer:
             return temporary
         self._check_lock()
@@ -353,12 +356,12 @@ class RunDirectory:
         """Free the space of a checkpoint that could not be written."""
         if self.is_writer:
             with suppress(OSError):
-                checkpoints.remove_temporary(self.path / "checkpoints" / f".{name}.part")
+                remove_temporary(temporary_path(self.path / "checkpoints" / name, self.identity))
 
     def _put_in_place(self, temporary: Path) -> Path | None:
         if not self.is_writer:
             return None
-        folder = temporary.with_name(temporary.name.removeprefix(".").removesuffix(".part"))
+        folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
         with writing(folder):
             seal(temporary)
             self._check_lock()
@@ -389,11 +392,10 @@ class RunDirectory:
         if self.is_writer:
             with writing(file):
                 self._supersede(step, [row for row in rows if row["step"] > step])
-                _replace(file, "".join(json.dumps(row) + "\n" for row in kept))
+                self._replace(file, "".join(json.dumps(row) + "\n" for row in kept))
         return [{key: value for key, value in row.items() if key != "step"} for row in kept]
 
     def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
-        checkpoints.remove_temporary(self.path / "rollouts" / ".part")
         found = [file for name in ("rollouts", "replay") for file in sorted((self.path / name).glob("[0-9]*"))]
         later = [file for file in found if file.is_file() and _is_after(file.name, step)]
         if not rows and not later:
@@ -405,10 +407,23 @@ class RunDirectory:
             (folder / file.parent.name).mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         if rows:
-            _replace(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+            self._replace(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         for file in later:
             shutil.move(file, folder / file.parent.name / file.name)  # perhaps from another disk
         logger.info("what the run wrote after step %d is in %s", step, folder)
+
+    def _replace(self, file: Path, text: str) -> None:
+        """Write a file that is either the old or the new one, whatever happens; on the disk before this returns."""
+        with writing(file, len(text)):
+            write_text(file, text, self.identity)
+
+    def _remove_leftovers(self) -> None:
+        """Remove the files that a killed process of this run had begun to write."""
+        folders = (self.path, self.path / "rollouts", *(path for path in (self.path / "figures").rglob("*") if path.is_dir()))
+        for file in (file for folder in folders for file in folder.glob(".*.part")):
+            name = file.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
+            if file == temporary_path(file.with_name(name), self.identity):
+                remove_temporary(file)
 
 
 def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
@@ -436,18 +451,6 @@ def _check_kinds(path: Path) -> None:
 
 def _is_no_folder(path: Path) -> bool:
     return os.path.lexists(path) and not path.is_dir()
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a file that is either the old or the new one, whatever happens; on the disk before this returns."""
-    temporary = file.with_name(f".{file.name}.part")
-    with writing(file, len(text)):
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(file)
-        sync(file.parent)
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -41,7 +41,7 @@ class RunState:
     alarms: dict[str, Any]
     data: str  # fingerprint of the training problems
     seconds: float  # the run has taken so far
-    run: str = ""  # identity of the run; empty in a run from before there were identities
+    run: str  # identity of the run
     periodic: bool = True  # False: saved because the run was stopped, or at its end
 
     def write(self, folder: Path) -> None:
@@ -81,16 +81,16 @@ class RunState:
 
 
 def identity(run: Path) -> str:
-    """The random name that a run directory was given when it was made; empty if it is older than such names.
+    """The random name that a run directory was given when it was made.
 
     Raises:
-        UserError: the file with it is damaged.
+        UserError: the file with it is missing or damaged.
     """
     file = run / IDENTITY
     try:
         found = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return ""
+        raise UserError(f"{str(file)!r} is missing; put it back as it was") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}; put it back as it was") from error
     if not isinstance(found, dict) or not isinstance(found.get("id"), str):
@@ -106,15 +106,11 @@ def numbered(run: Path) -> list[tuple[int, Path]]:
     return sorted((step, path) for step, path in steps if path.name == f"step-{step:06d}")
 
 
-def newest_state(run: Path, first: int = 0) -> Path | None:
+def newest_state(run: Path) -> Path | None:
     """The state in the newest whole checkpoint of a run; damaged checkpoints are named in a warning.
 
-    Args:
-        run: its directory.
-        first: the step whose checkpoint is the first one.
-
     Returns:
-        None if the run was stopped before its first checkpoint was complete.
+        None if the run was stopped before its first step, so that there is nothing to lose.
 
     Raises:
         UserError: there is no run, none of its checkpoints is whole, they are gone, or the newest is of another run.
@@ -136,9 +132,9 @@ def newest_state(run: Path, first: int = 0) -> Path | None:
             "put one back as it was, or start another run with another --output"
         )
     last = _last_step(run)
-    if numbered(run) or last > first or (last == first and _is_finished(run)):
+    if numbered(run) or last > 0:
         raise UserError(
-            f"--resume: {str(run)!r} has {max(last, 0)} steps, and no checkpoint to resume from in its checkpoints/; "
+            f"--resume: {str(run)!r} has steps up to {last}, and no checkpoint to resume from in its checkpoints/; "
             "nothing was changed; put a checkpoint back, or start another run with another --output"
         )
     return None
@@ -148,25 +144,16 @@ def _check_own(state: RunState, folder: Path, step: int, own: str) -> None:
     """Refuse a checkpoint that was put there by hand."""
     if state.step != step:
         raise UserError(f"--resume: {str(folder)!r} is named after step {step} and holds step {state.step}; move it away")
-    if state.run and not own:
-        raise UserError(f"--resume: {str(folder.parents[1] / IDENTITY)!r} is missing; put it back as it was")
     if state.run != own:
         raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")
 
 
 def _last_step(run: Path) -> int:
-    """The last step with a row of metrics or recorded rollouts but one, which may have been under way; -1 before the first."""
+    """The last step with a row of metrics or with recorded rollouts; 0 before the first."""
     try:
         lines = (run / "metrics.jsonl").read_bytes().count(b"\n") - 1  # the first is that of step 0
     except OSError:
-        lines = -1
+        lines = 0
     stems = [file.stem for file in (run / "rollouts").glob("[0-9]*.safetensors")]
-    steps = [int(stem) - 1 for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) < 10]
-    return max([lines, *steps])
-
-
-def _is_finished(run: Path) -> bool:
-    try:
-        return bool(parse_json((run / "summary.json").read_text(encoding="utf-8"))["finished"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    steps = [int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) < 10]
+    return max([0, lines, *steps])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from rlzoo.analysis.at_k import Outcome
+from rlzoo.atomic import temporary_path, write_text
 from rlzoo.errors import UserError
 from rlzoo.parsing import parse_json, parse_yaml
 from rlzoo.reading import RECORDS, SETTINGS, read_bytes, read_text
@@ -72,10 +74,6 @@ class Answered:
         return cls(Problem(row["question"], row["answer"]), _COMPLETIONS.validate_python(row["completions"]))
 
 
-UNFINISHED = ".settings.yaml.part"
-"""Name of the settings while they are written."""
-
-
 @dataclass(frozen=True, slots=True)
 class EvaluationDirectory:
     """Where an evaluation leaves everything, and finds it again when the same command is started again.
@@ -95,7 +93,7 @@ class EvaluationDirectory:
         file = self.path / "settings.yaml"
         try:
             before = parse_yaml(read_text(file, SETTINGS)) if file.is_file() else None
-            is_taken = before is None and self.path.exists() and not (self.path.is_dir() and self._is_free())
+            is_taken = before is None and self.path.exists() and not (self.path.is_dir() and self._is_free(settings))
         except (OSError, ValueError) as error:
             raise UserError(f"{str(file)!r} cannot be read: {error}") from error
         if is_taken:
@@ -115,16 +113,16 @@ class EvaluationDirectory:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            temporary = self.path / UNFINISHED
-            temporary.write_text(yaml.safe_dump(dict(settings), sort_keys=False), encoding="utf-8")
-            temporary.replace(self.path / "settings.yaml")  # from here on it is an evaluation's directory
+            # with this file it is the directory of an evaluation
+            write_text(self.path / "settings.yaml", _as_yaml(settings), _key(_as_yaml(settings)))
             (self.path / "completions").mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
 
-    def _is_free(self) -> bool:
-        """Whether nothing is there, but perhaps the settings of an evaluation that was killed while it wrote them."""
-        return all(path.name == UNFINISHED for path in self.path.iterdir())
+    def _is_free(self, settings: Mapping[str, Any]) -> bool:
+        """Whether it is empty, except for what the same evaluation left when it was killed while it wrote its settings."""
+        unfinished = temporary_path(self.path / "settings.yaml", _key(_as_yaml(settings)))
+        return all(path == unfinished for path in self.path.iterdir())
 
     def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
         """The problems that are answered already, at most those asked for; a line that was not finished is cut off.
@@ -169,9 +167,8 @@ class EvaluationDirectory:
 
     def save_results(self, results: Mapping[str, Any]) -> None:
         """Write ``results.json``."""
-        temporary = self.path / ".results.json.part"
-        temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.results_file)
+        settings = read_text(self.path / "settings.yaml", SETTINGS)
+        write_text(self.results_file, json.dumps(results, indent=2) + "\n", _key(settings))
 
     def read_results(self) -> dict[str, Any]:
         """What ``results.json`` holds; empty before the first."""
@@ -187,6 +184,15 @@ class EvaluationDirectory:
 
     def _file(self, suite: str) -> Path:
         return self.path / "completions" / f"{suite}.jsonl"
+
+
+def _as_yaml(settings: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(settings), sort_keys=False)
+
+
+def _key(settings: str) -> str:
+    """What the temporary files of an evaluation with these settings are known by."""
+    return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def _fits(completions: Sequence[Completion], number: int) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from rlzoo.atomic import write_text
 from rlzoo.errors import UserError, first_mistake
 from rlzoo.parsing import parse_json
 from rlzoo.redaction import redact, redact_settings, without_userinfo
@@ -101,7 +102,7 @@ class Record:
 
     def write(self, directory: Path) -> None:
         """Let it stand in a directory, over an older one."""
-        _write(directory / FOLDER / "record.json", asdict(self))
+        _write(directory / FOLDER / "record.json", asdict(self), self.id)
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ class Sent:
 
     def write(self, directory: Path, uri: str) -> None:
         """Remember it."""
-        _write(directory / FOLDER / "sent.json", sent_to(directory) | {without_password(uri): asdict(self)})
+        _write(directory / FOLDER / "sent.json", sent_to(directory) | {without_password(uri): asdict(self)}, self.id)
 
 
 def sent_to(directory: Path) -> dict[str, dict[str, Any]]:
@@ -219,8 +220,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)  # made anew it takes milliseconds
 
 
-def _write(file: Path, content: Mapping[str, Any]) -> None:
+def _write(file: Path, content: Mapping[str, Any], key: str) -> None:
     file.parent.mkdir(exist_ok=True)
-    temporary = file.with_name(f".{file.name}.part")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(file)
+    write_text(file, json.dumps(content, indent=1) + "\n", key)

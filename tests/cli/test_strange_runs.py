@@ -27,7 +27,7 @@ def whole(tmp_path_factory):
 def litter(run):
     for folder in (run, run / "rollouts", run / "checkpoints", run / "tracking"):
         (folder / ".DS_Store").write_text("mine")
-        (folder / ".part").write_text("left over")
+        (folder / ".part").write_text("mine")
         (folder / "notes.txt").write_text("mine")
     (run / "rollouts" / "._000001.safetensors").write_text("mine")
 

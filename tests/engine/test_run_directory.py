@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import rlzoo
 from rlzoo import UserError, signals
+from rlzoo.atomic import temporary_path
 from rlzoo.engine.checkpoints import own_checkpoints, rotate
 from rlzoo.engine.manifest import seal
 from rlzoo.engine.run_directory import RunDirectory
-from rlzoo.engine.state import newest_state
+from rlzoo.engine.state import identity, newest_state
 from rlzoo.errors import RunError
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.lab.recorded import RecordedRun
@@ -186,11 +187,11 @@ def test_nothing_that_rlzoo_did_not_write_is_counted_or_deleted(run, tmp_path):
 def test_a_name_that_is_taken_is_freed_without_a_loss(run, caplog):
     checkpoints = run / "checkpoints"
     (checkpoints / "step-000006").write_text("mine")
-    (checkpoints / ".step-000006.part").write_text("left over")
+    (checkpoints / ".step-000006.part").write_text("mine")
     (checkpoints / "step-000008").mkdir()
     (checkpoints / "step-000008" / "mine").write_text("mine")
     result = resume(run, steps=8)
-    assert (checkpoints / "step-000006.aside-1").read_text() == "mine"
+    assert (checkpoints / "step-000006.aside-1").read_text() == (checkpoints / ".step-000006.part").read_text() == "mine"
     assert tree(checkpoints / "step-000008.aside-1") == {"mine": b"mine"}
     assert newest_state(result.path).parent.name == "step-000008"
     assert "renamed to step-000008.aside-1" in caplog.text
@@ -215,9 +216,10 @@ def test_the_checkpoint_of_a_stop_serves_until_the_next_and_pushes_none_out(run)
 def test_a_kill_while_a_checkpoint_is_written_again_loses_none(run, whole, moment):
     newest = run / "checkpoints" / "step-000004"
     shutil.rmtree(newest.with_name("step-000002"))
-    former = newest.with_name(".step-000004.former")
+    part = temporary_path(newest, identity(run))
+    former = part.with_suffix(".former")
     (newest / "notes.txt").write_text("mine")
-    shutil.copytree(newest, newest.with_name(".step-000004.part"))
+    shutil.copytree(newest, part)
     if moment.startswith("before"):
         newest.rename(former)
     else:
@@ -235,8 +237,67 @@ def test_a_kill_while_a_checkpoint_is_written_again_loses_none(run, whole, momen
 def test_a_run_whose_checkpoints_are_gone_is_refused_and_stays(run):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
-    assert "start another run with another --output" in refuses(run, "has 4 steps, and no checkpoint to resume from")
-    refuses(run, "has 4 steps, and no checkpoint to resume from", steps=8)
+    assert "start another run with another --output" in refuses(run, "has steps up to 4, and no checkpoint to resume from")
+    refuses(run, "has steps up to 4, and no checkpoint to resume from", steps=8)
+
+
+@pytest.mark.parametrize("left", ["a row", "rollouts"])
+def test_a_single_step_without_a_checkpoint_is_refused_too(run, left):
+    shutil.rmtree(run / "checkpoints")
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(rows[: 2 if left == "a row" else 1]))
+    for file in (run / "rollouts").iterdir():
+        if left == "a row" or file.stem != "000001":
+            file.unlink()
+    refuses(run, "has steps up to 1, and no checkpoint to resume from")
+
+
+def test_a_run_without_a_step_starts(run, whole, caplog):
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "rollouts")
+    file = run / "metrics.jsonl"
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
+    assert without_times(resume(run).metrics) == without_times(whole.metrics)
+    assert "has no steps yet: starting at step 0" in caplog.text
+
+
+# temporary files
+
+
+TEMPORARY = [
+    "checkpoints/.step-000006.part/weights",
+    "checkpoints/.step-000006.former/weights",
+    "checkpoints/.step-000006.0123456789abcdef.part/weights",
+    "checkpoints/.stopped-step-000005.part/weights",
+    "rollouts/.part",
+    "rollouts/.000005.jsonl.part",
+    "rollouts/.000005.safetensors.part",
+    "figures/.part",
+    "figures/clip_by_length/.part",
+    "figures/clip_by_length/.step-000006.png.part",
+    ".metrics.jsonl.part",
+    ".summary.json.part",
+    "tracking/.record.json.part",
+]
+
+
+def test_a_users_files_with_names_of_temporary_files_stay(run):
+    for name in TEMPORARY:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("mine")
+    resume(run, steps=6)
+    assert {name: (run / name).read_text() for name in TEMPORARY} == dict.fromkeys(TEMPORARY, "mine")
+
+
+def test_what_a_killed_process_left_of_this_run_is_removed(run):
+    names = ("checkpoints/step-000005", "rollouts/000005.jsonl", "metrics.jsonl", "figures/clip_by_length/step-000005.png")
+    left = [temporary_path(run / name, identity(run)) for name in names]
+    left[0].mkdir()
+    for file in (left[0] / "model.safetensors", *left[1:]):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("half of it")
+    resume(run, steps=5)
+    assert [path for path in left if path.exists()] == []
 
 
 def test_a_run_whose_checkpoints_hold_weights_alone_is_refused_and_stays(run):
@@ -375,7 +436,7 @@ def litter(run):
     """What desktops, cleaners and people leave."""
     for folder in (run, run / "rollouts", run / "checkpoints"):
         (folder / ".DS_Store").write_text("mine")
-        (folder / ".part").write_text("left over")
+        (folder / ".part").write_text("mine")
         (folder / "notes.txt").write_text("mine")
         (folder / "lost").mkdir()
     (run / "rollouts" / "._000001.safetensors").write_text("mine")
@@ -392,7 +453,8 @@ def test_litter_is_ignored_by_what_reads_runs(run):
     evaluated = EvaluationConfig.compose(str(run), [], suites=("gsm8k",))
     assert evaluated.model.path.endswith("checkpoints/step-000004")
     assert [row["step"] for row in lines(resume(run, steps=5).path / "metrics.jsonl")] == [0, 1, 2, 3, 4, 5]
-    assert (run / "rollouts" / ".DS_Store").read_text() == (run / "rollouts" / "notes.txt").read_text() == "mine"
+    for name in (".DS_Store", ".part", "notes.txt"):
+        assert all((folder / name).read_text() == "mine" for folder in (run, run / "rollouts", run / "checkpoints"))
 
 
 def test_a_missing_folder_of_rollouts_is_made_again(run):
@@ -559,13 +621,19 @@ def test_a_disk_that_is_full_at_the_start_is_one_line(disk, tmp_path, size):
 
 @pytest.mark.parametrize(
     ("size", "where"),
-    [(1_000, "rollouts/000001.jsonl"), (6_000, "rollouts/000001.safetensors"), (200_000, "checkpoints/.step-000002.part")],
+    [(1_000, "rollouts/000002.jsonl"), (6_000, "rollouts/000002.safetensors"), (200_000, "checkpoints/.step-000002.")],
 )
 def test_a_disk_that_fills_in_a_run_is_one_line_and_the_run_resumes(disk, whole, tmp_path, size, where):
-    folder = tmp_path / "run"
+    check_a_disk_that_fills(disk, whole, tmp_path / "run", size, where, after=1)
 
+
+def test_a_disk_without_room_for_a_checkpoint_is_seen_before_the_first_step(disk, whole, tmp_path):
+    check_a_disk_that_fills(disk, whole, tmp_path / "run", 200_000, "checkpoints/.step-000000.", after=0)
+
+
+def check_a_disk_that_fills(disk, whole, folder, size, where, after):
     def fill(step, metrics):
-        if step == 0:
+        if step == after:
             disk.fill(size)
 
     fails_for_space(lambda: rlzoo.train(config(folder), fill), where, f"resume with: rlzoo train --resume --output {folder}")

@@ -130,7 +130,9 @@ def test_spoiled_runs_are_resumed(run, data, name):
     file = run / name
     if name == "rollouts/x":
         file = file.with_name(
-            data.draw(st.sampled_from(["000009.jsonl", "x.jsonl", "-1", "٣.jsonl", "1e5.safetensors", ".part"]))
+            data.draw(
+                st.sampled_from(["000009.jsonl", "x.jsonl", "-1", "٣.jsonl", "1e5.safetensors", ".part", ".000009.jsonl.part"])
+            )
         )
         file.mkdir() if data.draw(st.booleans()) else file.write_bytes(b"")
     else:
