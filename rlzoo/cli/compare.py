@@ -11,6 +11,7 @@ from statistics import fmean
 from rich.table import Table
 
 from rlzoo.cli.display import Plain, counted
+from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, signed
 from rlzoo.errors import UserError
 from rlzoo.lab.races import SCORES, Race, race
@@ -34,8 +35,11 @@ def compare(
     Raises:
         UserError: there is nothing to compare, or nowhere to put the report.
     """
+    page = report or Path(os.path.commonpath([path.resolve() for path in paths])) / "compare.html"
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise UserError(f"--report {str(report)!r}: give the name of a file, in a folder that exists")
+    if report is not None or not as_json:
+        check_page(page)
     console = Plain()
     with counted(is_quiet=is_quiet) as told:
         result = race(paths, match=match, skip_steps=skip_steps, told=told)
@@ -46,21 +50,13 @@ def compare(
     if report is not None or not as_json:
         from rlzoo.lab.race_report import race_report
 
-        page = report or Path(os.path.commonpath([path.resolve() for path in paths])) / "compare.html"
-        _write(page, race_report(result))
+        write_page(page, race_report(result))
         messages = Plain(stderr=as_json)
         messages.print(f"report {os.path.relpath(page)}")
         ids = [run_id_of(run.path) for contender in result.contenders for run in contender.runs]
         parent = common_parent([run_id for run_id in ids if run_id])
         if parent:
             log_artifact(parent, page)
-
-
-def _write(page: Path, text: str) -> None:
-    try:
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; name another with --report") from error
 
 
 def _print(console: Plain, result: Race) -> None:

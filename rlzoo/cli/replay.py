@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from rlzoo.cli.display import Plain, counted
+from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number
 from rlzoo.config import RunConfig
 from rlzoo.errors import UserError
@@ -34,6 +35,9 @@ def run_replay(
 ) -> None:
     """Replay, and show what came of it."""
     run = RecordedRun.read(path)
+    page = report or path / "replay.html"
+    if report is not None or not as_json:
+        check_page(page)
     names = dict.fromkeys(name.strip() for name in clips.split(",") if name.strip())
     if not names:
         raise UserError(f"--clip {clips!r}: give policies with commas between them; see `rlzoo clips list`")
@@ -54,19 +58,11 @@ def run_replay(
     else:
         _print(console, result, with_cosine)
     if report is not None or not as_json:
-        page = report or path / "replay.html"
-        _write_page(page, result)
+        from rlzoo.lab.study_report import study_report
+
+        write_page(page, study_report(result))
         if not is_quiet:
             Plain(stderr=as_json).print(f"report {page}")
-
-
-def _write_page(page: Path, result: Study) -> None:
-    from rlzoo.lab.study_report import study_report
-
-    try:
-        page.write_text(study_report(result), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; name another with --report") from error
 
 
 def _policy(

@@ -54,6 +54,20 @@ def test_compare_refuses_what_is_not_there(refused, tmp_path):
     assert "no finished run in" in refused("compare", tmp_path / "empty")
 
 
+def test_a_report_replaces_a_report_and_nothing_else(refused, runs, tmp_path):
+    from rlzoo.cli.compare import compare
+
+    mine = tmp_path / "thesis.html"
+    mine.write_text("<!doctype html><html><head><title>mine</title></head></html>")
+    for command in (("compare", runs), ("replay", runs / "fspo-0", "--clip", "rloo")):
+        assert "is not a report of rlzoo" in refused(*command, "--report", mine)
+    assert "mine" in mine.read_text()
+    page = tmp_path / "page.html"
+    for _ in range(2):
+        compare([runs], as_json=False, report=page, is_quiet=True)
+    assert "<title>" in page.read_text()
+
+
 def test_a_report_with_nowhere_to_go_is_refused_before_the_work(refused, runs, tmp_path):
     for wrong in (tmp_path, tmp_path / "none" / "page.html"):
         assert "in a folder that exists" in refused("compare", runs, "--report", wrong)
