@@ -154,6 +154,30 @@ def test_a_prompt_is_the_same_in_every_epoch_and_another_in_every_step_and_run()
     assert torch.equal(two_runs[:4], two_runs[4:8])
 
 
+def test_epochs_over_the_same_responses_narrow_no_interval_of_the_metrics():
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(30).repeat_interleave(8)
+    drift = (3 * torch.randn(30, generator=generator)[groups] + torch.randn(240, generator=generator)) * 0.02
+    advantages = torch.randn(240, generator=generator)
+    lengths = torch.randint(2, 40, (240,), generator=generator)
+    once = rows(FSPO(), drift.tolist(), advantages.tolist(), lengths.tolist(), groups.tolist())
+    alone = rows(FSPO(), drift.tolist(), advantages.tolist(), lengths.tolist())  # as if each had a prompt of its own
+    metrics, four, independent = (
+        LengthProfile.of(table).metrics() for table in (once, ResponseTable.concat([once] * 4), alone)
+    )
+
+    def width(found, name):
+        return found[f"{name}_high"] - found[f"{name}_low"]
+
+    names = [name.removesuffix("_low") for name in metrics if name.endswith("_ci_low")]
+    assert len(names) == 3 * 6 + 2
+    for name in names:  # of four times as many independent rows, the interval is half as wide
+        assert 0.8 < width(four, name) / width(metrics, name) < 1.01, name
+    assert four["fairness/lre_noise"] == pytest.approx(metrics["fairness/lre_noise"])
+    bins = [f"clip/fraction_length_bin_{k}_ci" for k in range(6)]
+    assert sum(width(metrics, name) > width(independent, name) for name in bins) >= 5, "responses to one prompt are alike"
+
+
 def test_mlflow_is_spared_the_intervals_of_every_bin():
     metrics = LengthProfile.of(rows(FSPO(), [0.01] * 6, [1.0] * 6, [2, 4, 6, 8, 10, 12])).metrics()
     assert "clip/fraction_length_bin_0_ci_low" in metrics
