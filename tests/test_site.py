@@ -211,7 +211,7 @@ def test_commands_in_how_tos_are_run_as_written_or_short(tmp_path, monkeypatch):
     lines = "\n".join(f"X= rlzoo {command}" for command in commands)
     page = tmp_path / "page.md"
     page.write_text(f"<!-- before: rlzoo train -->\n<!-- runnable -->\n```\n{lines}\n```\n")
-    short = "--steps 2 --set eval.num_problems=20"
+    short = f"--steps 2 {runnable.SHORT}"
     shortened = [
         f"{commands[0]} {short}",
         *commands[1:3],

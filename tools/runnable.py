@@ -58,16 +58,20 @@ FENCE = re.compile(
 )
 COMMANDS = ("", "bash", "console", "python", "sh")
 """Languages of blocks that a reader would run; in others there is output or data."""
+SHORT = "--set eval.num_problems=20 --set tracking.mlflow=false"
 SHORTER = """rlzoo() {{
   case " $* " in
     *" --dry-run "* | *" --resume "*) ;;
-    " train "* | " sweep "* | " calibrate "*) set -- "$@" --steps {steps} --set eval.num_problems=20 ;;
+    " train "* | " sweep "* | " calibrate "*) set -- "$@" --steps {steps} {settings} ;;
   esac
   if [ "$1" = sweep ]; then set -- "$@" --seeds 1; fi
   command rlzoo "$@"
 }}
 """
-"""Shadows the command: few steps, few held-out problems and one seed, whatever the page says."""
+"""Shadows the command: few steps and held-out problems, one seed, no MLflow, whatever the page says.
+
+Hidden commands and Python's runs are left as they are, and so are with MLflow.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Block:
         """What runs it, shortened to so many steps; None for what it says. A hidden one is as short as it should be."""
         if self.language == "python":
             return [sys.executable, "-c", self.text]
-        shorter = SHORTER.format(steps=steps) if steps and not self.hidden else ""
+        shorter = SHORTER.format(steps=steps, settings=SHORT) if steps and not self.hidden else ""
         return ["bash", "-euo", "pipefail", "-c", shorter + self.text]
 
 
