@@ -129,7 +129,8 @@ def fuzz(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The site in build/site, its links, and every command it says can be run; not part of continuous integration.
 
-    Arguments after ``--`` are pages to run the commands of, such as docs/tutorial.md, in place of all.
+    Arguments after ``--`` are pages to run the commands of, such as docs/tutorial.md, in place of all; ``--steps 2`` makes what
+    trains short. In full it takes more than an hour, most of it for two sweeps of 20 runs.
     """
     site = ("zensical==0.0.73", "mkdocstrings-python==2.0.11")
     ours = ".[dev,math-verify,reasoning-gym,gguf]"  # with what the modules import whose examples are run
