@@ -4,10 +4,10 @@ The line before a fence says what the block is:
 
 - ``<!-- runnable -->``: it is run, by bash, or by Python if the fence says so. It needs nothing that rlzoo does not require.
 - ``<!-- file: NAME -->``: it is written to that file.
-- ``<!-- needs: NAME -->``: it is not run; `NEEDS` says why.
+- ``<!-- needs: NAME -->``: it is not run; `NEEDS` lists the names.
 
-``<!-- before: COMMAND -->`` on a line of its own is a command that readers do not see, for what a page presupposes. The blocks
-of a page share its folder, in which ``examples`` leads to the repository's, and run in their order.
+``<!-- before: COMMAND -->`` on a line of its own is a command that readers do not see; it makes what the page presupposes. The
+blocks of a page share its folder, in which ``examples`` is a link to the repository's, and run in their order.
 
 ``python -m tools.runnable [--steps N] [--jobs N] [PAGE...]`` takes the pages as the repository has them; without any, the
 README and all that the navigation names. With ``--steps`` everything that trains is short (`SHORTER`).
@@ -46,7 +46,7 @@ NEEDS = {
     "verl": "verl",
     "vllm": "vLLM",
 }
-"""Why a block is not run. The commands of rlzoo's own are run by other tests, if they need only what is installed there."""
+"""What blocks that are not run need."""
 MARKED = re.compile(
     r"^<!-- (?:runnable|file: (?P<file>[\w./-]+)) -->\n(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$"
     r"|^<!-- before: (?P<before>[^\n]+) -->$",
