@@ -129,7 +129,8 @@ def fuzz(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The site in build/site, its links, and every command it says can be run; not part of continuous integration.
 
-    Arguments after ``--`` are pages to run the commands of, such as docs/tutorial.md, in place of all.
+    Arguments after ``--`` are pages to run the commands of, such as docs/tutorial.md, in place of all; ``--steps 2`` makes what
+    trains short. In full it takes more than an hour, most of it for two sweeps of 20 runs.
     """
     site = ("zensical==0.0.73", "mkdocstrings-python==2.0.11")
     ours = ".[dev,math-verify,reasoning-gym,gguf]"  # with what the modules import whose examples are run
@@ -200,8 +201,6 @@ def browser(session: nox.Session) -> None:
 
 
 BARE = {**OFFLINE, "RLZOO_BARE": "1"}
-WITHOUT_EXTRAS = [f"docs/how-to/{page}.md" for page in ("own-data", "own-reward", "publish-a-plugin")]
-"""Pages whose commands need none of the extras, and are run without them; the tutorial's train for minutes, see `docs`."""
 
 
 def installed(session: nox.Session) -> Path:
@@ -223,7 +222,8 @@ def installed(session: nox.Session) -> Path:
 def package(session: nox.Session) -> None:
     """What is in the wheel and the sdist; ``pip install .`` gives a working command with every bundled policy and config.
 
-    The how-tos and examples that need no extra are run with nothing to be imported but what rlzoo requires.
+    The commands of the documentation and the examples that need no extra are run with nothing to be imported but what rlzoo
+    requires, the commands that train for two steps.
     """
     tools = environment(session, "packaging", "hatchling>=1.26", "twine>=6", "readme-renderer[md]")
     built = Path(session.create_tmp()).resolve() / "dist"
@@ -236,26 +236,18 @@ def package(session: nox.Session) -> None:
     session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
     with session.chdir(session.create_tmp()):
         session.run(python, str(ROOT / "tests" / "installed.py"), external=True, env=env)
-        for name in ("quickstart", "custom_reward", "custom_task"):
-            session.run(python, str(ROOT / "examples" / f"{name}.py"), external=True, env=env)
-    session.run(python, "-m", "tools.runnable", "--steps", "2", *WITHOUT_EXTRAS, external=True, env=env)
+    session.run(python, "-m", "tools.examples", "--quick", "--jobs", "2", external=True, env=env)
+    session.run(python, "-m", "tools.runnable", "--steps", "2", "--jobs", "2", external=True, env=env)
 
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Every example, as its first lines say, in an empty folder; rlzoo-sapo is `outside_plugin`'s."""
+    """The examples that `package` runs, and the notebook; not part of continuous integration."""
     bin_folder = project(session)
     install(session, bin_folder, "nbclient>=0.10", "ipykernel>=6")
-    python, folder = str(bin_folder / "python"), ROOT / "examples"
-    run = Path(session.create_tmp()).resolve() / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    with session.chdir(run.parent):
-        for name in ("quickstart", "custom_reward", "custom_task"):
-            session.run(python, str(folder / f"{name}.py"), external=True, env=OFFLINE)
-        quick = ["--set", "eval.num_problems=0", "--set", "tracking.mlflow=false", "--steps", "4", "--output", str(run)]
-        session.run(str(bin_folder / "rlzoo"), "train", "--clip", "gspo", *quick, external=True, env=OFFLINE)
-        session.run(python, str(folder / "clip_by_length.py"), str(run), "clip-by-length.svg", external=True, env=OFFLINE)
-        notebook = str(folder / "replay_and_plot.ipynb")
+    session.run(str(bin_folder / "python"), "-m", "tools.examples", external=True, env=OFFLINE)
+    with session.chdir(session.create_tmp()):
+        notebook = str(ROOT / "examples" / "replay_and_plot.ipynb")
         session.run(str(bin_folder / "jupyter-execute"), notebook, external=True, env=OFFLINE)
 
 

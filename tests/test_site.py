@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import links, pages, runnable
+from tools import examples, links, pages, runnable
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -158,11 +158,81 @@ def test_a_command_that_does_not_end_is_stopped_with_what_it_started(tmp_path, c
 def test_a_marker_that_marks_nothing_is_no_page_of_ours():
     for page in links.markdown_files():
         text = page.read_text(encoding="utf-8")
-        markers = re.findall(r"^\s*<!-- (?:runnable|file: .*) -->", text, re.MULTILINE)
+        markers = re.findall(r"^\s*<!-- (?:runnable|file: .*|before: .*) -->", text, re.MULTILINE)
         assert len(markers) == len(runnable.marked(text)), page.name
+
+
+GUIDES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "index.md",
+    ROOT / "docs" / "tutorial.md",
+    *(ROOT / "docs" / "how-to").glob("*.md"),
+]
+
+
+def test_every_command_of_the_guides_is_run_or_says_what_it_needs():
+    assert len(GUIDES) > 10
+    found = {page.name: runnable.unmarked(page.read_text(encoding="utf-8")) for page in GUIDES}
+    assert not {name: lines for name, lines in found.items() if lines}, f"mark with runnable, or needs: {list(runnable.NEEDS)}"
+
+
+@pytest.mark.parametrize(
+    ("marker", "lines"),
+    [
+        ("", [2]),
+        ("<!-- needs: -->", [2]),
+        ("<!-- needs: magic -->", [2]),
+        ("<!-- runnable-->", [2]),
+        ("<!-- runnable -->", []),
+        ("<!-- file: a.py -->", []),
+        ("<!-- needs: vllm -->", []),
+    ],
+)
+@pytest.mark.parametrize("indent", ["", "    "])
+@pytest.mark.parametrize("language", ["", "python", "bash"])
+def test_a_command_without_a_known_marker_is_named_with_its_line(marker, lines, indent, language):
+    block = f"{indent}{marker}\n{indent}```{language}\n{indent}true\n{indent}```\n"
+    output = "\n```text\n```\n"
+    assert runnable.unmarked(block + output) == lines
+
+
+def test_every_example_is_run_or_says_what_it_needs(monkeypatch):
+    assert examples.unnamed() == []
+    monkeypatch.setattr(examples, "QUICK", {"quickstart.py": "", "gone.py": ""})
+    assert {"custom_reward.py", "gone.py"} <= set(examples.unnamed())
+
+
+def test_commands_in_how_tos_are_run_as_written_or_short(tmp_path, monkeypatch):
+    command = tmp_path / "rlzoo"
+    command.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/given\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    commands = ["train --steps 9", "train --dry-run", "train --resume", "sweep --seeds 5", "calibrate", "clips list"]
+    lines = "\n".join(f"X= rlzoo {command}" for command in commands)
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- before: rlzoo train -->\n<!-- runnable -->\n```\n{lines}\n```\n")
+    short = f"--steps 2 {runnable.SHORT}"
+    shortened = [
+        f"{commands[0]} {short}",
+        *commands[1:3],
+        f"{commands[3]} {short} --seeds 1",
+        f"calibrate {short}",
+        "clips list",
+    ]
+    for steps, expected in ((2, shortened), (None, commands)):
+        assert runnable.run_page(page, steps=steps)
+        assert (tmp_path / "given").read_text().splitlines() == ["train", *expected]
+        (tmp_path / "given").unlink()
+
+
+def test_a_page_may_write_into_folders_and_use_the_examples(tmp_path):
+    page = tmp_path / "page.md"
+    block = "grep one questions/words.txt && test -f examples/quickstart.py"
+    page.write_text(f"<!-- file: questions/words.txt -->\n```text\none\n```\n\n<!-- runnable -->\n```\n{block}\n```\n")
+    assert runnable.run_page(page)
 
 
 def test_the_pages_with_commands_come_in_the_navigations_order():
     order = [page.relative_to(ROOT).as_posix() for page in runnable.pages()]
-    assert order[:2] == ["docs/index.md", "docs/tutorial.md"]
+    assert order[:3] == ["README.md", "docs/index.md", "docs/tutorial.md"]
     assert order.index("plugins/rlzoo_gspo_token/README.md") < order.index("SECURITY.md")

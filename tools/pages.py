@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STAGE = ROOT / "build" / "docs"
 LINK = re.compile(r"(?<=\]\()(?P<target>[^()\s#]+)(?P<anchor>#[^()\s]*)?(?=\))")
 FENCED = re.compile(r"^(````*)[^`\n]*\n.*?^\1$", re.MULTILINE | re.DOTALL)
-COMMENT = re.compile(r"^<!--.*?-->$", re.MULTILINE)
+COMMENT = re.compile(r"^ *<!--.*?-->$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".json": "json"}
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 """Front matter of pages that only show a file: found by a link, not by a search."""
