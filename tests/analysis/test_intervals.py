@@ -112,8 +112,8 @@ def measured(name, num_prompts):
 
 
 BIASED = {("a little uneven", 24), ("a little uneven", 480), ("rising", 24)}
-"""The cases in which the error as measured is too large. In the others one bin leads by more than the noise, so noise raises the
-error as often as it lowers it. They check that the correction leaves it alone."""
+"""The cases in which the error as measured is too large. In the others one bin leads by more than the noise, so that noise
+raises the error as often as it lowers it. They check that the correction leaves it alone."""
 
 
 @pytest.mark.parametrize("num_prompts", [24, 480])
