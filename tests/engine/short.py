@@ -47,4 +47,5 @@ def resumes_after(step, folder):
     yield
     after = clocks(folder)
     kept = [number for number in after if after[number] == before.get(number)]
-    assert kept == ([] if step is None else list(range(step + 1)))
+    expected = [] if step is None else list(range(step + 1))
+    assert kept == expected, f"rows {kept} are as they were, not {expected}"
