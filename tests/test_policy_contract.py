@@ -63,6 +63,7 @@ def written(tmp_path):
     return write
 
 
+@pytest.mark.filterwarnings("ignore")  # pydantic warns of some of these names, which is no refusal outside of tests
 @pytest.mark.parametrize(("line", "reason"), REFUSED.items(), ids=list(REFUSED))
 def test_an_unknown_or_reserved_name_is_refused_when_the_plugin_is_loaded(written, line, reason):
     with pytest.raises(UserError) as told:

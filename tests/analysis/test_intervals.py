@@ -103,13 +103,35 @@ def test_the_interval_of_lre_holds_the_truth_and_both_estimates(epochs):
     assert np.mean(held) >= 0.93
 
 
+def measured(name, num_prompts):
+    """``lre_max`` of runs with four epochs: as measured, corrected, and the mean of its noise floor."""
+    rng, num_runs = np.random.default_rng(2), 200 if num_prompts < 100 else 80
+    found = [Clusters.of(*drawn(rng, SHARES[name], num_prompts, 4)).reweighting()[0] for _ in range(num_runs)]
+    values, corrected, noise = np.array([(error.value, error.corrected, error.noise) for error in found]).T
+    return values, corrected, noise.mean()
+
+
+BIASED = {("a little uneven", 24), ("a little uneven", 480), ("rising", 24)}
+"""The cases in which the error as measured is too large. In the others one bin leads by more than the noise, so that noise
+raises the error as often as it lowers it. They check that the correction leaves it alone."""
+
+
+@pytest.mark.parametrize("num_prompts", [24, 480])
 @pytest.mark.parametrize("name", ["rising", "short ones cut", "a little uneven"])
-def test_the_corrected_lre_has_next_to_no_bias(name):
+def test_the_corrected_lre_has_next_to_no_bias(name, num_prompts):
     _, (truth, _) = truth_of(name, 4)
-    rng = np.random.default_rng(2)
-    found = [Clusters.of(*drawn(rng, SHARES[name], 480, 4)).reweighting()[0] for _ in range(60)]
-    noise = np.mean([error.noise for error in found])
-    assert abs(np.mean([error.corrected for error in found]) - truth) < 0.3 * noise
+    values, corrected, noise = measured(name, num_prompts)
+    assert abs(corrected.mean() - truth) < 0.25 * noise
+    assert (abs(values.mean() - truth) > 0.25 * noise) == ((name, num_prompts) in BIASED)
+
+
+@pytest.mark.parametrize("num_prompts", [24, 480])
+def test_the_corrected_lre_is_0_half_of_the_time_where_every_length_is_clipped_alike(num_prompts):
+    # the true error is 0 and no estimate is below it: one whose median is right is 0 half of the time, and its mean is above 0
+    values, corrected, noise = measured("every length alike", num_prompts)
+    assert np.mean(corrected == 0) == pytest.approx(0.5, abs=0.1)
+    assert corrected.mean() < 0.6 * noise
+    assert values.mean() > 0.9 * noise
 
 
 @pytest.mark.parametrize("epochs", [1, 4])

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.poison import poison, poisoned
 from tests.quick import QUICK
 
@@ -17,14 +19,27 @@ def rlzoo(folder, *arguments):
     assert poisoned(folder) == []
 
 
-def test_no_command_imports_a_module_of_the_working_directory_unasked(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """Poisoned, with a reward that is asked for."""
     poison(tmp_path)
-    (tmp_path / "own_reward_of_here.py").write_text(REWARD)  # asked for
-    settings = [word for setting in [*QUICK, "task.reward=own_reward_of_here:short"] for word in ("--set", setting)]
-    sweep = ["sweep", "--clip", "fspo", "--seeds", "1", "--steps", "1", "--output", "sweep", *settings]
-    rlzoo(tmp_path, *sweep)  # its run is a process of its own, with a worker for the reward
-    (run,) = (file.parent for file in tmp_path.glob("sweep/*/metrics.jsonl"))
-    rlzoo(tmp_path, "replay", str(run), "--clip", "gspo")
+    (tmp_path / "own_reward_of_here.py").write_text(REWARD)
+    return tmp_path
+
+
+SETTINGS = [word for setting in [*QUICK, "task.reward=own_reward_of_here:short"] for word in ("--set", setting)]
+
+
+def test_the_worker_of_a_run_imports_no_module_of_the_working_directory_unasked(folder):
+    few = ["--set", "rollout.num_prompts=2", "--set", "rollout.max_new_tokens=8"]
+    rlzoo(folder, "train", "--clip", "fspo", "--steps", "1", "--output", "run", *SETTINGS, *few)
+
+
+def test_no_command_imports_a_module_of_the_working_directory_unasked(folder):
+    # the run of a sweep is a process of its own, with a worker for the reward
+    rlzoo(folder, "sweep", "--clip", "fspo", "--seeds", "1", "--steps", "1", "--output", "sweep", *SETTINGS)
+    (run,) = (file.parent for file in folder.glob("sweep/*/metrics.jsonl"))
+    rlzoo(folder, "replay", str(run), "--clip", "gspo")
 
 
 def test_python_m_looks_into_the_working_directory_last(tmp_path):

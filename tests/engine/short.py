@@ -1,6 +1,7 @@
-"""Whole runs of two steps on the shipped model, and reading what they leave."""
+"""Short runs on the shipped model, reading what they leave, and checking where they are resumed."""
 
 import json
+from contextlib import contextmanager, suppress
 
 from rlzoo import RunConfig
 
@@ -24,3 +25,27 @@ def lines(path):
 
 def without_times(metrics):
     return [{key: row[key] for key in row if not key.startswith(("time/", "throughput/"))} for row in metrics]
+
+
+def clocks(folder):
+    """When each row of a run was written; a row that was cut off does not count."""
+    times = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        with suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            times[row["step"]] = row["time/clock"]
+    return times
+
+
+@contextmanager
+def resumes_after(step, folder):
+    """Check that the block resumes a run after this step: the rows up to it keep their times, and no others; None starts again.
+
+    A run that silently starts again has the same metrics, as runs are deterministic, but later times.
+    """
+    before = clocks(folder)
+    yield
+    after = clocks(folder)
+    kept = [number for number in after if after[number] == before.get(number)]
+    expected = [] if step is None else list(range(step + 1))
+    assert kept == expected, f"rows {kept} are as they were, not {expected}"

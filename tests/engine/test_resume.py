@@ -12,7 +12,7 @@ from rlzoo import RunConfig, UserError
 from rlzoo.atomic import temporary_path
 from rlzoo.engine.run_directory import RunDirectory
 from rlzoo.engine.state import RunState, identity
-from tests.engine.short import lines, quick, without_times
+from tests.engine.short import lines, quick, resumes_after, without_times
 from tests.quick import QUICK
 
 CASES = {
@@ -50,7 +50,8 @@ def test_going_on_from_a_checkpoint_gives_the_uninterrupted_run(name, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         rlzoo.train(stopped, stop)
-    result = rlzoo.train(stopped, lambda step, metrics: seen.append(step), resume=True)
+    with resumes_after(2, stopped.output):
+        result = rlzoo.train(stopped, lambda step, metrics: seen.append(step), resume=True)
     assert seen == [0, 1, 2, 3, 3, 4]
     assert without_times(result.metrics) == without_times(whole.metrics)
     assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
@@ -78,7 +79,8 @@ def test_a_run_stopped_before_its_first_periodic_checkpoint_resumes_from_that_of
     with pytest.raises(KeyboardInterrupt):
         rlzoo.train(config("fspo", tmp_path / "run"), stop)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if (path / "state").exists()] == ["step-000000"]
-    result = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
+    with resumes_after(0, tmp_path / "run"):
+        result = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
     assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
@@ -88,7 +90,8 @@ def test_a_line_that_was_cut_off_is_forgotten(tmp_path):
     rows = (whole.path / "metrics.jsonl").read_text().splitlines()
     (whole.path / "metrics.jsonl").write_text("\n".join(rows[:4]) + "\n" + rows[4][:100])
     shutil.rmtree(whole.path / "checkpoints" / "step-000004")
-    again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
+    with resumes_after(2, tmp_path / "run"):
+        again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
     assert without_times(again.metrics) == without_times(whole.metrics)
 
 
@@ -102,7 +105,8 @@ def test_what_is_summed_up_over_steps_goes_on_too(tmp_path):
     whole = rlzoo.train(settings("whole"))
     rlzoo.train(settings("run"))
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")
-    again = rlzoo.train(settings("run"), resume=True)
+    with resumes_after(2, tmp_path / "run"):
+        again = rlzoo.train(settings("run"), resume=True)
     assert repr(again.profile) == repr(whole.profile)  # which may hold NaN
     summaries = [json.loads((result.path / "summary.json").read_text()) for result in (whole, again)]
     assert summaries[0]["warnings"] == summaries[1]["warnings"] == ["saturated"]
@@ -140,7 +144,8 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     first = rlzoo.train(quick(tmp_path / "run", steps=2))
     longer = rlzoo.RunConfig.compose([tmp_path / "run" / "config.yaml"], steps=3)
-    second = rlzoo.train(longer, resume=True)
+    with resumes_after(2, first.path):
+        second = rlzoo.train(longer, resume=True)
     assert second.mlflow_run_id == first.mlflow_run_id
     history = mlflow.MlflowClient().get_metric_history(first.mlflow_run_id, "reward/mean")
     assert [point.step for point in history] == [1, 2, 3]
@@ -152,7 +157,8 @@ def test_an_unfinished_checkpoint_is_not_gone_on_from(tmp_path):
     shutil.copytree(newest, temporary_path(newest.with_name("step-000006"), identity(result.path)))
     (newest / "state" / "state.json").unlink()  # as of a run stopped within step 4
     assert json.loads((newest.with_name("step-000002") / "state" / "state.json").read_text())["step"] == 2
-    again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
+    with resumes_after(2, tmp_path / "run"):
+        again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
     assert without_times(again.metrics) == without_times(result.metrics)
 
 
@@ -188,5 +194,6 @@ def test_a_run_that_skipped_updates_resumes_where_its_learning_rate_was(tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         rlzoo.train(configured(tmp_path / "stopped"), stop)
-    resumed = rlzoo.train(configured(tmp_path / "stopped"), resume=True)
+    with resumes_after(2, tmp_path / "stopped"):
+        resumed = rlzoo.train(configured(tmp_path / "stopped"), resume=True)
     assert without_times(resumed.metrics) == without_times(whole.metrics)

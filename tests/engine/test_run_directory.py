@@ -24,7 +24,7 @@ from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.run_records import find_runs
 from rlzoo.lock import Lock
-from tests.engine.short import lines, quick, without_times
+from tests.engine.short import lines, quick, resumes_after, without_times
 
 OVERRIDES = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=2"]
 
@@ -52,8 +52,10 @@ def run(whole, tmp_path):
     return shutil.copytree(whole.path, tmp_path / "run")
 
 
-def resume(run, **settings):
-    return rlzoo.train(config(run, **settings), resume=True)
+def resume(run, *, after=4, **settings):
+    """Resume the run from its checkpoint of this step."""
+    with resumes_after(after, run):
+        return rlzoo.train(config(run, **settings), resume=True)
 
 
 def tree(folder):
@@ -78,7 +80,7 @@ def refuses(run, *parts, **settings):
     """A resume that is refused in one line and changes nothing."""
     before = tree(run)
     with pytest.raises(UserError) as refused:
-        resume(run, **settings)
+        rlzoo.train(config(run, **settings), resume=True)
     line = str(refused.value)
     assert "\n" not in line
     for part in parts:
@@ -106,12 +108,12 @@ def test_ctrl_c_twice_in_two_different_steps_leaves_what_can_be_resumed(whole, t
     with pytest.raises(KeyboardInterrupt):
         rlzoo.train(config(folder, *short), at(3))
     assert names(folder) == ["step-000002", "stopped-step-000003"]
-    with pytest.raises(KeyboardInterrupt):
-        rlzoo.train(config(folder, *short), at(3), resume=True)
-    with pytest.raises(KeyboardInterrupt):
-        rlzoo.train(config(folder, *short), at(4), resume=True)
+    for step in (3, 4):
+        with resumes_after(2, folder), pytest.raises(KeyboardInterrupt):
+            rlzoo.train(config(folder, *short), at(step), resume=True)
     assert names(folder) == ["step-000002", "stopped-step-000004"]
-    result = rlzoo.train(config(folder, *short), resume=True)
+    with resumes_after(2, folder):
+        result = rlzoo.train(config(folder, *short), resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
@@ -126,9 +128,9 @@ def test_an_error_in_every_step_leaves_the_last_checkpoint(run, whole, monkeypat
         patch.setattr(Learner, "update", fail)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="out of memory"):
-                resume(run)
+                resume(run, after=2)
     assert names(run) == ["step-000002", "stopped-step-000003"]
-    assert without_times(resume(run).metrics) == without_times(whole.metrics)
+    assert without_times(resume(run, after=2).metrics) == without_times(whole.metrics)
 
 
 def test_a_step_that_failed_before_it_learned_anything_asks_its_questions_again(whole, tmp_path, monkeypatch):
@@ -147,41 +149,48 @@ def test_a_step_that_failed_before_it_learned_anything_asks_its_questions_again(
         with pytest.raises(RuntimeError, match="out of memory"):
             rlzoo.train(config(tmp_path / "run", "checkpoint.every=0"))
     assert names(tmp_path / "run") == ["step-000002"]
-    result = rlzoo.train(config(tmp_path / "run", "checkpoint.every=0"), resume=True)
+    with resumes_after(2, tmp_path / "run"):
+        result = rlzoo.train(config(tmp_path / "run", "checkpoint.every=0"), resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
 # rotation
 
 
-def plant(checkpoints, outside):
-    """Things in checkpoints/ that are not the run's."""
-    shutil.copytree(checkpoints / "step-000002", checkpoints / "best-copy")
-    shutil.copytree(checkpoints / "step-000002", checkpoints / "step-000002-mine")
-    shutil.copytree(checkpoints / "step-000002", checkpoints / "step-000001")
-    shutil.copytree(checkpoints / "step-000002", outside)
-    (checkpoints / "step-000000").symlink_to(outside)
+def plant_folders(checkpoints):
+    for name in ("best-copy", "step-000002-mine", "step-000001"):
+        shutil.copytree(checkpoints / "step-000002", checkpoints / name)
     for name in ("zz-a", ".git", ".DS_Store.d"):
         (checkpoints / name).mkdir()
         (checkpoints / name / "mine").write_text("mine")
-    for name in ("notes.txt", ".DS_Store", "step-000009", "zz"):
+
+
+def plant_files(checkpoints):
+    for name in ("notes.txt", ".DS_Store", "step-000009", "zz", "step-000002/notes.txt"):
         (checkpoints / name).write_text("mine")
-    (checkpoints / "step-000002" / "notes.txt").write_text("mine")
-    planted = ["best-copy", "step-000002-mine", "step-000001", "zz-a", ".git", ".DS_Store.d"]
-    return {name: tree(checkpoints / name) for name in planted}
 
 
-def test_nothing_that_rlzoo_did_not_write_is_counted_or_deleted(run, tmp_path):
-    checkpoints, outside = run / "checkpoints", tmp_path / "outside"
-    planted = plant(checkpoints, outside)
-    kept = tree(outside)
+def plant_a_link(checkpoints):
+    outside = checkpoints.parent / "outside"
+    shutil.copytree(checkpoints / "step-000002", outside)
+    (checkpoints / "step-000001").symlink_to(outside)
+
+
+@pytest.mark.parametrize("plant", [plant_folders, plant_files, plant_a_link])
+def test_nothing_that_rlzoo_did_not_write_is_counted_or_deleted(run, plant):
+    checkpoints, before = run / "checkpoints", tree(run)
+    plant(checkpoints)
+    links = {path: path.readlink() for path in checkpoints.iterdir() if path.is_symlink()}
+    planted = {name: content for name, content in tree(run).items() if name not in before}
+    assert planted
     resume(run, steps=8)
-    assert {name: tree(checkpoints / name) for name in planted} == planted
-    assert tree(outside) == kept
-    assert all((checkpoints / name).read_text() == "mine" for name in ("notes.txt", ".DS_Store", "step-000009", "zz"))
-    assert [path.name for path in (checkpoints / "step-000002").iterdir()] == ["notes.txt"], "its own files went"
-    states = [state.step for state, _ in own_checkpoints(run, 99)]
-    assert states == [6, 8]
+    after = tree(run)
+    assert {name: after.get(name) for name in planted} == planted
+    assert {path: path.readlink() for path in links} == links
+    assert [name for name in after if name.startswith("checkpoints/step-000002/")] == [
+        name for name in planted if name.startswith("checkpoints/step-000002/")
+    ], "its own files went"
+    assert [state.step for state, _ in own_checkpoints(run, 99)] == [6, 8]
 
 
 def test_a_name_that_is_taken_is_freed_without_a_loss(run, caplog):
@@ -257,7 +266,7 @@ def test_a_run_without_a_step_starts(run, whole, caplog):
     shutil.rmtree(run / "rollouts")
     file = run / "metrics.jsonl"
     file.write_text(file.read_text().splitlines(keepends=True)[0])
-    assert without_times(resume(run).metrics) == without_times(whole.metrics)
+    assert without_times(resume(run, after=None).metrics) == without_times(whole.metrics)
     assert "has no steps yet: starting at step 0" in caplog.text
 
 
@@ -325,7 +334,7 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
     newest.write_bytes(newest.read_bytes()[:-7])
     before = tree(run)
     with caplog.at_level(logging.INFO, "rlzoo"):
-        result = resume(run)
+        result = resume(run, after=2)
     assert f"what the run wrote after step 2 is in {run}/superseded/1" in caplog.text
     kept = run / "superseded" / "1"
     assert [row["step"] for row in lines(kept / "metrics.jsonl")] == [3, 4]
@@ -624,22 +633,24 @@ def test_a_disk_that_is_full_at_the_start_is_one_line(disk, tmp_path, size):
     [(1_000, "rollouts/000002.jsonl"), (6_000, "rollouts/000002.safetensors"), (200_000, "checkpoints/.step-000002.")],
 )
 def test_a_disk_that_fills_in_a_run_is_one_line_and_the_run_resumes(disk, whole, tmp_path, size, where):
-    check_a_disk_that_fills(disk, whole, tmp_path / "run", size, where, after=1)
+    check_a_disk_that_fills(disk, whole, tmp_path / "run", size, where, full_after=1, resumed_after=0)
 
 
 def test_a_disk_without_room_for_a_checkpoint_is_seen_before_the_first_step(disk, whole, tmp_path):
-    check_a_disk_that_fills(disk, whole, tmp_path / "run", 200_000, "checkpoints/.step-000000.", after=0)
+    where = "checkpoints/.step-000000."
+    check_a_disk_that_fills(disk, whole, tmp_path / "run", 200_000, where, full_after=0, resumed_after=None)
 
 
-def check_a_disk_that_fills(disk, whole, folder, size, where, after):
+def check_a_disk_that_fills(disk, whole, folder, size, where, *, full_after, resumed_after):
     def fill(step, metrics):
-        if step == after:
+        if step == full_after:
             disk.fill(size)
 
     fails_for_space(lambda: rlzoo.train(config(folder), fill), where, f"resume with: rlzoo train --resume --output {folder}")
     disk.free()
     assert not list((folder / "checkpoints").glob(".*")), "what could not be written takes no space"
-    result = rlzoo.train(config(folder), resume=True)
+    with resumes_after(resumed_after, folder):
+        result = rlzoo.train(config(folder), resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
@@ -647,13 +658,13 @@ def test_a_disk_that_is_full_when_a_run_is_resumed_is_one_line_and_changes_nothi
     shutil.rmtree(run / "checkpoints" / "step-000004")
     before = tree(run)
     disk.fill(10)
-    fails_for_space(lambda: resume(run), "metrics.jsonl")
+    fails_for_space(lambda: resume(run, after=2), "metrics.jsonl")
     disk.free()
     after = tree(run)
     assert {name: after[name] for name in before if not name.startswith("summary")} == {
         name: before[name] for name in before if not name.startswith("summary")
     }
-    assert without_times(resume(run).metrics) == without_times(whole.metrics)
+    assert without_times(resume(run, after=2).metrics) == without_times(whole.metrics)
 
 
 def test_a_disk_that_is_full_at_the_end_is_one_line(disk, run, whole):

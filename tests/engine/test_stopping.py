@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import rlzoo
 from rlzoo import signals
 from rlzoo.errors import RunError
-from tests.engine.short import QUICK, lines, quick, without_times
+from tests.engine.short import QUICK, lines, quick, resumes_after, without_times
 
 OVERRIDES = ["tracking.mlflow=false", "checkpoint.every=0", "eval.num_problems=0"]
 
@@ -59,7 +59,8 @@ def test_a_signal_ends_the_run_after_the_step_and_nothing_is_lost(number, error,
     assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(step + 1))
     assert f"stopped after step {step} of 4; go on with: rlzoo train --resume --output {tmp_path}/run" in caplog.text
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"] is False
-    result = rlzoo.train(config(tmp_path), resume=True)
+    with resumes_after(step, tmp_path / "run"):
+        result = rlzoo.train(config(tmp_path), resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
@@ -122,7 +123,8 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(whole, tmp_path):
         rlzoo.train(config(tmp_path), at_step(2, fill))
     metrics.unlink()
     (tmp_path / "aside").rename(metrics)
-    result = rlzoo.train(config(tmp_path), resume=True)
+    with resumes_after(0, tmp_path / "run"):
+        result = rlzoo.train(config(tmp_path), resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
@@ -139,7 +141,8 @@ def test_a_checkpoint_that_does_not_fit_stops_the_run_and_spoils_none(whole, tmp
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("s*")] == ["step-000002"]
-    result = rlzoo.train(every_two, resume=True)
+    with resumes_after(2, tmp_path / "run"):
+        result = rlzoo.train(every_two, resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
 
@@ -200,7 +203,8 @@ def test_a_run_that_was_stopped_before_a_spike_is_the_one_that_was_not(tmp_path)
     for number, step in enumerate(before_spikes[:3]):
         with pytest.raises(KeyboardInterrupt):
             rlzoo.train(config("stopped"), at_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)), resume=number > 0)
-    result = rlzoo.train(config("stopped"), resume=True)
+    with resumes_after(before_spikes[:3][-1], tmp_path / "stopped"):
+        result = rlzoo.train(config("stopped"), resume=True)
     assert without_times(result.metrics) == without_times(rows)
     for file in ("model.safetensors", "state/optimizer.safetensors"):
         got, expected = (load_file(tmp_path / name / "checkpoints" / "step-000016" / file) for name in ("stopped", "whole"))

@@ -15,6 +15,7 @@ import pytest
 
 from rlzoo.errors import UserError
 from rlzoo.tasks.grading import Grader
+from tests.poison import poison, poisoned
 
 
 def ready():
@@ -29,6 +30,9 @@ def act(what):
     """A grading function that does what the answer says, as an adversarial answer can."""
     if what == "hang":
         time.sleep(60)
+    if what == "slow":
+        time.sleep(2)
+        return 0.25
     if what == "raise":
         raise ArithmeticError
     if what == "exit":
@@ -197,11 +201,35 @@ def test_what_a_reward_prints_does_not_enter_stdout(tmp_path):
     assert "written by a reward" in done.stderr
 
 
-@pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_is_put_forward_or_back_changes_no_grade_and_no_limit(grader, monkeypatch, hours):
-    grader.grade([("1",)])
-    jumped = time.time() + 3600 * hours
-    monkeypatch.setattr(time, "time", lambda: jumped)
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that runs on and can be put forward or back: a function that does so after some seconds."""
+    real, shift, timers = time.time, [0.0], []
+    monkeypatch.setattr(time, "time", lambda: real() + shift[0])
+
+    def jump(seconds, after):
+        timers.append(threading.Timer(after, lambda: shift.__setitem__(0, seconds)))
+        timers[-1].start()
+
+    yield jump
+    for timer in timers:
+        timer.cancel()
+
+
+def test_a_clock_that_is_put_forward_while_a_call_is_at_work_takes_no_grade(clock):
+    grader = Grader(act, ready, timeout=60)
+    try:
+        assert grader.grade([("1",)]) == [1.0]  # the worker is there
+        clock(3600, after=0.5)
+        assert grader.grade([("slow",), ("0.5",)]) == [0.25, 0.5]
+        assert (grader.num_timeouts, grader.num_crashes) == (0, 0)
+    finally:
+        grader.close()
+
+
+def test_a_clock_that_is_put_back_while_a_call_is_at_work_does_not_extend_its_limit(grader, clock):
+    assert grader.grade([("1",)]) == [1.0]
+    clock(-3600, after=0.3)
     begin = time.monotonic()
     assert grader.grade([("0.25",), ("hang",), ("0.5",)]) == [0.25, 0.0, 0.5]
     assert time.monotonic() - begin < 30
@@ -251,16 +279,25 @@ def cpu_limit(_):
 
 
 def test_modules_of_the_working_directory_do_not_replace_those_of_python_in_a_worker(tmp_path):
-    for name in ("pickle", "json", "random", "socket", "struct", "math", "resource", "logging", "numpy", "torch", "rlzoo"):
-        (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w')\nraise SystemExit(9)\n")
-    code = """
-    import sys
-    sys.path.append(".")
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    poison(here)
+    (here / "own_reward.py").write_text("def short(problem, response):\n    return -len(response)\n")
+    script = """
     from rlzoo.tasks import math_worker
     from rlzoo.tasks.grading import Grader
-    print(Grader(math_worker.score, math_worker.start, 60).grade([("1/2", "0.5", True)]))
+    from rlzoo.tasks.user_reward import reward_worker
+    from rlzoo.types import Problem
+
+    if __name__ == "__main__":
+        print(reward_worker("own_reward:short", 60).grade([(Problem("1+1=", "2"), "two")]))
+        print(Grader(math_worker.score, math_worker.start, 60).grade([("1/2", "0.5", True)]))
     """
-    command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("[1.0]\n", "")
-    assert list(tmp_path.glob("imported-*")) == []
+    (elsewhere / "command.py").write_text(textwrap.dedent(script))
+    # as the installed command: a script in another folder, without -P, which a worker would inherit
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    command = [sys.executable, elsewhere / "command.py"]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+    assert poisoned(here) == []
+    assert (done.stdout, done.stderr) == ("[-3.0]\n[1.0]\n", "")
