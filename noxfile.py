@@ -222,8 +222,8 @@ def installed(session: nox.Session) -> Path:
 def package(session: nox.Session) -> None:
     """What is in the wheel and the sdist; ``pip install .`` gives a working command with every bundled policy and config.
 
-    The commands of the documentation and the examples that need no extra are run with nothing to be imported but what rlzoo
-    requires, the commands that train for two steps.
+    The commands of the how-tos and the examples that need no extra are run with nothing to be imported but what rlzoo requires,
+    the commands that train for two steps. `guides` does the same with the README and the tutorial.
     """
     tools = environment(session, "packaging", "hatchling>=1.26", "twine>=6", "readme-renderer[md]")
     built = Path(session.create_tmp()).resolve() / "dist"
@@ -237,7 +237,20 @@ def package(session: nox.Session) -> None:
     with session.chdir(session.create_tmp()):
         session.run(python, str(ROOT / "tests" / "installed.py"), external=True, env=env)
     session.run(python, "-m", "tools.examples", "--quick", "--jobs", "2", external=True, env=env)
-    session.run(python, "-m", "tools.runnable", "--steps", "2", "--jobs", "2", external=True, env=env)
+    pages = sorted(map(str, (ROOT / "docs" / "how-to").glob("*.md")))
+    session.run(python, "-m", "tools.runnable", "--steps", "2", "--jobs", "2", *pages, external=True, env=env)
+
+
+@nox.session
+def guides(session: nox.Session) -> None:
+    """The commands of every page, as `package` runs those of the how-tos; not part of continuous integration.
+
+    Arguments after ``--`` go to `tools.runnable`, such as ``--steps 2``; without them everything runs as it is written.
+    """
+    bin_folder = installed(session)
+    python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
+    session.run(python, "-m", "tools.runnable", *session.posargs, external=True, env=env)
 
 
 @nox.session
