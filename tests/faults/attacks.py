@@ -19,8 +19,6 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlzoo.atomic import temporary_path
-from rlzoo.engine.state import identity
 from tests.faults.harness import DONE, REFUSED, VARIANTS, Attack, Case, Command, attack, description, resumable, says_finished
 
 EVALUATE = ("eval", "{run}", "--suite", "arithmetic", "--limit", "6", "--k", "2", "--max-new-tokens", "8", "--batch-size", "4",
@@ -785,13 +783,10 @@ RUN_DIRECTORY = [
     attack("an empty folder named as a checkpoint", lambda case: (case.run / "checkpoints/step-999999").mkdir(), expect=DONE),
     attack("hidden folders of the user's in checkpoints", lambda case: [case.plant(f"run/checkpoints/{name}/HEAD") for name in (".git", ".ipynb_checkpoints", ".mine")], expect=DONE, quick=True),
     attack("a git repository in the run directory", lambda case: case.plant("run/.git/HEAD"), expect=DONE),
-    attack("the user's files under names of temporary checkpoints", lambda case: [case.plant(f"run/checkpoints/.step-{step:06d}.{name}/mine") for step in (0, 2, 4, 6) for name in ("part", "former", "0123456789abcdef.part", "0123456789abcdef.former")], expect=DONE, quick=True),
+    attack("the user's files under names of temporary checkpoints", lambda case: [case.plant(f"run/checkpoints/.step-{step:06d}.{name}/mine") for step in (0, 2, 4, 6) for name in ("part", "former", "0123456789abcdef.part", "0123456789abcdef.former")], expect=DONE),
     attack("the user's files under names of temporary rollouts", lambda case: [case.plant(f"run/rollouts/{name}") for name in (".part", ".000005.jsonl.part", ".000005.safetensors.part")], expect=DONE),
     attack("the user's files under names of temporary files of a run", lambda case: [case.plant(f"run/{name}") for name in (".part", ".metrics.jsonl.part", ".summary.json.part", "figures/.part", "tracking/.record.json.part", "tracking/.sent.json.part")], expect=DONE),
     attack("the user's folders under names of temporary files", lambda case: [case.plant(f"run/{name}/mine") for name in ("rollouts/.part", ".metrics.jsonl.part", ".summary.json.part")], expect=DONE),
-    attack("a temporary checkpoint of the run's own, half written", lambda case: shutil.copytree(case.newest(), temporary_path(case.run / "checkpoints/step-000006", identity(case.run))), expect=DONE),
-    attack("a former checkpoint of the run's own, beside the new one", lambda case: shutil.copytree(case.newest(), temporary_path(case.newest(), identity(case.run)).with_suffix(".former")), expect=DONE),
-    attack("only a former checkpoint of the run's own", lambda case: case.newest().rename(temporary_path(case.newest(), identity(case.run)).with_suffix(".former")), expect=DONE),
     attack("notes in rollouts", lambda case: [case.plant(f"run/rollouts/{name}") for name in ("notes.txt", "000099.txt", "000099.csv", ".hidden")], expect=DONE, quick=True),
     attack("a folder named as rollouts", lambda case: case.plant("run/rollouts/000099/notes.txt"), expect=DONE),
     attack("summary.json as a folder", instead("summary.json", a_folder)),
