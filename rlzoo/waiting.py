@@ -140,4 +140,4 @@ def _libgomps() -> list[ctypes.CDLL]:
     except OSError:
         return []
     paths = {line.split(maxsplit=5)[5] for line in lines if "libgomp" in line.rpartition("/")[2]}
-    return [ctypes.CDLL(path) for path in sorted(paths)]
+    return [ctypes.CDLL(path) for path in sorted(paths) if Path(path).is_file()]  # not one that was replaced since
