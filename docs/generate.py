@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from rlzoo.cli.clips import settings
-from rlzoo.composition import config_names
-from rlzoo.config import RunConfig
+from rlzoo.config.composition import config_names
+from rlzoo.config.run_config import RunConfig
 from rlzoo.zoo import load_zoo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,8 +31,8 @@ FLOOR_NAMES = {
     "rlzoo.planner": "plans a run",
     "rlzoo.engine": "runs it",
     "rlzoo.config": "describes a run",
-    "rlzoo.sections": "settings, tasks, store",
-    "rlzoo.report": "one page of results",
+    "rlzoo.config.sections": "settings, tasks, store",
+    "rlzoo.measure.report": "one page of results",
     "rlzoo.analysis": "what numbers say",
     "rlzoo.testing": "holds rules to laws",
     "rlzoo.zoo": "looks rules up",

@@ -16,7 +16,7 @@ from pathlib import Path
 import matplotlib as mpl
 
 from rlzoo import load_zoo
-from rlzoo.figures import Series, profile
+from rlzoo.measure.figures import Series, profile
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.study import study
 

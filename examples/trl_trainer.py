@@ -111,7 +111,7 @@ def main(name: str = "fspo") -> None:
     """Two generations of two optimizer steps each with rlzoo's embedded model, on the CPU; prints TRL's log lines."""
     from datasets import Dataset
 
-    from rlzoo.engine.pretrained import load_pretrained
+    from rlzoo.models.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained("embedded", "float32")
     with tempfile.TemporaryDirectory() as folder:

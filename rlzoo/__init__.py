@@ -9,13 +9,13 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.redaction import RedactingFilter
+from rlzoo.support.redaction import RedactingFilter
 
 if TYPE_CHECKING:
     from rlzoo import ops as ops
     from rlzoo.advantages import Advantage as Advantage
-    from rlzoo.config import RunConfig as RunConfig
-    from rlzoo.engine.loop import train as train
+    from rlzoo.config.run_config import RunConfig as RunConfig
+    from rlzoo.train.loop import train as train
     from rlzoo.errors import UserError as UserError
     from rlzoo.hookspecs import hookimpl as hookimpl
     from rlzoo.policy import ClipPolicy as ClipPolicy
@@ -41,7 +41,7 @@ _HOMES = {
     "hookimpl": "rlzoo.hookspecs",
     "load_zoo": "rlzoo.zoo",
     "ops": "rlzoo.ops",
-    "train": "rlzoo.engine.loop",
+    "train": "rlzoo.train.loop",
 }
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Any
 from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
 from rlzoo.plugin_files import digest
-from rlzoo.reading import SETTINGS, opened, read_text
+from rlzoo.support.reading import SETTINGS, opened, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
 """Environment variable: unset loads every installed plugin, empty only the bundled ones, else a comma list of plugins or

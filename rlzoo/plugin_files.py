@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlzoo.errors import UserError
-from rlzoo.reading import read_bytes
+from rlzoo.support.reading import read_bytes
 
 LARGEST = 20 * 2**20
 """Bytes of all files of a plugin at most: a run keeps a copy of them."""

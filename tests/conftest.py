@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from rlzoo.garbage import collect_seldom
+from rlzoo.support.garbage import collect_seldom
 from rlzoo.lab.recorded import RecordedRun
 from tests.quick import quick_run
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import rlzoo
-from rlzoo.composition import config_names
+from rlzoo.config.composition import config_names
 
 home = Path(rlzoo.__file__).resolve().parent
 assert "site-packages" in home.parts, f"imports the checkout at {home}"

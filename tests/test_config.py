@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from rlzoo import RunConfig, UserError, load_zoo
-from rlzoo.composition import config_names, read_config
+from rlzoo.config.composition import config_names, read_config
 
 
 def write(path, text):

@@ -17,7 +17,7 @@ import rlzoo
 from examples.bench.cases import CASES
 from examples.bench.page import page as performance_page
 from rlzoo import RunConfig, load_zoo
-from rlzoo.composition import config_names, read_config
+from rlzoo.config.composition import config_names, read_config
 from rlzoo.testing import check
 
 ROOT = Path(__file__).resolve().parents[1]

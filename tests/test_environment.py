@@ -11,7 +11,7 @@ import torch
 
 import rlzoo
 from rlzoo.lab.workers import slots
-from rlzoo.tracking.record import Record
+from rlzoo.journal.tracking.record import Record
 
 EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"
 MODULE = [sys.executable, "-m", "rlzoo"]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rlzoo.figures import Series, forest, lines, profile, save_png, svg
+from rlzoo.measure.figures import Series, forest, lines, profile, save_png, svg
 
 RAGGED = {"one": Series((8, 16, math.nan), (0.1, math.nan, 0.3), (0.05, 0.1, 0.2), (0.2, 0.3, 0.4)), "none": Series((), ())}
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlzoo.garbage import collect_seldom, quick_garbage_collection
+from rlzoo.support.garbage import collect_seldom, quick_garbage_collection
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import pytest
 
 import rlzoo
 from rlzoo import UserError
-from rlzoo.lock import Lock
+from rlzoo.support.lock import Lock
 from tests.engine.test_resume import config
 
 

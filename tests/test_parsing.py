@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rlzoo.parsing import DEEPEST, UnreadableError, parse_json, parse_yaml
+from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_json, parse_yaml
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{former}'] * 10)}]\n" for former, name in zip("abcdefgh", "bcdefghi", strict=True)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from rlzoo import UserError, plugin_files
-from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.plugin_files import changed_plugins, copy_names, digest
 
 FILES = {

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.composition import read_config
-from rlzoo.engine.manifest import FILE, damage
-from rlzoo.engine.processes import deepspeed_settings
-from rlzoo.engine.run_directory import read_metrics
+from rlzoo.config.composition import read_config
+from rlzoo.journal.manifest import FILE, damage
+from rlzoo.processes import deepspeed_settings
+from rlzoo.journal.run_directory import read_metrics
 from rlzoo.errors import UserError
-from rlzoo.reading import RECORDS, SETTINGS, NotReadError, read_text
-from rlzoo.sections import LaunchConfig
+from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text
+from rlzoo.config.sections import LaunchConfig
 from rlzoo.tasks.math_rows import read_problems
 from rlzoo.zoo import load_zoo
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from rlzoo import RunConfig
-from rlzoo.composition import config_folders, config_names, read_config
-from rlzoo.engine.checks import check_run
+from rlzoo.config.composition import config_folders, config_names, read_config
+from rlzoo.train.checks import check_run
 from rlzoo.planner import Prompts, find_architecture, make_plan, parse_devices
 from rlzoo.planner.preflight import check_length, check_memory
 

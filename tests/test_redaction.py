@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-import rlzoo.redaction
-from rlzoo.redaction import (
+import rlzoo.support.redaction
+from rlzoo.support.redaction import (
     REDACTED,
     RedactingFilter,
     environment_secrets,
@@ -46,13 +46,13 @@ HARMLESS = [
 @pytest.fixture(autouse=True)
 def no_secrets(monkeypatch):
     """Those of whoever runs the tests have no say."""
-    for name, value in dict(rlzoo.redaction.os.environ).items():
+    for name, value in dict(rlzoo.support.redaction.os.environ).items():
         if value in environment_secrets():
             monkeypatch.delenv(name)
 
 
 def test_the_examples_hold():
-    assert doctest.testmod(rlzoo.redaction).failed == 0
+    assert doctest.testmod(rlzoo.support.redaction).failed == 0
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -7,7 +7,7 @@ import requests
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from rlzoo.replies import bounded_pool, bounded_replies
+from rlzoo.support.replies import bounded_pool, bounded_replies
 from tests.tracking import hostile
 
 LARGE = [

@@ -4,8 +4,8 @@ import html.parser
 import math
 import re
 
-from rlzoo.figures import Series, profile
-from rlzoo.report import Section, Table, number, render
+from rlzoo.measure.figures import Series, profile
+from rlzoo.measure.report import Section, Table, number, render
 
 EVIL = "<script>alert(1)</script>"
 

@@ -13,9 +13,9 @@ OURS = {"rlzoo", *(folder.name for folder in (ROOT / "plugins").iterdir())}
 ELSEWHERE = {"vllm", "bitsandbytes"}  # named in the messages and pages that ask for them; no extra can pin what fits a machine
 OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
-    "deepspeed": {"rlzoo/engine/optimization.py"},
+    "deepspeed": {"rlzoo/learner/optimization.py"},
     "math_verify": {"rlzoo/tasks/math_worker.py"},
-    "peft": {"rlzoo/engine/adapters.py"},
+    "peft": {"rlzoo/models/adapters.py"},
     "pyarrow": {"rlzoo/tasks/math_rows.py"},
     "reasoning_gym": {"rlzoo/tasks/gym_worker.py", "rlzoo/tasks/reasoning_gym.py"},
 }

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from rlzoo.cli import Terminated, _terminate
-from rlzoo.signals import held_signals
+from rlzoo.support.signals import held_signals
 
 
 @pytest.fixture(autouse=True)

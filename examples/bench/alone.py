@@ -2,7 +2,7 @@
 
 python -m examples.bench.alone long-tail
 python -m examples.bench.alone equal --profile          # where a step's processor time goes, by operation
-python -m examples.bench.alone equal --without onednn   # a step without what `rlzoo.engine.processor` does
+python -m examples.bench.alone equal --without onednn   # a step without what `rlzoo.fast_cpu.cpu` does
 python -m examples.bench.alone equal --compile          # a step with the learner's model compiled
 python -m examples.bench.alone equal --cost             # what a micro-batch costs, and what of it are its tokens
 """
@@ -22,10 +22,10 @@ import torch
 
 from examples.bench.cases import CASES, GROUP
 from examples.bench.rlzoo_worker import make_run
-from rlzoo.engine import processor
-from rlzoo.engine.decode import Way
-from rlzoo.engine.experience import Experience, ModelBatch, micro_batch_cost
-from rlzoo.engine.run import Run
+from rlzoo.fast_cpu import cpu as processor
+from rlzoo.fast_cpu.decode import Way
+from rlzoo.learner.batch import Experience, ModelBatch, micro_batch_cost
+from rlzoo.train.run import Run
 
 WAYS: tuple[Way, ...] = ("generate", "rows", "fused")
 PARTS = {"memory": "keep_freed_memory", "onednn": "is_slow_with_mkl", "packing": "_is_packed_by_mkl"}

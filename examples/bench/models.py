@@ -64,7 +64,7 @@ def countdown(folder: Path) -> Path:
 
 def endless(name: str, folder: Path) -> Path:
     """A copy of a model whose end token is not in its vocabulary, so that every response has the length limit."""
-    from rlzoo.engine.pretrained import load_pretrained
+    from rlzoo.models.pretrained import load_pretrained
 
     if (folder / "config.json").exists():
         return folder

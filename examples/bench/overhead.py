@@ -28,13 +28,13 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
         case: one of `CASES`; None for the default run.
     """
     from rlzoo import RunConfig
-    from rlzoo.engine import learner as learner_module
-    from rlzoo.engine.gradient import StepGradient
-    from rlzoo.engine.monitor import Monitor
-    from rlzoo.engine.run import Run
-    from rlzoo.engine.run_directory import RunDirectory
-    from rlzoo.engine.tags import run_record
-    from rlzoo.tracking.tracker import Tracker
+    from rlzoo.learner import learner as learner_module
+    from rlzoo.learner.gradient import StepGradient
+    from rlzoo.measure.monitor import Monitor
+    from rlzoo.train.run import Run
+    from rlzoo.journal.run_directory import RunDirectory
+    from rlzoo.train.tags import run_record
+    from rlzoo.journal.tracking.tracker import Tracker
 
     places: dict[str, list[tuple[Any, str]]] = {
         "rule": [(StepGradient, "_judge"), (learner_module, "updated")],

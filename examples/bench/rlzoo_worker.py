@@ -12,7 +12,7 @@ from typing import Any
 from examples.bench import turns
 from examples.bench.cases import CASES, GROUP, Case
 from rlzoo import RunConfig
-from rlzoo.engine.run import Run
+from rlzoo.train.run import Run
 from rlzoo.tasks.task import Task
 from rlzoo.types import Problem
 

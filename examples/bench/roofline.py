@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from examples.bench.cases import GROUP, Case
-from rlzoo.engine.processor import onednn_linear
+from rlzoo.fast_cpu.cpu import onednn_linear
 
 SIZE = 2048
 

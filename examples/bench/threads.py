@@ -23,8 +23,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from rlzoo.waiting import SETTINGS as WAITING
-from rlzoo.waiting import prepare_waiting, waiting_by_load
+from rlzoo.fast_cpu.waiting import SETTINGS as WAITING
+from rlzoo.fast_cpu.waiting import prepare_waiting, waiting_by_load
 
 BUSY = 2
 STEPS = {"embedded": 10, "5m": 1, "smollm2": 5}
@@ -153,7 +153,7 @@ def _run(case: str) -> Any:
         folder = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
         return make_run(BENCH_CASES[CASES[case]], folder, *OVERRIDES.get(case, ()))
     from rlzoo import RunConfig
-    from rlzoo.engine.run import Run
+    from rlzoo.train.run import Run
 
     output = Path(tempfile.mkdtemp(prefix="rlzoo-bench-")) / "run"
     settings = ["eval.num_problems=0", "tracking.mlflow=false"]

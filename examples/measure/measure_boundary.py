@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from rlzoo import RunConfig, load_zoo
-from rlzoo.engine.experience import Experience
-from rlzoo.engine.judge import judgement
-from rlzoo.engine.run import Run
+from rlzoo.learner.batch import Experience
+from rlzoo.learner.judge import judgement
+from rlzoo.train.run import Run
 from rlzoo.reductions import StepCounts
 
 PAIRS = 30

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlzoo.cli.display import Plain
 from rlzoo.cli.progress import Screen, Silent
-from rlzoo.engine.run_directory import read_metrics
+from rlzoo.journal.run_directory import read_metrics
 
 SECONDS = 20.0  # to measure for
 

@@ -23,9 +23,9 @@ def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -
     """Peak memory above what the process held before, in MB, and seconds, for one way of computing."""
     import torch
 
-    from rlzoo.engine.experience import ModelBatch
-    from rlzoo.engine.model import ResponseLogProbs, chunked_log_probs
-    from rlzoo.engine.pretrained import load_pretrained
+    from rlzoo.learner.batch import ModelBatch
+    from rlzoo.learner.log_probs import ResponseLogProbs, chunked_log_probs
+    from rlzoo.models.pretrained import load_pretrained
 
     torch.manual_seed(0)
     model, _ = load_pretrained(model_path)

@@ -55,8 +55,8 @@ def measure(
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from rlzoo.config import RunConfig
-    from rlzoo.engine.learner import Learner
+    from rlzoo.config.run_config import RunConfig
+    from rlzoo.learner.learner import Learner
     from rlzoo.planner import Architecture, Devices, Prompts, make_plan
 
     torch.manual_seed(0)
@@ -116,7 +116,7 @@ def _experience(prompt: int, response: int, vocab_size: int, rows: int = 16) -> 
     """Rows of which no two are equally long, so that they are padded."""
     import torch
 
-    from rlzoo.engine.experience import Experience
+    from rlzoo.learner.batch import Experience
 
     lengths = response - torch.arange(rows) * (response // 160)
     mask = torch.arange(response) < lengths[:, None]

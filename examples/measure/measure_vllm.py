@@ -11,9 +11,9 @@ import statistics
 import time
 
 from rlzoo import RunConfig
-from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
-from rlzoo.engine.rollout import Sampler
-from rlzoo.engine.samplers import make_sampler
+from rlzoo.models.pretrained import eos_token_ids, load_pretrained
+from rlzoo.rollout.sampler import Sampler
+from rlzoo.rollout.make_sampler import make_sampler
 
 
 def tokens_per_second(sampler: Sampler, prompts: list[str], samples: int, seed: int) -> float:

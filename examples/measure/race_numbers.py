@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.run_records import RunRecord, find_runs
 from rlzoo.lab.study import study

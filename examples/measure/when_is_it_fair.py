@@ -17,10 +17,10 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from rlzoo.analysis.comparison import estimate
-from rlzoo.analysis.profile import MOVED
-from rlzoo.analysis.response_table import ResponseTable
-from rlzoo.config import RunConfig
+from rlzoo.measure.comparison import estimate
+from rlzoo.measure.profile import MOVED
+from rlzoo.measure.response_table import ResponseTable
+from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges, bin_index
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlzoo.cli.display import Plain
 from rlzoo.cli.progress import display_for
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.calibrate import Pilot, calibrate, is_met, nearest, overlay
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rlzoo.cli.tables import number
 
 if TYPE_CHECKING:
-    from rlzoo.analysis.profile import LengthProfile
+    from rlzoo.measure.profile import LengthProfile
 
 WIDTH = 40  # characters of a bar, where there is room
 

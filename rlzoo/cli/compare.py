@@ -15,8 +15,8 @@ from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, signed
 from rlzoo.errors import UserError
 from rlzoo.lab.races import SCORES, Race, race
-from rlzoo.tracking.record import run_id_of
-from rlzoo.tracking.runs import common_parent, log_artifact
+from rlzoo.journal.tracking.record import run_id_of
+from rlzoo.journal.tracking.runs import common_parent, log_artifact
 
 MANY = 4  # contenders; of more, only the pairs with the best are shown
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlzoo.cli.display import printable
-from rlzoo.reading import RECORDS, read_text
+from rlzoo.support.reading import RECORDS, read_text
 
 TIMES = 10  # in a run, about
 

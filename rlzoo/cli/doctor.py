@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlzoo.cli.display import Plain
-from rlzoo.composition import config_names
-from rlzoo.redaction import redact
-from rlzoo.tracking.record import tracking_uri
+from rlzoo.config.composition import config_names
+from rlzoo.support.redaction import redact
+from rlzoo.journal.tracking.record import tracking_uri
 from rlzoo.zoo import load_zoo
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")

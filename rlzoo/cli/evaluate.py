@@ -11,7 +11,7 @@ from typing import Any
 from rich.progress import TaskID, TextColumn
 from rich.table import Table
 
-from rlzoo.analysis.at_k import Estimate
+from rlzoo.measure.at_k import Estimate
 from rlzoo.cli.display import Bars, Plain, show_log, timed
 from rlzoo.cli.tables import interval, number
 from rlzoo.errors import UserError

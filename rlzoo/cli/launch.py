@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlzoo.cli.display import tell
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.lab.workers import LAUNCHER
-from rlzoo.tracking.command import COMMAND, typed_command
+from rlzoo.journal.tracking.command import COMMAND, typed_command
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
 """Environment variable that every launcher of torch's sets."""

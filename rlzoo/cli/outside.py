@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.zoo import load_zoo
 
 logger = logging.getLogger("rlzoo")

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from rlzoo.cli.display import Plain
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.planner import Plan, make_plan, parse_devices, this_machine
 from rlzoo.planner.memory import Memory
 from rlzoo.planner.preflight import check, check_disk, check_memory, shown, uneven_shares
-from rlzoo.redaction import redact, redact_settings
+from rlzoo.support.redaction import redact, redact_settings
 
 
 def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as_json: bool, *, resume: bool = False) -> None:

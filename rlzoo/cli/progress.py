@@ -100,7 +100,7 @@ class Screen(Silent):
         """Begin with what a run came to before it was stopped."""
         if step == 0 or self._run is None:
             return
-        from rlzoo.engine.run_directory import read_metrics
+        from rlzoo.journal.run_directory import read_metrics
 
         for row in read_metrics(self._run / "metrics.jsonl"):
             if row["step"] < step:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rlzoo.cli.display import Plain, counted
 from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.study import Study, study, widths_of

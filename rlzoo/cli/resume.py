@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.redaction import may_be
-from rlzoo.tracking.record import flatten
+from rlzoo.support.redaction import may_be
+from rlzoo.journal.tracking.record import flatten
 
 logger = logging.getLogger("rlzoo")
 

@@ -13,9 +13,9 @@ from rlzoo.discovery import distinct
 from rlzoo.errors import UserError
 from rlzoo.lab.sweep import Child, Sweep, parse_seeds
 from rlzoo.lab.workers import Worker, run_children
-from rlzoo.parsing import parse_json
-from rlzoo.reading import SETTINGS, read_text
-from rlzoo.tracking.runs import close_parent, open_parent
+from rlzoo.support.parsing import parse_json
+from rlzoo.support.reading import SETTINGS, read_text
+from rlzoo.journal.tracking.runs import close_parent, open_parent
 
 
 def run_sweep(

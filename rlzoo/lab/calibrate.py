@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from rlzoo.config import RunConfig
-from rlzoo.engine.loop import Observer, train
+from rlzoo.config.run_config import RunConfig
+from rlzoo.train.loop import Observer, train
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import TARGET, clip_fraction_of, match_clip_fraction

@@ -14,12 +14,12 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from rlzoo.analysis.at_k import Outcome
-from rlzoo.atomic import temporary_path, write_text
+from rlzoo.measure.at_k import Outcome
+from rlzoo.support.atomic import temporary_path, write_text
 from rlzoo.errors import UserError
-from rlzoo.parsing import parse_json, parse_yaml
-from rlzoo.reading import RECORDS, SETTINGS, read_bytes, read_text
-from rlzoo.signals import held_signals
+from rlzoo.support.parsing import parse_json, parse_yaml
+from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
+from rlzoo.support.signals import held_signals
 from rlzoo.types import Problem
 
 

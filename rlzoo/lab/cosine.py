@@ -18,16 +18,16 @@ from scipy import stats
 from torch import Tensor
 
 from rlzoo import ops
-from rlzoo.analysis.intervals import CONFIDENCE, NUM_RESAMPLES, Interval
-from rlzoo.engine.experience import Experience
-from rlzoo.engine.judge import judgement
-from rlzoo.engine.model import ResponseLogProbs
-from rlzoo.engine.pretrained import load_named
+from rlzoo.measure.intervals import CONFIDENCE, NUM_RESAMPLES, Interval
+from rlzoo.learner.batch import Experience
+from rlzoo.learner.judge import judgement
+from rlzoo.learner.log_probs import ResponseLogProbs
+from rlzoo.models.pretrained import load_named
 from rlzoo.errors import UserError
 from rlzoo.fairness import NUM_BINS, bin_index
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
 from rlzoo.lab.replay import Replayed
-from rlzoo.reading import opened
+from rlzoo.support.reading import opened
 from rlzoo.types import ClipInputs
 
 SAME = 0.02  # nats: log-probs recomputed from kept weights agree with the recorded ones this closely

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlzoo.analysis.comparison import Difference, Estimate, differences, estimate
-from rlzoo.analysis.profile import LengthProfile
-from rlzoo.analysis.response_table import pooled_runs
+from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
+from rlzoo.measure.profile import LengthProfile
+from rlzoo.measure.response_table import pooled_runs
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay

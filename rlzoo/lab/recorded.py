@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlzoo.config import RunConfig
-from rlzoo.engine.mismatch import mismatch_weights
-from rlzoo.engine.seeds import LEARNER, step_seed
+from rlzoo.config.run_config import RunConfig
+from rlzoo.learner.mismatch import mismatch_weights
+from rlzoo.support.seeds import LEARNER, step_seed
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.lab.rollout_file import read_rollouts

@@ -9,9 +9,9 @@ import torch
 from pydantic import ValidationError
 
 from rlzoo import ops
-from rlzoo.analysis.profile import LengthProfile
-from rlzoo.analysis.response_table import ResponseTable, prompt_ids
-from rlzoo.engine.judge import judge, judgement, updated
+from rlzoo.measure.profile import LengthProfile
+from rlzoo.measure.response_table import ResponseTable, prompt_ids
+from rlzoo.learner.judge import judge, judgement, updated
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun, chunks
 from rlzoo.policy import ClipPolicy

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlzoo.errors import UserError
-from rlzoo.reading import opened
+from rlzoo.support.reading import opened
 
 LONGEST_STEP = 9  # digits: a step's number is the name of its file
 MOST_CELLS = 2**27  # responses times the longest of them: what they are laid out in for the rules

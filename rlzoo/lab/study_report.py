@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlzoo.analysis.profile import QUANTILES
-from rlzoo.figures import Series, lines, profile
+from rlzoo.measure.profile import QUANTILES
+from rlzoo.measure.figures import Series, lines, profile
 from rlzoo.lab.study import Rule, Study, widths_of
-from rlzoo.report import Cell, Section, Table, render
+from rlzoo.measure.report import Cell, Section, Table, render
 
 
 def study_report(study: Study) -> str:

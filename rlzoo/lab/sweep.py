@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.parsing import parse_json, parse_yaml
-from rlzoo.reading import RECORDS, SETTINGS, read_text
+from rlzoo.support.parsing import parse_json, parse_yaml
+from rlzoo.support.reading import RECORDS, SETTINGS, read_text
 
 VOLATILE = ("output",)  # what a run's configuration may differ in and still be the same run
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from rlzoo.lab.sweep import Child
-from rlzoo.tracking.record import PARENT_RUN
+from rlzoo.journal.tracking.record import PARENT_RUN
 
 LAUNCHER = "RLZOO_LAUNCHER"
 """Environment variable with the process that has started this one, if that was a sweep or our launcher."""

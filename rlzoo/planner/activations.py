@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlzoo.config import RunConfig
-from rlzoo.engine.experience import micro_batch_tokens
-from rlzoo.engine.model import LOGITS_PER_CHUNK
+from rlzoo.config.run_config import RunConfig
+from rlzoo.learner.batch import micro_batch_tokens
+from rlzoo.learner.log_probs import LOGITS_PER_CHUNK
 from rlzoo.planner.architecture import Architecture
 
 FLOAT = 4  # bytes of a float32

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlzoo.engine.model_path import local_model
+from rlzoo.models.model_path import local_model
 from rlzoo.errors import UserError
-from rlzoo.parsing import parse_json
-from rlzoo.reading import SETTINGS, read_text
+from rlzoo.support.parsing import parse_json
+from rlzoo.support.reading import SETTINGS, read_text
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _QWEN3_HEAD_DIM = 128  # what transformers takes where a Qwen3 config has no head_dim

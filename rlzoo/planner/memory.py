@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlzoo.config import RunConfig
-from rlzoo.engine.fused import JOINED_BYTES
+from rlzoo.config.run_config import RunConfig
+from rlzoo.fast_cpu.fused import JOINED_BYTES
 from rlzoo.planner.activations import BYTES, FLOAT, Kept, MicroBatch, compute_bytes, kept_activations, log_prob_bytes
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.sharding import Sharding
@@ -185,7 +185,7 @@ def sampler_bytes(
 
     `decode` joins the matrices of a small model, and on a processor packs them.
     """
-    from rlzoo.engine.decode import GROWTH
+    from rlzoo.fast_cpu.decode import GROWTH
 
     settings, element = config.rollout, compute_bytes(config)
     if settings.engine == "vllm":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.planner.activations import MicroBatch, micro_batches, rows_per_step
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlzoo.config import RunConfig
-from rlzoo.engine import checks
-from rlzoo.engine.checks import check_run, missing_libraries
+from rlzoo.config.run_config import RunConfig
+from rlzoo.train import checks
+from rlzoo.train.checks import check_run, missing_libraries
 from rlzoo.errors import UserError
 from rlzoo.planner.architecture import Architecture, find_architecture, tokenizer_file
 from rlzoo.planner.devices import Devices

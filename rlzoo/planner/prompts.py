@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlzoo.config import RunConfig
-from rlzoo.engine.prompts import encoded
+from rlzoo.config.run_config import RunConfig
+from rlzoo.rollout.prompts import encoded
 
 LOOKED_AT = 2000
 """Training prompts looked at, at most: a plan must be quick."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlzoo.config import RunConfig
+from rlzoo.config.run_config import RunConfig
 from rlzoo.planner.activations import MicroBatch
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, SupportsFloat, cast
 
 from rlzoo.errors import UserError, shown
-from rlzoo.workers import Worker, WorkerError, WorkerStartError, WorkerTimeoutError
+from rlzoo.support.workers import Worker, WorkerError, WorkerStartError, WorkerTimeoutError
 
 LARGEST_REWARD = 1e6
 """Magnitude of a reward. Sums and variances of larger ones overflow, and metrics would not be numbers any more."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.errors import UserError, shown
-from rlzoo.parsing import UnreadableError, parse_json
-from rlzoo.reading import RECORDS, opened, read_text
+from rlzoo.support.parsing import UnreadableError, parse_json
+from rlzoo.support.reading import RECORDS, opened, read_text
 from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.task import require_extra
 from rlzoo.types import Problem

@@ -6,8 +6,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from rlzoo.analysis.at_k import Outcome, by_length, estimates, majority, means, pass_at, passes
-from rlzoo.analysis.intervals import bootstrap_mean, wilson
+from rlzoo.measure.at_k import Outcome, by_length, estimates, majority, means, pass_at, passes
+from rlzoo.measure.intervals import bootstrap_mean, wilson
 
 
 def outcome(rewards, groups=None, lengths=None):

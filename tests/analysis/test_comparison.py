@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rlzoo.analysis.comparison import differences, estimate, holm, iqm, probability_of_improvement
+from rlzoo.measure.comparison import differences, estimate, holm, iqm, probability_of_improvement
 
 
 def by_seed(values):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rlzoo.analysis.intervals import Clusters, bootstrap_mean, wilson
+from rlzoo.measure.intervals import Clusters, bootstrap_mean, wilson
 from rlzoo.fairness import length_reweighting_error
 
 SHARES = {

@@ -11,11 +11,11 @@ from rlzoo_gspo import GSPO
 from rlzoo_opmd import OPMD
 
 from rlzoo import ClipInputs, load_zoo
-from rlzoo.analysis.profile import LengthProfile
-from rlzoo.analysis.response_table import ResponseTable, pooled_runs, prompt_ids
-from rlzoo.engine.judge import judgement
+from rlzoo.measure.profile import LengthProfile
+from rlzoo.measure.response_table import ResponseTable, pooled_runs, prompt_ids
+from rlzoo.learner.judge import judgement
 from rlzoo.reductions import StepCounts
-from rlzoo.tracking.rows import curves
+from rlzoo.journal.tracking.rows import curves
 
 
 def rows(policy, log_ratios, advantages, lengths=None, groups=None):

@@ -11,7 +11,7 @@ import yaml
 
 from rlzoo.cli import app as command_line
 from rlzoo.cli import main
-from rlzoo.composition import parse_overrides
+from rlzoo.config.composition import parse_overrides
 from rlzoo.errors import PolicyError, UserError
 
 IN_THE_ENVIRONMENT, IN_A_SETTING = "planted-env-0", "planted-key-1"

@@ -16,7 +16,7 @@ import pytest
 
 from rlzoo.cli.curves import SHOWN
 from rlzoo.cli.train import Showing
-from rlzoo.engine.run_directory import read_metrics
+from rlzoo.journal.run_directory import read_metrics
 from tests.cli.terminal import Pseudo
 
 # what is started in the background of a shell ignores Ctrl-C, and so do its children, tests included

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rlzoo.waiting import SETTINGS, waiting_by_load
+from rlzoo.fast_cpu.waiting import SETTINGS, waiting_by_load
 
 SHOW = """
 import os, sys, rlzoo.cli
@@ -53,7 +53,7 @@ def test_threads_wait_asleep_while_other_processes_are_busy():
 
 COUNT = """
 import os, resource, sys, time, torch
-from rlzoo.waiting import _libgomps, _MoreThreads
+from rlzoo.fast_cpu.waiting import _libgomps, _MoreThreads
 torch.set_num_threads(len(os.sched_getaffinity(0)))
 numbers = torch.randn(200_000)
 

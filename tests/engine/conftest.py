@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlzoo import ClipInputs, load_zoo, ops
-from rlzoo.engine.experience import Experience
+from rlzoo.learner.batch import Experience
 
 VOCABULARY, PAD = 97, 0
 

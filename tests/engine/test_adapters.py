@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rlzoo import UserError, load_zoo
-from rlzoo.engine.adapters import has_adapter
-from rlzoo.engine.model import check_packing
-from rlzoo.engine.run_directory import RunDirectory
+from rlzoo.models.adapters import has_adapter
+from rlzoo.learner.log_probs import check_packing
+from rlzoo.journal.run_directory import RunDirectory
 from tests.engine.conftest import make_model, off_policy_experience
 from tests.engine.test_learner import make_learner, relative_error, step_gradient
 from tests.engine.test_rollout import tokenizer

@@ -8,8 +8,8 @@ import torch
 from rlzoo_fspo import FSPO
 from rlzoo_gpg import GPG
 
-from rlzoo.engine.alarms import ALARMS, Alarms
-from rlzoo.engine.monitor import Monitor
+from rlzoo.measure.alarms import ALARMS, Alarms
+from rlzoo.measure.monitor import Monitor
 from tests.quick import quick_run
 
 SOUND = {"clip/fraction": 0.1, "fairness/ess": 0.9, "ratio/drift_long": 0.1}
@@ -61,7 +61,7 @@ def test_a_run_warns_and_says_so_afterwards(tmp_path, caplog):
 
 
 def test_the_monitor_forgets_old_steps(recorded, monkeypatch):
-    from rlzoo.engine import monitor as module
+    from rlzoo.measure import monitor as module
     from rlzoo.lab.replay import replay
 
     monkeypatch.setattr(module, "WINDOW", 2)

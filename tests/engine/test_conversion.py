@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
+from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from tests.engine.tiny import ALPHABET, IDS, TOKENS, refuses
 
 
@@ -129,7 +129,7 @@ def test_a_conversion_that_is_killed_leaves_no_half_cache(tiny_package):
 import os, sys, transformers
 sys.path.insert(0, sys.argv[1])
 transformers.LlamaForCausalLM.save_pretrained = lambda *_: os._exit(9)
-from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.models.pretrained import load_pretrained
 load_pretrained("smollm2")
 """
     killed = subprocess.run([sys.executable, "-c", script, sys.path[0]], check=False)
@@ -140,7 +140,7 @@ load_pretrained("smollm2")
 
 
 def test_concurrent_conversions_all_succeed(tiny_package):
-    script = "import sys; sys.path.insert(0, sys.argv[1])\nimport rlzoo.engine.pretrained as p; p.load_pretrained('smollm2')"
+    script = "import sys; sys.path.insert(0, sys.argv[1])\nimport rlzoo.models.pretrained as p; p.load_pretrained('smollm2')"
     command = [sys.executable, "-c", script, sys.path[0]]
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
     errors = [process.communicate()[1] for process in processes]

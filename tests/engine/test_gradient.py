@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import ClipPolicy, load_zoo, ops
 from rlzoo.advantages import TOKEN_ADVANTAGES
-from rlzoo.sections import MismatchConfig, RewardConfig
+from rlzoo.config.sections import MismatchConfig, RewardConfig
 from tests.engine.conftest import make_model, off_policy_experience
 from tests.engine.test_learner import current_log_probs, make_learner, plain_gradient, relative_error, step_gradient
 

@@ -12,7 +12,7 @@ from rlzoo_fspo import FSPO
 import rlzoo
 from rlzoo import ClipInputs, ClipPolicy, RunConfig, ops
 from rlzoo.cli import main
-from rlzoo.engine.judge import gradient_of, judge
+from rlzoo.learner.judge import gradient_of, judge
 from rlzoo.errors import PolicyError
 from tests.engine.conftest import make_model, off_policy_experience
 from tests.engine.test_learner import make_learner

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rlzoo import load_zoo
-from rlzoo.engine.learner import Learner
-from rlzoo.sections import LearnerConfig
+from rlzoo.learner.learner import Learner
+from rlzoo.config.sections import LearnerConfig
 from tests import oracle
 from tests.engine.conftest import (
     PAD,

@@ -7,7 +7,7 @@ import pytest
 
 import rlzoo
 from rlzoo import UserError
-from rlzoo.engine.manifest import damage, seal
+from rlzoo.journal.manifest import damage, seal
 from tests.engine.short import without_times
 from tests.engine.test_resume import config
 

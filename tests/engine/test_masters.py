@@ -9,9 +9,9 @@ from rlzoo_grpo import GRPO
 from safetensors.torch import load_file
 from torch import nn
 
-from rlzoo.engine.optimization import make_optimization
-from rlzoo.engine.processes import make_accelerator
-from rlzoo.sections import LaunchConfig, LearnerConfig
+from rlzoo.learner.optimization import make_optimization
+from rlzoo.processes import make_accelerator
+from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from tests.engine.conftest import make_model, off_policy_experience
 from tests.engine.test_learner import make_learner
 

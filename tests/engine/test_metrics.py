@@ -8,9 +8,9 @@ from rlzoo_fspo import FSPO
 from rlzoo_grpo import GRPO
 
 from rlzoo import ClipInputs
-from rlzoo.analysis.response_table import ResponseTable
-from rlzoo.engine.judge import judgement
-from rlzoo.engine.metrics import clip_metrics, rollout_metrics
+from rlzoo.measure.response_table import ResponseTable
+from rlzoo.learner.judge import judgement
+from rlzoo.train.metrics import clip_metrics, rollout_metrics
 from rlzoo.reductions import StepCounts
 from rlzoo.types import Problem, Rollout, RolloutGroup
 

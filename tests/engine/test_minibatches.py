@@ -10,7 +10,7 @@ from rlzoo_opmd import OPMD
 
 import rlzoo
 from rlzoo import RunConfig
-from rlzoo.engine.state import RunState
+from rlzoo.journal.state import RunState
 from rlzoo.planner.activations import rows_per_step
 from tests.engine.conftest import make_model, off_policy_experience, reordered
 from tests.engine.short import quick

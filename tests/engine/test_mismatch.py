@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rlzoo import UserError, load_zoo
-from rlzoo.config import RunConfig
-from rlzoo.engine.mismatch import log_mismatch, mismatch_metrics, mismatch_weights, with_mismatch_weights
-from rlzoo.sections import MismatchConfig
+from rlzoo.config.run_config import RunConfig
+from rlzoo.learner.mismatch import log_mismatch, mismatch_metrics, mismatch_weights, with_mismatch_weights
+from rlzoo.config.sections import MismatchConfig
 from tests.engine.conftest import make_model, off_policy_experience
 from tests.engine.test_learner import make_learner, relative_error
 

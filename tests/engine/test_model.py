@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from rlzoo.engine import model as model_module
-from rlzoo.engine.experience import ModelBatch
-from rlzoo.engine.model import ResponseLogProbs
+from rlzoo.learner import log_probs as model_module
+from rlzoo.learner.batch import ModelBatch
+from rlzoo.learner.log_probs import ResponseLogProbs
 from tests.engine.conftest import VOCABULARY, make_model
 
 

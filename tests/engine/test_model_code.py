@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import rlzoo
-from rlzoo.composition import config_names, read_config
-from rlzoo.engine.manifest import sealed_files
-from rlzoo.engine.pretrained import load_named, load_pretrained
-from rlzoo.sections import ModelConfig
+from rlzoo.config.composition import config_names, read_config
+from rlzoo.journal.manifest import sealed_files
+from rlzoo.models.pretrained import load_named, load_pretrained
+from rlzoo.config.sections import ModelConfig
 from tests.engine.short import quick
 from tests.engine.tiny import refuses, save
 

@@ -11,8 +11,8 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from rlzoo.engine import pretrained
-from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
+from rlzoo.models import pretrained
+from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from rlzoo.errors import UserError
 from tests.engine.tiny import IDS, TOKENS, refuses, save, tiny_llama, tiny_qwen3, tiny_tokenizer
 
@@ -98,7 +98,7 @@ def test_loading_is_quiet_and_leaves_no_trace(tmp_path):
 import sys, warnings
 from transformers.utils import logging
 from huggingface_hub.utils import are_progress_bars_disabled, logging as hub
-from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.models.pretrained import load_pretrained
 state = lambda: (logging.get_verbosity(), hub.get_verbosity(), logging.is_progress_bar_enabled(),
                  are_progress_bars_disabled(), list(warnings.filters))
 before = state()

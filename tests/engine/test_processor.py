@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlzoo.engine import processor
-from rlzoo.engine.processor import (
+from rlzoo.fast_cpu import cpu as processor
+from rlzoo.fast_cpu.cpu import (
     STEADY,
     OneDnnLinear,
     Product,
@@ -165,7 +165,7 @@ def test_a_model_that_goes_to_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatc
 
 FAULTS = """
 import resource, sys, torch
-from rlzoo.engine.processor import keep_freed_memory
+from rlzoo.fast_cpu.cpu import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 for turn in range(20):

@@ -5,9 +5,9 @@ import time
 import pytest
 
 import rlzoo
-from rlzoo.engine import prompts
-from rlzoo.engine.pretrained import load_pretrained
-from rlzoo.engine.prompts import TEMPLATES, check_task, encode_prompt
+from rlzoo.rollout import prompts
+from rlzoo.models.pretrained import load_pretrained
+from rlzoo.rollout.prompts import TEMPLATES, check_task, encode_prompt
 from rlzoo.errors import UserError
 from rlzoo.tasks import Task
 from rlzoo.types import Problem

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from rlzoo import load_zoo
-from rlzoo.engine.draws import OwnDraws, row_uniforms
-from rlzoo.engine.experience import Experience
-from rlzoo.engine.model import ResponseLogProbs
-from rlzoo.engine.rollout import HFSampler, encode_prompt
+from rlzoo.models.draws import OwnDraws, row_uniforms
+from rlzoo.learner.batch import Experience
+from rlzoo.learner.log_probs import ResponseLogProbs
+from rlzoo.rollout.sampler import HFSampler, encode_prompt
 from rlzoo.types import Problem, RolloutGroup
 from tests.engine.conftest import VOCABULARY, make_model, off_policy_experience, plain_log_probs
 

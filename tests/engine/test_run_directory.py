@@ -15,17 +15,17 @@ from safetensors.torch import load_file, save_file
 
 import rlzoo
 from rlzoo import UserError, signals
-from rlzoo.atomic import temporary_path
-from rlzoo.engine import run_directory
-from rlzoo.engine.checkpoints import FILES, own_checkpoints, rotate
-from rlzoo.engine.manifest import damage, seal, sealed_files
-from rlzoo.engine.run_directory import RunDirectory
-from rlzoo.engine.state import identity, newest_state
+from rlzoo.support.atomic import temporary_path
+from rlzoo.journal import run_directory
+from rlzoo.journal.checkpoints import FILES, own_checkpoints, rotate
+from rlzoo.journal.manifest import damage, seal, sealed_files
+from rlzoo.journal.run_directory import RunDirectory
+from rlzoo.journal.state import identity, newest_state
 from rlzoo.errors import RunError
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.run_records import find_runs
-from rlzoo.lock import Lock
+from rlzoo.support.lock import Lock
 from tests.engine.short import lines, quick, resumes_after, without_times
 
 OVERRIDES = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=2"]
@@ -121,7 +121,7 @@ def test_ctrl_c_twice_in_two_different_steps_leaves_what_can_be_resumed(whole, t
 
 def test_an_error_in_every_step_leaves_the_last_checkpoint(run, whole, monkeypatch):
     shutil.rmtree(run / "checkpoints" / "step-000004")
-    from rlzoo.engine.learner import Learner
+    from rlzoo.learner.learner import Learner
 
     def fail(self, *arguments, **options):
         raise RuntimeError("out of memory")
@@ -136,7 +136,7 @@ def test_an_error_in_every_step_leaves_the_last_checkpoint(run, whole, monkeypat
 
 
 def test_a_step_that_failed_before_it_learned_anything_asks_its_questions_again(whole, tmp_path, monkeypatch):
-    from rlzoo.engine.experience import Experience
+    from rlzoo.learner.batch import Experience
 
     made, calls = Experience.from_groups.__func__, []
 
@@ -385,7 +385,7 @@ def test_what_a_checkpoint_that_could_not_be_written_leaves_is_removed_without_a
         (folder.parent / "notes.txt").write_text("mine")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rlzoo.engine.learner.Learner.save", fail)
+    monkeypatch.setattr("rlzoo.learner.learner.Learner.save", fail)
     with pytest.raises(UserError, match="No space left"):
         resume(run, steps=6)
     assert tree(run / "checkpoints" / "step-000006.aside-1") == {"notes.txt": b"mine"}

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
-from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.models.pretrained import load_pretrained
 from tests.engine.conftest import plain_log_probs
 from tests.engine.short import lines, quick, without_times
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from rlzoo_grpo import GRPO
 
-from rlzoo.engine.experience import Experience
-from rlzoo.engine.shaping import overlong_penalty, reward_metrics
-from rlzoo.sections import RewardConfig
+from rlzoo.learner.batch import Experience
+from rlzoo.learner.shaping import overlong_penalty, reward_metrics
+from rlzoo.config.sections import RewardConfig
 from rlzoo.types import Problem, Rollout, RolloutGroup
 from tests import oracle
 from tests.engine.conftest import clip_fraction, make_model, off_policy_experience, reordered

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
-from rlzoo import signals
+from rlzoo.support import signals
 from rlzoo.errors import RunError
 from tests.engine.short import QUICK, lines, quick, resumes_after, without_times
 
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_does_not_fit_stops_the_run_and_spoils_none(whole, tmp
 def test_gradients_that_stay_infinite_end_the_run(tmp_path):
     overrides = [*OVERRIDES, "learner.max_nonfinite=6"]
 
-    from rlzoo.engine import learner as module
+    from rlzoo.learner import learner as module
 
     apply = module.Learner.accumulate
 

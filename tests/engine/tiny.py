@@ -12,7 +12,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.models.pretrained import load_pretrained
 from rlzoo.errors import UserError
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -624,7 +624,7 @@ def locked_store(case: Case, database: Path) -> None:
 def follower_killed(case: Case, database: Path) -> None:
     for process in case.children():
         with contextlib.suppress(psutil.Error):
-            if "rlzoo.tracking.follow" in process.cmdline():
+            if "rlzoo.journal.tracking.follow" in process.cmdline():
                 process.kill()
 
 

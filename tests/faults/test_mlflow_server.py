@@ -13,7 +13,7 @@ import mlflow
 import psutil
 import pytest
 
-from rlzoo.tracking.record import sent_to
+from rlzoo.journal.tracking.record import sent_to
 from tests.engine.short import QUICK, lines
 from tests.faults.test_kill import KILLS
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 import rlzoo
-from rlzoo.engine import vllm_server
+from rlzoo.rollout import vllm_server
 from rlzoo.errors import RunError, UserError
 from tests.engine.short import lines, quick
 from tests.engine.stand_in import running

@@ -3,8 +3,8 @@
 import yaml
 from hypothesis import strategies as st
 
-from rlzoo.composition import config_folders, config_names
-from rlzoo.config import RunConfig
+from rlzoo.config.composition import config_folders, config_names
+from rlzoo.config.run_config import RunConfig
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import ODD_TEXTS, spoiled_bytes, spoiled_trees
 

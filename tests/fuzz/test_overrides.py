@@ -4,8 +4,8 @@ import json
 
 from hypothesis import strategies as st
 
-from rlzoo.composition import parse_overrides
-from rlzoo.config import RunConfig
+from rlzoo.config.composition import parse_overrides
+from rlzoo.config.run_config import RunConfig
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import ODD_TEXTS, spoiled_bytes, trees
 

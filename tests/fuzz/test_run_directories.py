@@ -10,13 +10,13 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from rlzoo.cli.resume import check_unchanged, run_to_resume
-from rlzoo.config import RunConfig
-from rlzoo.engine.manifest import damage, seal
-from rlzoo.engine.run_directory import RunDirectory
-from rlzoo.engine.state import RunState, newest_state
+from rlzoo.config.run_config import RunConfig
+from rlzoo.journal.manifest import damage, seal
+from rlzoo.journal.run_directory import RunDirectory
+from rlzoo.journal.state import RunState, newest_state
 from rlzoo.lab.race_report import race_report
 from rlzoo.lab.races import find_runs, race
-from rlzoo.tracking.record import Record, Sent, run_id_of, sent_to
+from rlzoo.journal.tracking.record import Record, Sent, run_id_of, sent_to
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import ODD_TEXTS, holding, spoiled_bytes, spoiled_json, spoiled_trees
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 
 from rlzoo import ClipInputs, load_zoo, ops
-from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.models.pretrained import load_pretrained
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_index
 from rlzoo.lab.cosine import cosines, has_weights

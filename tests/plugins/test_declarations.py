@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlzoo import ClipInputs, UserError, load_zoo
-from rlzoo.config import RunConfig
-from rlzoo.engine.judge import differentiated
+from rlzoo.config.run_config import RunConfig
+from rlzoo.learner.judge import differentiated
 from rlzoo.reductions import StepCounts
 
 RULES = load_zoo()

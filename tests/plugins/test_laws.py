@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from rlzoo import ClipBand, ClipPolicy, RunConfig, Width, load_zoo, ops, testing
-from rlzoo.composition import config_names, read_config
+from rlzoo.config.composition import config_names, read_config
 from rlzoo.testing import laws, parametrize_with_checks
 
 OVERLAYS = [name for name in config_names() if "per_clip" not in read_config(name) and "model" not in read_config(name)]

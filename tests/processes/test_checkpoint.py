@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlzoo.engine.manifest import damage, seal
+from rlzoo.journal.manifest import damage, seal
 from tests.processes.test_processes import environment
 
 pytestmark = pytest.mark.deepspeed

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from rlzoo import UserError
-from rlzoo.config import RunConfig
-from rlzoo.engine.processes import deal, deepspeed_settings
-from rlzoo.sections import LaunchConfig
+from rlzoo.config.run_config import RunConfig
+from rlzoo.processes import deal, deepspeed_settings
+from rlzoo.config.sections import LaunchConfig
 from tests.engine.conftest import make_model
 from tests.processes.worker import RULES, three_updates
 

@@ -8,8 +8,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from rlzoo.engine.checkpoints import FILES
-from rlzoo.engine.manifest import sealed_files
+from rlzoo.journal.checkpoints import FILES
+from rlzoo.journal.manifest import sealed_files
 from tests.engine.short import lines, without_times
 from tests.faults.test_kill import start
 

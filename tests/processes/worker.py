@@ -10,9 +10,9 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 
 from rlzoo import load_zoo
-from rlzoo.engine.learner import Learner
-from rlzoo.engine.processes import make_accelerator
-from rlzoo.sections import LaunchConfig, LearnerConfig
+from rlzoo.learner.learner import Learner
+from rlzoo.processes import make_accelerator
+from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from tests.engine.conftest import PAD, make_model, off_policy_experience
 
 RULES = ("grpo", "fspo", "m2po")  # of scope token, sequence and batch

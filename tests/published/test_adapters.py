@@ -20,7 +20,7 @@ from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.utils.losses import ppo_loss
 
 from rlzoo import ClipPolicy, load_zoo
-from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.models.pretrained import load_pretrained
 from rlzoo.reductions import StepCounts
 from tests.published.shared import MAX_LENGTH, assert_agree, ours, shared_inputs
 from tests.published.test_verl_losses import MODES, config_of, theirs

@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
 from rlzoo import ClipInputs, load_zoo
-from rlzoo.engine.pretrained import load_pretrained
+from rlzoo.models.pretrained import load_pretrained
 from rlzoo.reductions import StepCounts
 from tests.published.shared import MAX_LENGTH, assert_agree, clipped_share, ours, shared_inputs
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import mlflow
 
-from rlzoo.tracking.description import NOTE
-from rlzoo.tracking.inputs import Data
-from rlzoo.tracking.record import Record, run_id_of, tracking_uri
-from rlzoo.tracking.sync import Sync
+from rlzoo.journal.tracking.description import NOTE
+from rlzoo.journal.tracking.inputs import Data
+from rlzoo.journal.tracking.record import Record, run_id_of, tracking_uri
+from rlzoo.journal.tracking.sync import Sync
 
 QUESTIONS = Data("sums", "1" * 64, "train", "code", {"tags": {"task": "sums"}}, 6)
 HELD_OUT = Data("sums.jsonl", "2" * 64, "eval", "local", {"uri": "/data/sums.jsonl"}, 4)

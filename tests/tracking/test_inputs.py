@@ -5,9 +5,9 @@ import json
 import mlflow
 import pytest
 
-from rlzoo.engine.state import RunState
+from rlzoo.journal.state import RunState
 from rlzoo.tasks.task import is_held_out
-from rlzoo.tracking.record import tracking_uri
+from rlzoo.journal.tracking.record import tracking_uri
 from tests.quick import quick_run
 
 

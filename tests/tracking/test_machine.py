@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rlzoo.tracking.machine import Machine, _monitors
+from rlzoo.journal.tracking.machine import Machine, _monitors
 
 NAMES = {"system/cpu_utilization_percentage", "system/system_memory_usage_percentage", "system/disk_usage_percentage"}
 

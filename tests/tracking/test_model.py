@@ -6,9 +6,9 @@ from dataclasses import replace
 import mlflow
 import pytest
 
-from rlzoo.tracking.model import final_checkpoint, model_files
-from rlzoo.tracking.record import Record, Sent, run_id_of, tracking_uri
-from rlzoo.tracking.sync import Sync
+from rlzoo.journal.tracking.model import final_checkpoint, model_files
+from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
+from rlzoo.journal.tracking.sync import Sync
 from tests.quick import quick_run
 
 

@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from rlzoo.cli.sync import sync
-from rlzoo.tracking import store as store_module
-from rlzoo.tracking import tracker as tracker_module
-from rlzoo.tracking.record import Record, Sent, run_id_of, tracking_uri
-from rlzoo.tracking.store import bounded_store
-from rlzoo.tracking.sync import Sync, describe
-from rlzoo.tracking.tracker import Tracker
+from rlzoo.journal.tracking import store as store_module
+from rlzoo.journal.tracking import tracker as tracker_module
+from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
+from rlzoo.journal.tracking.store import bounded_store
+from rlzoo.journal.tracking.sync import Sync, describe
+from rlzoo.journal.tracking.tracker import Tracker
 from tests.tracking import hostile
 from tests.tracking.followed import add_row, end, history, send, store
 
@@ -72,7 +72,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_dripping_server(directory, caplog,
 
 FOLLOW = """
 import sys
-import rlzoo.tracking.follow as follow
+import rlzoo.journal.tracking.follow as follow
 follow.LONGEST_END = 2.0
 sys.exit(follow.main())
 """

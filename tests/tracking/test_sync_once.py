@@ -5,8 +5,8 @@ import json
 import mlflow
 import pytest
 
-from rlzoo.tracking.description import NOTE
-from rlzoo.tracking.record import run_id_of
+from rlzoo.journal.tracking.description import NOTE
+from rlzoo.journal.tracking.record import run_id_of
 from tests.tracking.followed import end, history, send, store, told
 
 

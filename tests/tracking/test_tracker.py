@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from rlzoo.tracking.follow import PATIENCE, follow
-from rlzoo.tracking.record import Record, Sent, run_id_of, tracking_uri
-from rlzoo.tracking.tracker import Tracker
+from rlzoo.journal.tracking.follow import PATIENCE, follow
+from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
+from rlzoo.journal.tracking.tracker import Tracker
 from tests.tracking.followed import add_row, history, store
 
 
@@ -70,8 +70,8 @@ def test_a_run_that_does_not_begin_leaves_nothing(monkeypatch, tmp_path):
 RUN = """
 import sys, time
 from pathlib import Path
-from rlzoo.tracking.record import Record
-from rlzoo.tracking.tracker import Tracker
+from rlzoo.journal.tracking.record import Record
+from rlzoo.journal.tracking.tracker import Tracker
 with Tracker(is_on=True) as tracker:
     tracker.begin(Path(sys.argv[1]), Record.new("tests", "mine", tags={}, params={}))
     print("begun", flush=True)

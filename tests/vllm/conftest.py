@@ -17,9 +17,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlzoo import RunConfig
-from rlzoo.engine.pretrained import eos_token_ids, load_pretrained
-from rlzoo.engine.samplers import make_sampler
-from rlzoo.engine.vllm_model import write_served
+from rlzoo.models.pretrained import eos_token_ids, load_pretrained
+from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.rollout.vllm_model import write_served
 
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_sampling.py", "test_weights.py", "test_train.py"]
 

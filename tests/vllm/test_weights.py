@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rlzoo import load_zoo
-from rlzoo.engine.experience import Experience
-from rlzoo.engine.learner import Learner
-from rlzoo.sections import LearnerConfig
+from rlzoo.learner.batch import Experience
+from rlzoo.learner.learner import Learner
+from rlzoo.config.sections import LearnerConfig
 from rlzoo.types import Problem, RolloutGroup
 
 # one token a character; longer than a block of vLLM's cache (128 tokens on the CPU), so that its start is cached

@@ -1,0 +1,117 @@
+"""What a run's configuration is composed of: shipped configs, files and overrides, and how one lies over another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_yaml
+from rlzoo.support.reading import SETTINGS, NotReadError, read_text
+
+
+def config_folders() -> list[Path]:
+    """Where configs are found by name: in an installed wheel, and in a checkout."""
+    package = Path(str(resources.files("rlzoo")))
+    return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
+
+
+def config_names() -> list[str]:
+    """Names of the shipped configs, with the folder if they are in one: ``paper/qwen3-1.7b``."""
+    files = [(folder, file) for folder in config_folders() for file in folder.rglob("*.yaml")]
+    return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
+
+
+def read_config(config: str | Path) -> dict[str, Any]:
+    """A config file as a dict: a shipped one by name, or any file by path."""
+    shipped = [folder / f"{config}.yaml" for folder in config_folders()]
+    try:
+        path = next((file for file in shipped if file.is_file()), Path(config))
+        text = read_text(path, SETTINGS)
+    except NotReadError as error:
+        raise UserError(f"config {str(path)!r} {error.strerror}") from error
+    except (OSError, ValueError) as error:  # not there, not a text, or a name that no file can have
+        names = config_names()
+        hint = did_you_mean(str(config), names)
+        raise UserError(f"no config {shown(str(config))} (a file, or one of: {', '.join(names)}){hint}") from error
+    try:
+        content = parse_yaml(text)
+    except UnreadableError as error:
+        raise UserError(f"config {str(path)!r} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"config {str(path)!r} must hold keys and values such as 'steps: 40', not {type(content).__name__}")
+    if odd := [key for key in content if not isinstance(key, str)]:
+        raise UserError(f"config {str(path)!r}: {shown(odd[0])} is no key; keys are words, such as steps")
+    return content
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """``"section.key=value"`` as nested settings, the values in YAML; later ones win."""
+    parsed: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.split(".")) or not key.isprintable():
+            raise UserError(f"--set {shown(override)}: write KEY=VALUE, such as learner.lr=1e-5")
+        if key.count(".") > DEEPEST:
+            raise UserError(f"--set {shown(override)}: more than {DEEPEST} dots in a key")
+        try:
+            value = parse_yaml(text)
+        except UnreadableError as error:
+            raise UserError(f"--set {shown(override)}: {shown(text)} is not a YAML value: {error}") from error
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        parsed = merge(parsed, value)
+    return parsed
+
+
+def clip_name(layer: Mapping[str, Any]) -> str | None:
+    """The policy that a layer names, if it names one."""
+    clip = layer.get("clip")
+    name = clip.get("name") if isinstance(clip, dict) else clip
+    if not isinstance(name, str | None):
+        raise UserError(f"clip={shown(clip)}: a policy's name, or settings with a name")
+    return name
+
+
+def clip_settings(clip: object) -> Mapping[str, Any]:
+    """What a layer says of its policy; nothing if it says nothing."""
+    if not isinstance(clip, Mapping | None):
+        raise UserError(f"clip={shown(clip)}: a policy's name, or settings with a name")
+    return clip or {}
+
+
+def listed(plugins: object) -> Sequence[str]:
+    """A layer's plugins."""
+    if not isinstance(plugins, list | tuple | None):
+        raise UserError(f"plugins={shown(plugins)}: a list of files and folders")
+    return plugins or ()
+
+
+def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    """A layer without what it says of other policies, and with what it says of this one."""
+    own = {key: value for key, value in layer.items() if key != "per_clip"}
+    if isinstance(own.get("clip"), str):
+        own["clip"] = {"name": own["clip"]}
+    if (clip_name(own) or name) != name:
+        del own["clip"]
+    per_clip = layer.get("per_clip") or {}
+    changed = per_clip.get(name) or {} if isinstance(per_clip, dict) else None
+    if not isinstance(changed, dict):
+        raise UserError(f"per_clip must hold policy names, each with the settings it changes, not {shown(per_clip)}")
+    return merge(own, changed)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """One layer over another: sections are merged key by key, everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            # another task's settings mean nothing to this one
+            replaces = key == "task" and value.get("name", old.get("name")) != old.get("name")
+            merged[key] = dict(value) if replaces else merge(old, value)
+        else:
+            merged[key] = value
+    return merged

@@ -1,1 +1,0 @@
-"""The engine: rollouts, experience, learner, and the loop that joins them."""

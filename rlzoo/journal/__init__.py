@@ -1,0 +1,1 @@
+"""What a run writes: its directory, checkpoints, recorded rollouts and MLflow."""

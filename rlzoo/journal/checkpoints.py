@@ -1,0 +1,166 @@
+"""Which checkpoints of a run are kept, and what is cleaned up of those whose writing was interrupted.
+
+Only what carries this run's identity is ever removed, and of it only the files that were sealed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files, temporary_path
+from rlzoo.journal.manifest import remove_sealed, sealed_files
+from rlzoo.journal.state import FILE, RunState, identity, numbered
+from rlzoo.errors import UserError
+
+STATE = f"state/{FILE}"
+STOPPED = "stopped.json"
+FILES = re.compile(
+    r"""
+    clip\.json | stopped\.json | manifest\.json | state/(state|policy)\.json | state/(monitor|optimizer)\.safetensors
+    | config\.json | generation_config\.json | model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?
+    | (tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json | merges\.txt | vocab\.txt
+    | (tokenizer|spiece|sentencepiece\.bpe)\.model | chat_template\.jinja | additional_chat_templates/\w+\.jinja
+    | adapter/(adapter_config\.json | adapter_model\.safetensors | generation_config\.json | README\.md)
+    | state/(latest | zero_to_fp32\.py | zero_to_torch\.py | deepspeed/\w+_states\.pt)
+    | (adapter/ | state/)?"""
+    + UNFINISHED_TENSORS.pattern,
+    re.VERBOSE,
+)
+"""Names of the files in a checkpoint, from its folder: rlzoo's, transformers', PEFT's, DeepSpeed's and safetensors'."""
+
+logger = logging.getLogger("rlzoo")
+
+
+def own_state(folder: Path, run: Path) -> RunState | None:
+    """The state in a checkpoint that this run wrote as a whole; None for anything else."""
+    try:
+        if folder.is_symlink() or STATE not in sealed_files(folder):
+            return None
+        state = RunState.read(folder / "state")
+        is_own = state.run == identity(run) and folder.name == f"step-{state.step:06d}"
+    except (OSError, ValueError, TypeError):
+        return None
+    return state if is_own else None
+
+
+def own_checkpoints(run: Path, until: int) -> list[tuple[RunState, Path]]:
+    """The checkpoints that this run wrote as a whole, up to a step, in order."""
+    found = [(own_state(folder, run), folder) for step, folder in numbered(run) if step <= until]
+    return [(state, folder) for state, folder in found if state is not None]
+
+
+def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> None:
+    """Remove checkpoints up to the newest, but the last ``keep``, the last periodic one, and of those with a score the best.
+
+    One that was saved because the run was stopped serves until there is a newer one.
+    """
+    saved = own_checkpoints(run, newest)
+    periodic = [state.step for state, _ in saved if state.periodic]
+    regular = sorted({*periodic, newest})
+    scored = [state.step for state, _ in saved if state.step in scores]
+    best = max(scored, key=lambda step: (scores[step], step), default=newest)
+    kept = {*regular[-keep:], *periodic[-1:], newest, best}
+    for state, folder in saved:
+        if state.step not in kept:
+            discard(folder)
+
+
+def discard(folder: Path) -> None:
+    """Remove the files that rlzoo wrote into a checkpoint, and the folder if nothing else is in it."""
+    remove_sealed(folder, last=STATE)
+
+
+def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
+    """Let a complete checkpoint stand under its name; what another wrote under that name is renamed."""
+    former = _former(folder, identity(run))
+    if os.path.lexists(folder):
+        if own_state(folder, run) is not None or _is_own_stop(folder, run):
+            folder.replace(former)
+        else:
+            set_aside(folder)
+    temporary.replace(folder)
+    if former.is_dir():
+        _drop_former(former, folder.name)
+
+
+def tidy(run: Path) -> None:
+    """Finish what a killed process left in ``checkpoints/``: remove unfinished ones, and put back or remove a former one.
+
+    Only names with this run's identity are looked at. A user's file may have any other name.
+    """
+    key = identity(run)
+    for path in sorted((run / "checkpoints").iterdir()):
+        name = re.fullmatch(r"\.((?:stopped-)?step-[0-9]{6,9})\..*", path.name)
+        folder = path.with_name(name[1]) if name is not None else path
+        if path == temporary_path(folder, key):
+            remove_unfinished(folder, run)
+        elif path != _former(folder, key) or path.is_symlink():
+            continue
+        elif os.path.lexists(folder):
+            _drop_former(path, folder.name)
+        else:
+            path.replace(folder)
+
+
+def remove_unfinished(folder: Path, run: Path) -> None:
+    """Remove what a run has written of a checkpoint that it did not finish; if other files are in it, rename it.
+
+    Args:
+        folder: what the checkpoint would have been called.
+        run: the run directory.
+    """
+    temporary = temporary_path(folder, identity(run))
+    if temporary.is_dir() and not temporary.is_symlink():
+        remove_files(temporary, FILES.fullmatch)
+    if os.path.lexists(temporary):
+        set_aside(temporary, folder.name)
+
+
+def _former(folder: Path, key: str) -> Path:
+    """Where a checkpoint is while it is replaced."""
+    return temporary_path(folder, key).with_suffix(".former")
+
+
+def mark_as_stopped(folder: Path, run: Path, step: int) -> None:
+    """Say in a folder with weights from within a step which run and step they are of."""
+    (folder / STOPPED).write_text(json.dumps({"run": identity(run), "step": step}) + "\n", encoding="utf-8")
+
+
+def forget_older_stops(run: Path, newest: Path) -> None:
+    """Remove the weights from within earlier steps."""
+    for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
+        if folder != newest and _is_own_stop(folder, run):
+            remove_sealed(folder, last=STOPPED)
+
+
+def set_aside(path: Path, name: str = "") -> None:
+    """Give what rlzoo did not write another name, made from its own or the given one."""
+    others = (path.with_name(f"{name or path.name}.aside-{number}") for number in itertools.count(1))
+    other = next(other for other in others if not os.path.lexists(other))
+    path.rename(other)
+    logger.warning("%s holds what this run did not write, or is damaged: renamed to %s", path, other.name)
+
+
+def _is_own_stop(folder: Path, run: Path) -> bool:
+    try:
+        own = identity(run)
+        is_stop = not folder.is_symlink() and STOPPED in sealed_files(folder)
+        return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == own
+    except (OSError, ValueError, LookupError, TypeError, UserError):
+        return False
+
+
+def _drop_former(former: Path, name: str) -> None:
+    """Remove a checkpoint that was written again; files that were added to it are kept under another name."""
+    try:
+        discard(former)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        logger.warning("%s cannot be removed: %s", former, error)
+    if former.is_dir():
+        set_aside(former, name)

@@ -1,0 +1,80 @@
+"""A folder's files by checksum: how a checkpoint that is torn, or was changed, is told from a whole one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from rlzoo.support.atomic import sync
+from rlzoo.support.reading import SETTINGS, read_text
+
+FILE = "manifest.json"
+
+
+def seal(folder: Path, is_own: Callable[[str], bool] = lambda name: True) -> None:
+    """Write ``manifest.json``, the SHA-256 of the files beneath; all of it is on the disk before this returns.
+
+    Args:
+        folder: that is complete.
+        is_own: whether a file, by its name below the folder, belongs to it. Others stay in the folder and are not sealed.
+    """
+    names = {str(path.relative_to(folder)): path for path in _files(folder)}
+    files = {name: _checksum(path) for name, path in names.items() if is_own(name)}
+    (folder / FILE).write_text(json.dumps(files, indent=2) + "\n", encoding="utf-8")
+    for path in (*_files(folder), folder / FILE, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+        sync(path)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a sealed folder, such as ``"model.safetensors was changed"``; None if it is whole.
+
+    Files that were added later are not looked at.
+    """
+    try:
+        for name, checksum in sealed_files(folder).items():
+            if not (folder / name).resolve().is_relative_to(folder.resolve()):
+                return f"{FILE} names {name}, which is outside"
+            if not (folder / name).is_file():
+                return f"{name} is missing"
+            if _checksum(folder / name) != checksum:
+                return f"{name} was changed"
+    except FileNotFoundError:
+        return f"{FILE} is missing"
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        return f"{FILE} cannot be followed: {error}"
+    return None
+
+
+def sealed_files(folder: Path) -> dict[str, str]:
+    """Returns the checksum of every file that was sealed, by its name below the folder; raises what damaged JSON raises."""
+    files: dict[str, str] = json.loads(read_text(folder / FILE, SETTINGS))
+    return files
+
+
+def remove_sealed(folder: Path, last: str = "") -> None:
+    """Remove the files that were sealed, and the folders that are empty then. Files that were added later stay.
+
+    Args:
+        folder: that `seal` was called on.
+        last: name of the file that is removed after all others, so that a removal that was interrupted can be seen.
+    """
+    names = sorted(sealed_files(folder), key=lambda name: name == last)
+    inside = [folder / name for name in names if (folder / name).parent.resolve().is_relative_to(folder.resolve())]
+    for file in (*inside, folder / FILE):
+        file.unlink(missing_ok=True)
+    parents = {parent for file in inside for parent in file.parents if parent.is_relative_to(folder)} | {folder}
+    for parent in sorted(parents, key=lambda path: -len(path.parts)):
+        with contextlib.suppress(OSError):  # it holds a file that was added later
+            parent.rmdir()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

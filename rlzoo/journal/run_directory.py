@@ -1,0 +1,515 @@
+"""The run directory: complete configuration, metrics, recorded rollouts and checkpoints of one run."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlzoo.support.atomic import remove_unfinished_tensors, sync, temporary_path, write_tensors, write_text
+from rlzoo.journal import checkpoints
+from rlzoo.models.adapters import has_adapter
+from rlzoo.journal.manifest import seal
+from rlzoo.models.pretrained import quiet
+from rlzoo.journal.state import IDENTITY, identity
+from rlzoo.errors import UserError, shown
+from rlzoo.support.lock import Lock
+from rlzoo.support.parsing import UnreadableError, parse_json
+from rlzoo.plugin_files import copy_plugins
+from rlzoo.support.reading import RECORDS, read_text
+from rlzoo.support.redaction import redact_settings
+from rlzoo.types import RolloutGroup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rlzoo.learner.batch import Experience
+    from rlzoo.learner.learner import Update
+    from rlzoo.policy import ClipPolicy
+
+
+AS_LINE = json.JSONEncoder(ensure_ascii=False)
+FILES = ("config.yaml", "metrics.jsonl", "summary.json", IDENTITY)
+FOLDERS = ("rollouts", "checkpoints")
+RECORDED = re.compile(r"([0-9]{6,18})(?:-[0-9]+)?\.(?:jsonl|safetensors)")
+"""Names of the files in ``rollouts/`` and ``replay/``: the step, and in ``replay/`` the update."""
+MORE_FOLDERS = ("tracking", "figures", "replay", "plugins", "superseded")
+NOTHING = (".lock", "lost+found")
+"""Names in a directory that counts as empty: of a lock that was taken, and of a file system of its own."""
+
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+logger = logging.getLogger("rlzoo")
+
+
+class UnwritableError(OSError):
+    """A file of a run directory could not be written; the message says why, and how much space it needs and there is."""
+
+
+def why_not_written(error: Exception) -> str | None:
+    """What keeps a file from being written, such as a full disk; None for an error of another kind."""
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        is_ours = isinstance(error, UnwritableError) or error.errno in CANNOT_WRITE
+        return f"{error.strerror}{where}" if is_ours else None
+    found = re.search(r"(?:.*: )?(.*) \(os error (\d+)\)", str(error))  # of safetensors, which is written in Rust
+    if found:
+        return found[1] if int(found[2]) in CANNOT_WRITE else None
+    return "file write failed" if "file write failed" in str(error) else None  # of torch.save
+
+
+@contextmanager
+def writing(file: Path, size: int = 0) -> Iterator[None]:
+    """Within the block, whatever keeps files from being written is raised as an `UnwritableError`.
+
+    Args:
+        file: that is written, or the folder.
+        size: bytes that are needed, about; 0 if unknown.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UnwritableError):
+            raise
+        reason = error.strerror or str(error) if isinstance(error, OSError) else why_not_written(error)
+        if reason is None:
+            raise
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        code = (error.errno if isinstance(error, OSError) else int(number[1]) if number else None) or errno.EIO
+        is_space = code in NO_SPACE or "write failed" in reason
+        raise UnwritableError(code, reason + (_space(file, size) if is_space else ""), str(file)) from error
+
+
+def _space(file: Path, size: int) -> str:
+    """How much space is needed and free, as the end of a sentence."""
+    needed = f"about {_megabytes(size)} needed" if size else ""
+    folder = next((path for path in (file, *file.parents) if path.is_dir()), Path())
+    try:
+        free = f"{_megabytes(shutil.disk_usage(folder).free)} free"
+    except OSError:
+        free = ""
+    known = ", ".join(word for word in (needed, free) if word)
+    return f": {known}" if known else ""
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
+
+
+class RunDirectory:
+    """Where a run leaves everything; created empty, never over another run, and written by one process at a time.
+
+    Example:
+        ``RunDirectory.create(Path("runs/mine"), config.to_yaml()).log(1, {"reward/mean": 0.5})``
+    """
+
+    def __init__(self, path: Path, is_writer: bool = True, lock: Lock | None = None) -> None:
+        self.path = path
+        self.is_writer = is_writer  # of several processes, one writes; the others' calls do nothing
+        self._lock = (lock or Lock(path)) if is_writer else None
+        self._transformers_files: frozenset[str] = frozenset()
+
+    def close(self) -> None:
+        """Let another process write here."""
+        if self._lock is not None:
+            self._lock.release()
+
+    @classmethod
+    def create(cls, path: Path, config_yaml: str, plugins: Sequence[str] = (), *, is_writer: bool = True) -> RunDirectory:
+        """Make the directory, write ``config.yaml``, and keep copies of the plugin files the run was started with.
+
+        A directory that is there and empty is filled, whatever it is: a mount point, a link, the current one.
+
+        Raises:
+            UserError: the directory holds something already, or cannot be written.
+            UnwritableError: the disk is full.
+        """
+        if not is_writer:
+            return cls(path, is_writer)
+        cls.check_free(path)
+        lock, made = None, None
+        try:
+            is_there = path.is_dir()
+            if not path.parent.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+            lock = Lock(path) if is_there else None
+            cls.check_free(path)  # another process may have been quicker
+            made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path if is_there else path.parent))
+            with writing(made):
+                _fill(made, config_yaml, plugins)
+            if is_there:
+                for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # with it, it is a run
+                    part.replace(path / part.name)
+                made.rmdir()
+            else:
+                made.chmod(0o777 & ~_umask())
+                made.replace(path)
+        except BaseException as error:
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
+            if lock is not None:
+                lock.release()
+            if not isinstance(error, OSError) or error.errno in NO_SPACE:
+                raise
+            raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
+        return cls(path, lock=lock)
+
+    @cached_property
+    def identity(self) -> str:
+        """The random name of the run, by which its checkpoints and temporary files are known."""
+        return identity(self.path)
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a directory that holds something already, before any time is spent on the run."""
+        try:
+            str(path).encode()
+            taken = path.is_dir() and any(entry.name not in NOTHING for entry in path.iterdir())
+            is_other = not path.is_dir() and os.path.lexists(path)
+        except (OSError, ValueError) as error:
+            raise UserError(f"output directory {shown(str(path))} cannot be used: {error}") from error
+        if taken:
+            raise UserError(f"output directory {str(path)!r} is not empty; name another with --output, or remove it")
+        if is_other:
+            raise UserError(f"output directory {str(path)!r} is not a directory; name another with --output")
+
+    @classmethod
+    def resume(cls, path: Path, *, is_writer: bool = True) -> RunDirectory:
+        """Open the directory of a run, and finish what a process that was killed had begun to rename.
+
+        Raises:
+            UserError: there is no run, another process writes there, or something has the name of a file of the run's.
+        """
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"--resume: {str(path)!r} holds no run: it has no config.yaml")
+        _check_kinds(path)
+        directory = cls(path, is_writer)
+        try:
+            if is_writer:
+                with writing(path):
+                    for name in FOLDERS:
+                        (path / name).mkdir(exist_ok=True)
+                    checkpoints.tidy(path)
+                    directory._remove_leftovers()
+        except BaseException:
+            directory.close()
+            raise
+        return directory
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line to ``metrics.jsonl``, on the disk before this returns."""
+        if not self.is_writer:
+            return
+        self._check_lock()
+        file, line = self.path / "metrics.jsonl", json.dumps({"step": step, **metrics}) + "\n"
+        with writing(file, len(line)):
+            is_new = not file.exists()
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(line)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if is_new:
+                sync(self.path)
+
+    def record_rollouts(
+        self, step: int, groups: Sequence[RolloutGroup], experience: Experience, updates: Sequence[Update]
+    ) -> None:
+        """Keep a step's responses as text, and its token ids and log-probs at every optimizer step, for replay.
+
+        Per-token arrays are flat, response after response; ``lengths`` cuts them; ``advantages`` is one where they differ by
+        token, else a column. ``log_probs/<u>`` belongs to the rows in ``rows/<u>``. Tensor ``rewards`` is the shaped one.
+        """
+        if not self.is_writer:
+            return
+        lines = (
+            {
+                "group": index,
+                "question": group.problem.question,
+                "answer": group.problem.answer,
+                "response": rollout.text,
+                "length": len(rollout.response_ids),
+                "reward": rollout.reward,
+                "finished": rollout.finished,
+                "policy_version": rollout.policy_version,
+            }
+            for index, group in enumerate(groups)
+            for rollout in group.rollouts
+        )
+        text = "".join(AS_LINE.encode(line) + "\n" for line in lines)
+        mask, old, advantages = experience.response_mask, experience.old_log_probs, experience.advantages
+        tensors = {
+            "sequences": torch.cat(experience.sequences),
+            "sequence_lengths": torch.tensor(experience.sizes),
+            "lengths": experience.lengths,
+            "group_ids": experience.group_ids,
+            "rewards": experience.rewards,
+            "advantages": advantages if advantages.shape[-1] == 1 else advantages[mask],
+            "rollout_log_probs": experience.rollout_log_probs[mask],
+        }
+        tensors |= {} if old is None else {"old_log_probs": old[mask]}
+        for index, update in enumerate(updates):
+            tensors[f"rows/{index}"] = update.rows.contiguous()
+            tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
+        texts = self.path / "rollouts" / f"{step:06d}.jsonl"
+        with writing(texts, len(text)):
+            temporary = temporary_path(texts, self.identity)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(texts)
+        file = texts.with_suffix(".safetensors")
+        with writing(file, _num_bytes(tensors.values())):
+            write_tensors(file, tensors, self.identity)  # with it the step counts as recorded
+
+    def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
+        """Keep the weights that one update starts from, so that replay can differentiate through them."""
+        if not self.is_writer:
+            return
+        file = self.path / "replay" / f"{step:06d}-{update}.safetensors"
+        with writing(file, _num_bytes(weights.values())):
+            file.parent.mkdir(exist_ok=True)
+            write_tensors(file, weights, self.identity)
+
+    def summarise(self, facts: Mapping[str, object]) -> None:
+        """Write ``summary.json``: whether the run is over, and what it took."""
+        if not self.is_writer:
+            return
+        self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
+
+    def save_figure(self, figure: Figure, name: str) -> None:
+        """Keep a picture under ``figures/``, which MLflow is sent."""
+        if not self.is_writer:
+            return
+        file = self.path / "figures" / name
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_path(file, self.identity)
+            figure.savefig(temporary, format="png")
+            temporary.replace(file)
+
+    def begin_checkpoint(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        weights: Mapping[str, Tensor],
+        tokenizer: PreTrainedTokenizerBase,
+        policy: ClipPolicy,
+    ) -> Path:
+        """Write weights and tokenizer for ``from_pretrained``; returns the folder, to which more may be added.
+
+        The policy's settings stand beside them in ``clip.json``: those of an adaptive one are its state. Of a low-rank
+        update there is also the adapter alone, in ``adapter/``. Nothing of it counts before `finish_checkpoint`.
+        """
+        temporary = temporary_path(self.path / "checkpoints" / name, self.identity)
+        if not self.is_writer:
+            return temporary
+        self._check_lock()
+        with writing(temporary, _num_bytes(weights.values())):
+            temporary.parent.mkdir(exist_ok=True)
+            checkpoints.tidy(self.path)
+            with torch.device("meta"):
+                skeleton = type(model)(model.config)  # without weights of its own, without adapters
+            skeleton.generation_config = model.generation_config
+            with quiet():
+                self._transformers_files = self._transformers_files or _transformers_files(skeleton, tokenizer)
+                skeleton.save_pretrained(temporary, state_dict=dict(weights))
+                tokenizer.save_pretrained(temporary)
+                if has_adapter(model):
+                    model.save_pretrained(temporary / "adapter")
+            state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
+            (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        return temporary
+
+    def finish_checkpoint(self, temporary: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
+        """Seal a checkpoint and let it stand under its name; remove what `checkpoints.rotate` says."""
+        folder = self._put_in_place(temporary)
+        if folder is not None:
+            with writing(folder):
+                checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
+
+    def finish_stopped(self, temporary: Path, step: int) -> None:
+        """Seal the weights from within a step and let them stand under their name, in the place of those of earlier steps."""
+        if not self.is_writer:
+            return
+        with writing(temporary):
+            checkpoints.mark_as_stopped(temporary, self.path, step)
+        folder = self._put_in_place(temporary)
+        if folder is not None:
+            checkpoints.forget_older_stops(self.path, folder)
+
+    def drop_unfinished(self, name: str) -> None:
+        """Free the space of a checkpoint that could not be written."""
+        if self.is_writer:
+            with suppress(OSError):
+                checkpoints.remove_unfinished(self.path / "checkpoints" / name, self.path)
+
+    def _put_in_place(self, temporary: Path) -> Path | None:
+        if not self.is_writer:
+            return None
+        folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
+        with writing(folder):
+            seal(temporary, self._is_checkpoint_file)
+            self._check_lock()
+            checkpoints.put_in_place(temporary, folder, self.path)
+            sync(folder.parent)
+        return folder
+
+    def _is_checkpoint_file(self, name: str) -> bool:
+        """Whether a file in a checkpoint, named from there, is one that this run writes."""
+        return name in self._transformers_files or checkpoints.FILES.fullmatch(name) is not None
+
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
+
+    def cut_after(self, step: int) -> list[dict[str, float]]:
+        """Move what a run wrote after this step to ``superseded/``; returns the metrics of the steps up to it.
+
+        Raises:
+            UserError: ``metrics.jsonl`` is damaged, or lacks a step up to this one.
+        """
+        file = self.path / "metrics.jsonl"
+        # the last line may have been cut off by what ended the run
+        rows = read_metrics(file) if file.exists() else []
+        kept = [row for row in rows if row["step"] <= step]
+        if [row["step"] for row in kept] != list(range(step + 1)):
+            has = f"lacks rows up to it: it has {len(kept)} of {step + 1}" if rows else "is missing or empty"
+            raise UserError(
+                f"--resume: the checkpoint is of step {step}, and {str(file)!r} {has}; "
+                "nothing was changed; put the file back as it was, or start another run with another --output"
+            )
+        if self.is_writer:
+            with writing(file):
+                self._supersede(step, [row for row in rows if row["step"] > step])
+                self._replace(file, "".join(json.dumps(row) + "\n" for row in kept))
+        return [{key: value for key, value in row.items() if key != "step"} for row in kept]
+
+    def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
+        found = [file for name in ("rollouts", "replay") for file in sorted((self.path / name).glob("[0-9]*"))]
+        later = [file for file in found if file.is_file() and _is_after(file.name, step)]
+        if not rows and not later:
+            return
+        parent = self.path / "superseded"
+        numbers = (str(number) for number in itertools.count(1))
+        folder = next(parent / number for number in numbers if not os.path.lexists(parent / number))
+        for file in later:
+            (folder / file.parent.name).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if rows:
+            self._replace(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        for file in later:
+            shutil.move(file, folder / file.parent.name / file.name)  # perhaps from another disk
+        logger.info("what the run wrote after step %d is in %s", step, folder)
+
+    def _replace(self, file: Path, text: str) -> None:
+        """Write a file that is either the old or the new one, whatever happens; on the disk before this returns."""
+        with writing(file, len(text)):
+            write_text(file, text, self.identity)
+
+    def _remove_leftovers(self) -> None:
+        """Remove the files that a killed process of this run had begun to write."""
+        figures = [path for path in (self.path / "figures").rglob("*") if path.is_dir()]
+        folders = (self.path, self.path / "rollouts", self.path / "replay", self.path / "figures", *figures)
+        for path in (path for folder in folders for path in list(folder.glob(".*.part"))):
+            file = path.with_name(path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0])
+            if path != temporary_path(file, self.identity):
+                continue
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
+            elif path.is_dir() and not path.is_symlink():
+                remove_unfinished_tensors(path)
+            if os.path.lexists(path):
+                checkpoints.set_aside(path, file.name)
+
+
+def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
+    """Write what a run directory begins with."""
+    for name in FOLDERS:
+        (folder / name).mkdir()
+    (folder / "config.yaml").write_text(config_yaml, encoding="utf-8")
+    (folder / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
+    copy_plugins(plugins, folder / "plugins")
+
+
+def _transformers_files(skeleton: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """What transformers calls a model's and tokenizer's files, including code that came with them, apart from weights."""
+    with tempfile.TemporaryDirectory(prefix="rlzoo-names-") as folder:
+        skeleton.save_pretrained(folder, state_dict={})
+        tokenizer.save_pretrained(folder)
+        return frozenset(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _check_kinds(path: Path) -> None:
+    """Refuse a folder where a run writes a file, and a file where it writes a folder."""
+    wrong = [(name, "a folder", "a file") for name in FILES if (path / name).is_dir()]
+    wrong += [(name, "not a folder", "a folder") for name in FOLDERS + MORE_FOLDERS if _is_no_folder(path / name)]
+    for name, found, wanted in wrong:
+        raise UserError(f"--resume: {str(path / name)!r} is {found}, and a run writes {wanted} there; move it away")
+
+
+def _is_no_folder(path: Path) -> bool:
+    return os.path.lexists(path) and not path.is_dir()
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _is_after(name: str, step: int) -> bool:
+    found = RECORDED.fullmatch(name)  # what is named otherwise is not the run's
+    return found is not None and int(found[1]) > step
+
+
+def read_metrics(file: Path) -> list[dict[str, float]]:
+    """The rows of a ``metrics.jsonl``: a step and numbers. A last line that was not finished is left out.
+
+    Raises:
+        UserError: it cannot be read, or a line is something else; names the line.
+    """
+    try:
+        lines = read_text(file, RECORDS).split("\n")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(file)!r} cannot be read: {error}") from error
+    rows = []
+    if not _is_whole(lines[-1]):  # after the last newline is what was being written
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = parse_json(line)
+        except UnreadableError as error:
+            raise UserError(f"{str(file)!r} line {number}: not JSON: {error}") from error
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise UserError(f"{str(file)!r} line {number}: {shown(row)} is no row of metrics with a step")
+        other = next((key for key, value in row.items() if type(value) not in (int, float)), None)
+        if other is not None:
+            raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")
+        rows.append(row)
+    return rows
+
+
+def _is_whole(line: str) -> bool:
+    """Whether a line is complete, though no newline follows."""
+    try:
+        return line.endswith("}") and isinstance(parse_json(line), dict)
+    except UnreadableError:
+        return False

@@ -1,0 +1,72 @@
+"""The command that started a run, as it may be shown to others."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlzoo.support.parsing import parse_yaml
+from rlzoo.support.redaction import REDACTED, redact, redact_settings
+
+COMMAND = "RLZOO_COMMAND"
+"""Environment variable with the command, where other processes run it than the one it was given to."""
+
+
+def typed_command() -> str:
+    """The command line of this process, or of the one that launched it, without secrets.
+
+    Example:
+        ``rlzoo train --clip NAME --seed 1``, or ``python race.py`` for a script that calls `rlzoo.train`.
+    """
+    return os.environ.get(COMMAND) or shlex.join(redact_words([*_program(sys.argv[0]), *sys.argv[1:]]))
+
+
+def source_name() -> str:
+    """What MLflow shows as a run's source: the command's name, ``rlzoo train``, or the script's file."""
+    words = shlex.split(typed_command())
+    if words[:1] == ["rlzoo"]:
+        return " ".join(word for word in words[:2] if not word.startswith("-"))
+    return words[1] if len(words) > 1 and words[1].endswith(".py") else " ".join(words[:3])
+
+
+def redact_words(words: Sequence[str]) -> list[str]:
+    """The words of a command without secrets: those of ``KEY=VALUE`` and ``--option VALUE`` whose name is one too.
+
+    Example:
+        >>> redact_words(["--set", "judge.api_key=my key", "--password", "abc"])
+        ['--set', 'judge.api_key=<redacted>', '--password', '<redacted>']
+    """
+    shown, before = [], ""
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and _is_secret(key, value):
+            shown.append(f"{key}={REDACTED}")
+        elif before.startswith("-") and not word.startswith("-") and _is_secret(before, word):
+            shown.append(REDACTED)
+        else:
+            shown.append(redact(word))
+        before = word
+    return shown
+
+
+def _is_secret(name: str, text: str) -> bool:
+    """Whether a value, which may be YAML with keys of its own, is or holds a secret."""
+    try:
+        value = parse_yaml(text)
+    except ValueError:
+        value = text
+    settings = {name.lstrip("-"): value}
+    return redact_settings(settings) != settings
+
+
+def _program(path: str) -> list[str]:
+    """How the program that runs was called."""
+    file = Path(path)
+    if file.name == "__main__.py":
+        return ["rlzoo"] if file.parent.name == "rlzoo" else ["python", "-m", file.parent.name]
+    if file.suffix == ".py":
+        return ["python", path]
+    return ["python"] if path in ("", "-c", "-m") else [file.name]

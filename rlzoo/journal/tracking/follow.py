@@ -1,0 +1,128 @@
+"""The process beside a run that keeps MLflow up with it: ``python -m rlzoo.journal.tracking.follow``, directory on stdin.
+
+Its stdin ends when the run's process does, in whatever way. The follower then has `LONGEST_END` seconds to send the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rlzoo.errors import UserError
+from rlzoo.support.garbage import collect_seldom
+from rlzoo.support.lock import Lock
+from rlzoo.support.redaction import redact
+from rlzoo.journal.tracking.machine import Machine
+from rlzoo.journal.tracking.record import FOLDER, Record, tracking_uri, without_password
+from rlzoo.journal.tracking.store import bounded_store
+from rlzoo.journal.tracking.sync import Sync, describe
+
+POLL = 1.0
+"""Seconds between looks at the directory."""
+
+LONGEST_PAUSE = 30.0
+"""Seconds between tries, at most, while the store cannot be reached."""
+
+PATIENCE = 15.0
+"""Seconds without success after the run's end before the rest is left to `rlzoo sync`."""
+
+LONGEST_END = 60.0
+"""Seconds after the run's end before the rest is left to `rlzoo sync`, whatever the store does."""
+
+GAVE_UP = 3
+"""Exit code of a follower that was not done after `LONGEST_END` seconds."""
+
+
+def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
+    """Send what is new until the run is over; returns whether all was sent.
+
+    Args:
+        sync: what sends.
+        is_over: waits for so many seconds, or until the run is over, and says whether it is.
+        uri: of the store.
+    """
+    pause, worked = 0.0, time.monotonic()
+    while True:
+        over = is_over(pause)
+        try:
+            sync.send(is_over=over)
+            pause, worked = POLL, time.monotonic()
+            if over:
+                return True
+        except Exception as error:
+            with contextlib.suppress(OSError):  # a full disk: the run will log it
+                sync.report(describe(error, uri))
+            sync.reconnect()
+            pause = min(LONGEST_PAUSE, 2 * max(pause, POLL / 2))
+            if not over:
+                worked = time.monotonic()  # patience is counted from the end
+            elif time.monotonic() - worked > PATIENCE:
+                return False
+            else:
+                pause = min(pause, 2.0)
+
+
+def main() -> int:
+    """Follow the directory named by the first line of stdin; without one, do nothing."""
+    parent = os.getppid()
+    collect_seldom()
+    with bounded_store():  # MLflow is loaded while the run loads its model
+        line = sys.stdin.readline().rstrip("\n")
+        if not line:
+            return 0
+        try:
+            return _follow(Path(line), parent)
+        except (UserError, OSError) as error:  # a damaged record, another follower, or a full disk
+            print(f"MLflow does not follow {line}: {redact(str(error))}", file=sys.stderr)
+            return 1
+
+
+def _follow(directory: Path, parent: int) -> int:
+    """Follow a directory as long as the process ``parent`` is there; returns the exit code."""
+    ended = False
+
+    def is_over(seconds: float) -> bool:
+        nonlocal ended
+        if ended:
+            time.sleep(seconds)
+        else:
+            ended = bool(select.select([sys.stdin], [], [], seconds)[0]) or os.getppid() != parent
+            if ended:
+                _end_later(directory, parent)
+                machine.end()
+        return ended
+
+    # the follower of a run that was killed just before is about to end
+    lock = Lock.wait_for(directory / FOLDER, seconds=LONGEST_END + 30)
+    try:
+        record = Record.read(directory)
+        machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
+        return 0 if follow(Sync(directory, tracking_uri()), is_over, tracking_uri()) else 1
+    finally:
+        lock.release()
+
+
+def _end_later(directory: Path, parent: int) -> None:
+    """End this process after `LONGEST_END` seconds, whatever its other threads wait for."""
+
+    def end() -> None:
+        if os.getppid() != parent:  # nobody else is there to say so
+            place = without_password(tracking_uri())
+            left = f"MLflow at {place} has not taken everything within {LONGEST_END:g} s"
+            with contextlib.suppress(OSError):
+                print(f"rlzoo: {left}; send the rest with: rlzoo sync {directory}", file=sys.stderr, flush=True)
+        os._exit(GAVE_UP)
+
+    timer = threading.Timer(LONGEST_END, end)
+    timer.daemon = True
+    timer.start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

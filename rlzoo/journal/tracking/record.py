@@ -1,0 +1,225 @@
+"""What MLflow is to know of a directory beside its metrics, and what each store knows already."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from rlzoo.support.atomic import write_text
+from rlzoo.errors import UserError, first_mistake
+from rlzoo.support.parsing import parse_json
+from rlzoo.support.redaction import redact, redact_settings, without_userinfo
+from rlzoo.journal.tracking.command import source_name
+from rlzoo.journal.tracking.inputs import Data
+from rlzoo.journal.tracking.rows import Curves
+
+T = TypeVar("T")
+
+DEFAULT_STORE = "sqlite:///mlflow.db"
+PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
+"""Environment variable with the MLflow run that this one is part of; a sweep sets it for its runs."""
+
+FOLDER = "tracking"
+LONGEST_PARAM = 6000  # characters, MLflow's own limit
+
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What MLflow is told of a directory beside the rows of its ``metrics.jsonl``.
+
+    Example:
+        ``Record.new("rlzoo", "my-run", tags={"seed": "0"}, params={"steps": 40}).write(Path("runs/my-run"))``
+    """
+
+    id: str  # a tag of the run in every store, by which it is found again
+    experiment: str
+    name: str
+    tags: dict[str, str]
+    params: dict[str, str]  # dotted keys, the same that --set takes
+    files: tuple[str, ...]  # logged as artifacts, beside every picture under figures/
+    completions: int  # prompts of each step whose first response is logged
+    started: float  # seconds since 1970
+    data: tuple[Data, ...] = ()
+    curves: Curves = "all"
+    machine_every: float = 0.0  # seconds between samples of the machine's load; 0: none
+    max_model_mb: float = 0.0  # megabytes of a final model that is sent, at most
+    status: Status = "RUNNING"
+    ended: float | None = None
+    step: int = 0  # which the following stand at
+    metrics: dict[str, float] = field(default_factory=dict)  # one number each for the whole
+
+    @classmethod
+    def new(
+        cls,
+        experiment: str,
+        name: str,
+        *,
+        tags: Mapping[str, str],
+        params: Mapping[str, Any],
+        files: tuple[str, ...] = (),
+        completions: int = 0,
+        **others: Any,
+    ) -> Self:
+        """Of something that begins now; ``others`` are fields by their names."""
+        parent = os.environ.get(PARENT_RUN)
+        ours = {
+            "mlflow.user": _user(),
+            "mlflow.source.name": source_name(),
+            "mlflow.source.type": "LOCAL",
+            **({"mlflow.source.git.commit": tags["git_commit"]} if tags.get("git_commit") else {}),
+            **({"mlflow.parentRunId": parent} if parent else {}),
+        }
+        return cls(
+            id=uuid.uuid4().hex,
+            experiment=redact(os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment),
+            name=name,
+            tags=redact_settings({**ours, **tags}),
+            params={key: str(value)[:LONGEST_PARAM] for key, value in flatten(redact_settings(params)).items()},
+            files=files,
+            completions=completions,
+            started=time.time(),
+            **others,
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """The record of a directory; None if it has none."""
+        file = directory / FOLDER / "record.json"
+        return None if (found := _read(file)) is None else _parsed(cls, found, file)
+
+    def write(self, directory: Path) -> None:
+        """Let it stand in a directory, over an older one."""
+        _write(directory / FOLDER / "record.json", asdict(self), self.id)
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one store knows of what a directory's record names.
+
+    Example:
+        ``Sent.read(Path("runs/my-run"), tracking_uri()).run_id``
+    """
+
+    id: str  # the record's
+    run_id: str | None = None
+    step: int = -1  # the last one whose metrics were sent
+    sample: int = -1  # the last one of the machine's load
+    model: str | None = None  # the checkpoint that was sent as the final model
+    files: dict[str, list[int]] = field(default_factory=dict)  # size and time of change, as they were sent
+    trouble: str | None = None  # why the store could not be told the last time
+
+    @classmethod
+    def read(cls, directory: Path, uri: str) -> Self:
+        """What the store knows; nothing if it was never told of this record."""
+        record = Record.read(directory)
+        before = sent_to(directory).get(without_password(uri))
+        found = None if before is None else _parsed(cls, before, directory / FOLDER / "sent.json")
+        if record is None or found is None or found.id != record.id:
+            return cls("" if record is None else record.id)
+        return found
+
+    def write(self, directory: Path, uri: str) -> None:
+        """Remember it."""
+        _write(directory / FOLDER / "sent.json", sent_to(directory) | {without_password(uri): asdict(self)}, self.id)
+
+
+def sent_to(directory: Path) -> dict[str, dict[str, Any]]:
+    """By store, what each was sent; the last one told stands last."""
+    return _read(directory / FOLDER / "sent.json") or {}
+
+
+def sent_version(directory: Path) -> tuple[int, int] | None:
+    """What differs as soon as a store was told something new; None before any was."""
+    try:
+        state = (directory / FOLDER / "sent.json").stat()
+    except FileNotFoundError:
+        return None
+    return state.st_ino, state.st_mtime_ns
+
+
+def run_id_of(directory: Path) -> str | None:
+    """The directory's run in the current store."""
+    return Sent.read(directory, tracking_uri()).run_id
+
+
+def tracking_uri() -> str:
+    """``MLFLOW_TRACKING_URI`` if set, else a SQLite file in the current directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
+
+
+def without_password(uri: str) -> str:
+    """The store's address as it may be shown and written down, a file by its whole path."""
+    if uri == DEFAULT_STORE:
+        return f"sqlite:///{Path('mlflow.db').resolve()}"
+    return without_userinfo(uri.encode(errors="backslashreplace").decode())  # the environment may hold what is no text
+
+
+def git_commit() -> str:
+    """The current directory's commit, or an empty string outside a repository."""
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys, the same that ``--set`` takes."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # an id without a name, as in a container
+        return str(os.getuid())
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        found = parse_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(file)!r} cannot be read: {error}; remove it, and MLflow is told of the run anew") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{str(file)!r} is not what a run writes; remove it, and MLflow is told of the run anew")
+    return found
+
+
+def _parsed(kind: type[T], found: Any, file: Path) -> T:
+    try:
+        parsed: T = _adapter(cast(Any, kind)).validate_python(found)
+        return parsed
+    except ValidationError as error:
+        what = first_mistake(error)
+        raise UserError(f"{str(file)!r} is not what a run writes: {what}; remove it, and MLflow is told of it anew") from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)  # made anew it takes milliseconds
+
+
+def _write(file: Path, content: Mapping[str, Any], key: str) -> None:
+    file.parent.mkdir(exist_ok=True)
+    write_text(file, json.dumps(content, indent=1) + "\n", key)

@@ -1,0 +1,136 @@
+"""The run's side of tracking: starts the process that tells MLflow, and says how the run ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rlzoo.errors import UserError
+from rlzoo.journal.tracking.follow import GAVE_UP, LONGEST_END
+from rlzoo.journal.tracking.record import Record, Sent, Status, run_id_of, sent_version, tracking_uri, without_password
+
+logger = logging.getLogger("rlzoo")
+
+QUIET_END = 5.0
+"""Seconds that the end of a run waits before it logs that it waits."""
+
+
+class Tracker:
+    """A run in MLflow, ended as FINISHED, KILLED or FAILED by the way its block is left; switched off, nothing.
+
+    The run only writes to its directory, which a process of its own follows: a store that is slow, or down, holds nothing
+    up and loses nothing.
+
+    Example:
+        ``with Tracker(True) as tracker: tracker.begin(directory, record)``
+    """
+
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
+        self._directory: Path | None = None
+        self._record: Record | None = None
+        self._trouble: str | None = None
+        self._seen: tuple[int, int] | None = None  # the version of what was sent that was read last
+        self._process: subprocess.Popen[str] | None = None
+        if is_on:  # it takes as long to load as the run does
+            command = [sys.executable, "-P", "-m", "rlzoo.journal.tracking.follow"]
+            # a session of its own: Ctrl-C reaches the run alone
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+            )
+
+    def begin(self, directory: Path, record: Record) -> None:
+        """Track a directory from now on; one that was tracked before goes on with the same run."""
+        if self._process is None:
+            return
+        former = Record.read(directory)
+        self._record = record if former is None else replace(record, id=former.id, started=former.started)
+        self._directory = directory
+        self._record.write(directory)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is gone already; its exit code is looked at in the end
+            self._process.stdin.write(f"{directory.resolve()}\n")
+            self._process.stdin.flush()
+
+    def look(self) -> None:
+        """Warn once of what keeps MLflow from being told."""
+        if self._directory is None or (version := sent_version(self._directory)) == self._seen:
+            return
+        self._seen = version
+        trouble = self._reported(self._directory)
+        if trouble is not None and self._trouble is None:
+            logger.warning(
+                "MLflow at %s is not told for now (%s); the run goes on, and what is missing is sent later",
+                without_password(tracking_uri()),
+                trouble,
+            )
+        self._trouble = trouble
+
+    def conclude(self, step: int, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
+        """What the whole run came to: metrics that stand for all of it, and more tags."""
+        if self._record is not None:
+            self._record = replace(self._record, step=step, metrics=dict(metrics), tags={**self._record.tags, **tags})
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's run, once the store has one."""
+        if self._directory is None:
+            return None
+        with contextlib.suppress(UserError):  # what was sent is written down where others can damage it
+            return run_id_of(self._directory)
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._process is None:
+            return
+        if self._record is not None and self._directory is not None:
+            stopped = kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit))
+            status: Status = "FINISHED" if kind is None else "KILLED" if stopped else "FAILED"
+            try:
+                replace(self._record, status=status, ended=time.time()).write(self._directory)
+            except OSError:
+                if error is None:  # else that is what the run ended with
+                    raise
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            if self._directory is not None:
+                self._wait(self._process, self._directory)
+        finally:
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+
+    def _wait(self, process: subprocess.Popen[str], directory: Path) -> None:
+        """Wait until the rest was sent, `LONGEST_END` seconds at most."""
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(QUIET_END)
+        if code is None:
+            logger.info("MLflow is sent the rest; Ctrl-C leaves that to: rlzoo sync %s", directory)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(max(0.0, LONGEST_END - QUIET_END))
+        if code != 0:
+            is_late = code in (None, GAVE_UP)
+            late = f"it has not taken everything within {LONGEST_END:g} s"
+            ended = f"the process that tells it ended with {code}"
+            trouble = self._reported(directory) or (late if is_late else ended)
+            logger.warning("MLflow was not told everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
+
+    def _reported(self, directory: Path) -> str | None:
+        """Return the reason why the store could not be sent anything the last time."""
+        try:
+            return Sent.read(directory, tracking_uri()).trouble
+        except UserError as error:
+            return str(error)

@@ -1,0 +1,1 @@
+"""Learning from a batch: scoring, the rule, the gradient and the optimizer."""

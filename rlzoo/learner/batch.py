@@ -1,0 +1,135 @@
+"""The records of a rollout step on its way to the rule: `Batch`, then `ScoredBatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlzoo.types import ClipInputs, RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The graded responses of one rollout step as tensors, on the CPU.
+
+    B responses; position t of a row is the t-th token after its prompt, and T is the length of the longest row after its
+    prompt. ``response_mask`` is True on tokens that the model chose. It may have holes, where an environment wrote tokens
+    between two turns of the model.
+
+    Example:
+        ``collate(groups, step=3).lengths`` are the lengths of all responses in tokens.
+    """
+
+    step: int  # rollout step of the run, from 1
+    sequences: tuple[Tensor, ...]  # B rows of token ids, prompt first, ragged
+    prompt_lengths: Tensor  # (B,) int64
+    response_mask: Tensor  # (B, T) bool, padded on the right
+    turn_ids: Tensor  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
+    rollout_log_probs: Tensor  # (B, T) float32, as the sampler reported them
+    rewards: Tensor  # (B,) float32
+    group_ids: Tensor  # (B,) int64; responses to one prompt share one
+    finished: Tensor  # (B,) bool; False: cut off at the length limit
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of tokens that the model chose in each response, ``(B,)``."""
+        return self.response_mask.sum(dim=-1)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of tokens in each row, prompt included."""
+        return [sequence.numel() for sequence in self.sequences]
+
+    def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
+        """Lay out one value per token of the model as ``(R, T)``, with 0 elsewhere; keeps the gradient.
+
+        T is that of the whole batch, so that a rule never sees how rows were cut into micro-batches.
+
+        Args:
+            rows: ``(R,)``.
+            values: ``(N,)``, row by row.
+        """
+        mask = self.response_mask[rows].to(values.device)
+        return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch(Batch):
+    """A batch with everything that a rule reads, except the current model's log-probs.
+
+    Before the first optimizer step the model still is the old one. The rows of the first minibatch are therefore not scored
+    in a pass of their own (``unscored``): their ``old_log_probs`` are 0, and that minibatch uses the log-probs of its own
+    forward pass. `with_old_log_probs` fills them in.
+
+    Example:
+        ``learner.update(learner.score(batch, seed), seed)``
+    """
+
+    old_log_probs: Tensor  # (B, T) float32, of the model before the first optimizer step of the batch
+    advantages: Tensor  # (B, 1), or (B, T) where credit differs by token
+    ref_log_probs: Tensor | None = None  # (B, T); None for a run without a reference model
+    weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None for a run without mismatch correction
+    unscored: Tensor = torch.empty(0, dtype=torch.long)  # rows whose old log-probs are those of the first forward pass
+
+    @classmethod
+    def of(cls, batch: Batch, **scores: Any) -> ScoredBatch:
+        """A batch with its scores."""
+        return cls(**{field.name: getattr(batch, field.name) for field in fields(Batch)}, **scores)
+
+    def with_old_log_probs(self, log_probs: Tensor) -> ScoredBatch:
+        """Fill in the old log-probs of the ``unscored`` rows, ``(R, T)``."""
+        old_log_probs = self.old_log_probs.clone()
+        old_log_probs[self.unscored] = log_probs
+        return replace(self, old_log_probs=old_log_probs, unscored=torch.empty(0, dtype=torch.long))
+
+    def clip_inputs(self, rows: Tensor, log_probs: Tensor, seed: int = 0) -> ClipInputs:
+        """Build what a rule reads for some rows, on the device of ``log_probs``.
+
+        Args:
+            rows: ``(R,)``, either all or none of them unscored.
+            log_probs: ``(R, T)`` of the current model.
+            seed: of the optimizer step.
+        """
+        assert log_probs.shape[1] == self.response_mask.shape[1], "inputs are as wide as the batch"
+        device, is_unscored = log_probs.device, bool(torch.isin(rows, self.unscored).any())
+        old_log_probs = log_probs.detach().clone() if is_unscored else self.old_log_probs[rows].to(device)
+        return ClipInputs(
+            log_probs=log_probs,
+            old_log_probs=old_log_probs,
+            advantages=self.advantages[rows].to(device),
+            response_mask=self.response_mask[rows].to(device),
+            rollout_log_probs=self.rollout_log_probs[rows].to(device),
+            seed=seed,
+        )
+
+
+def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
+    """Lay out graded responses as tensors.
+
+    Args:
+        groups: the responses, with the task's rewards.
+        step: rollout step of the run.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    reported = torch.zeros(mask.shape)
+    reported[mask] = torch.tensor([value for rollout in rollouts for value in rollout.rollout_log_probs])
+    return Batch(
+        step=step,
+        sequences=tuple(torch.tensor(rollout.prompt_ids + rollout.response_ids) for rollout in rollouts),
+        prompt_lengths=torch.tensor([len(rollout.prompt_ids) for rollout in rollouts]),
+        response_mask=mask,
+        turn_ids=torch.where(mask, 0, -1),
+        rollout_log_probs=reported,
+        rewards=torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float32),
+        group_ids=torch.tensor([index for index, group in enumerate(groups) for _ in group.rollouts]),
+        finished=torch.tensor([rollout.finished for rollout in rollouts]),
+    )

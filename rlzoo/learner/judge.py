@@ -1,0 +1,213 @@
+"""Evaluates a rule and checks its result, so that a mistake in a plugin stops the run before it reaches the weights."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlzoo.errors import PolicyError, UserError
+from rlzoo.policy import ClipPolicy, ClipStats
+from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.types import ClipBand, ClipInputs, ClipResult
+
+READ_ONLY = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages", "response_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a rule makes of some responses.
+
+    Example:
+        ``(judgement.gradient * log_probs).sum()`` has the gradient of J for the model's parameters.
+    """
+
+    inputs: ClipInputs  # as the rule read them, without gradient
+    result: ClipResult  # without gradient
+    objective: Tensor  # (), these responses' share of the step's J
+    gradient: Tensor  # (B, T) g = dJ/dlog_probs
+
+    @classmethod
+    def concat(cls, judgements: Sequence[Judgement]) -> Judgement:
+        """Join the judgements of one minibatch's micro-batches."""
+        if len(judgements) == 1:
+            return judgements[0]
+        objective = torch.stack([one.objective for one in judgements]).sum()
+        inputs, result = _concat([one.inputs for one in judgements]), _concat([_expanded(one.result) for one in judgements])
+        return cls(inputs, result, objective, torch.cat([one.gradient for one in judgements]))
+
+
+def judgement(
+    policy: ClipPolicy,
+    inputs: ClipInputs,
+    counts: StepCounts,
+    max_length: int | None = None,
+    weights: Tensor | None = None,
+) -> Judgement:
+    """Evaluate a rule once, and differentiate its objective with respect to the log-probs.
+
+    Args:
+        policy: any rule.
+        inputs: for a rule of scope "batch", of the whole step; a gradient that they carry is left alone.
+        counts: denominators of the whole step.
+        max_length: constant of the reduction ``constant_length``, in tokens.
+        weights: factors of the objective, ``(B, 1)``, or ``(B, T)`` for one per token.
+
+    Raises:
+        PolicyError: as `judge` and `gradient_of`.
+    """
+    with torch.enable_grad():
+        leaf = replace(inputs, log_probs=inputs.log_probs.detach().requires_grad_())
+        result = judge(policy, leaf)
+        weighted = _weighted(policy, result.objective, weights)
+        objective = reduce_objective(weighted, inputs.response_mask, policy.reduction, counts, max_length)
+        gradient = gradient_of(policy, objective, leaf, result)
+    detached = replace(result, objective=result.objective.detach())
+    return Judgement(replace(inputs, log_probs=inputs.log_probs.detach()), detached, objective.detach(), gradient)
+
+
+Record = TypeVar("Record", ClipInputs, ClipResult)
+
+
+def _concat(records: Sequence[Record]) -> Record:
+    """Records of several micro-batches as one."""
+    joined: dict[str, Any] = {}
+    for field in fields(records[0]):
+        values = [getattr(record, field.name) for record in records]
+        if isinstance(values[0], Tensor):
+            joined[field.name] = torch.cat(values)
+        elif isinstance(values[0], ClipBand):
+            edges = {edge.name: [getattr(band, edge.name) for band in values] for edge in fields(ClipBand)}
+            joined[field.name] = ClipBand(**{name: None if each[0] is None else torch.cat(each) for name, each in edges.items()})
+        else:
+            joined[field.name] = values[0]
+    return replace(records[0], **joined)
+
+
+def _expanded(result: ClipResult) -> ClipResult:
+    """A result whose band has one edge for each judged log-ratio."""
+    if result.band is None:
+        return result
+    shape = result.log_ratio.shape
+    edges = {edge.name: getattr(result.band, edge.name) for edge in fields(ClipBand)}
+    return replace(result, band=ClipBand(**{name: None if each is None else each.expand(shape) for name, each in edges.items()}))
+
+
+def _weighted(policy: ClipPolicy, objective: Tensor, weights: Tensor | None) -> Tensor:
+    if weights is None:
+        return objective
+    if weights.shape[-1] > objective.shape[-1]:
+        raise UserError(
+            f"mismatch.pool='token': {policy.name} has one objective per response, which has no weight for each token; "
+            "use mismatch.pool=sum or mismatch.pool=mean"
+        )
+    return objective * weights
+
+
+def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
+    """The policy's result for these inputs, in the shapes and types of the contract.
+
+    Raises:
+        PolicyError: the policy raised, changed its inputs, or answered something else than the contract allows.
+    """
+    before = _versions(inputs)
+    try:
+        result = policy(inputs)
+    except Exception as error:
+        raise PolicyError(policy.name, f"raised {_told(error)}") from error
+    changed = [name for name, version in before.items() if getattr(inputs, name)._version != version]
+    if changed:
+        raise PolicyError(policy.name, f"modified its input {changed[0]}; work on a copy")
+    problem = _form_problem(policy, inputs, result)
+    if problem:
+        raise PolicyError(policy.name, problem)
+    return result
+
+
+def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: ClipResult) -> Tensor:
+    """``d total / d log_probs``, ``(B, T)``, given what the policy answered; finite wherever its inputs are.
+
+    A policy may not answer finite log-probabilities with NaN or infinity. Where the model's own are not finite, neither is
+    what is returned, so that the step is skipped whatever the policy made of them.
+
+    Raises:
+        PolicyError: the objective does not depend on log_probs, or it or its gradient is not finite.
+    """
+    try:
+        (gradient,) = torch.autograd.grad(total, inputs.log_probs)
+    except RuntimeError as error:
+        raise PolicyError(policy.name, "gave an objective without a gradient: it must depend on log_probs") from error
+    mask = inputs.response_mask
+    # one number tells whether anything is wrong; which response it was is asked only then
+    read = torch.where(mask, inputs.log_probs.detach(), 0.0).sum()
+    if bool(torch.isfinite(read + total.detach() + gradient.sum())):
+        return gradient
+    if not bool(torch.isfinite(inputs.log_probs[mask]).all()):
+        return torch.where(mask, torch.nan, gradient)
+    objective = result.objective if result.objective.shape == mask.shape else result.objective.expand_as(mask)
+    bad = ~(torch.isfinite(objective) & torch.isfinite(gradient)) & mask
+    if not bool(bad.any()):  # finite numbers whose sum is not: nothing the policy did
+        return gradient
+    row = int(bad.any(dim=-1).nonzero()[0])
+    length, advantage = int(mask[row].sum()), float(inputs.advantages[row].sum())
+    what = "an objective" if not bool(torch.isfinite(objective[row][mask[row]]).all()) else "a gradient"
+    number = int(bad.any(dim=-1).sum())
+    raise PolicyError(
+        policy.name,
+        f"gave {what} that is not finite for {number} of {len(mask)} responses, the first of {length} tokens "
+        f"with advantage {advantage:g} and summed log-ratio {_summed_log_ratio(inputs, row):.4g}",
+    )
+
+
+def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
+    """The policy for the next update.
+
+    Raises:
+        PolicyError: it raised, or gave something that is not a policy of its kind.
+    """
+    try:
+        following = policy.updated(stats)
+    except Exception as error:
+        raise PolicyError(policy.name, f"raised in updated: {_told(error)}") from error
+    if type(following) is not type(policy):
+        raise PolicyError(policy.name, f"gave {following!r} from updated, not a {type(policy).__name__}")
+    return following
+
+
+def _versions(inputs: ClipInputs) -> dict[str, int]:
+    """How often each tensor was modified in place, as torch counts it."""
+    return {name: getattr(inputs, name)._version for name in READ_ONLY if getattr(inputs, name) is not None}
+
+
+def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str | None:
+    """What is wrong with the form of an answer, or None."""
+    if not isinstance(result, ClipResult):
+        return f"answered with a {type(result).__name__}, not a ClipResult"
+    size, length = inputs.log_probs.shape
+    either = ((size, 1), (size, length))
+    allowed = {"token": either[1:], "sequence": either[:1], "batch": either}[policy.scope]
+    for name, shapes in (("objective", allowed), ("log_ratio", either), ("clipped", either)):
+        tensor = getattr(result, name)
+        got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        if got not in shapes:
+            return f"gave {name} of shape {got}, expected {' or '.join(map(str, shapes))}"
+    if result.objective.dtype != torch.float32:
+        return f"gave an objective of type {result.objective.dtype}, expected torch.float32"
+    if result.clipped.dtype != torch.bool:
+        return f"gave clipped of type {result.clipped.dtype}, expected torch.bool"
+    return None
+
+
+def _summed_log_ratio(inputs: ClipInputs, row: int) -> float:
+    mask = inputs.response_mask[row]
+    return float((inputs.log_probs.detach() - inputs.old_log_probs)[row][mask].sum())
+
+
+def _told(error: Exception) -> str:
+    """An exception in one line, with where it was raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})".replace("\n", " ")

@@ -1,0 +1,123 @@
+"""The trained model as the learner sees it: a module from token ids to log-probabilities of response tokens."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rlzoo.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from rlzoo.learner.batch import ModelBatch
+
+LOGITS_PER_CHUNK = 2**24
+"""Logits held at a time, in elements: 64 MB in float32, whatever the vocabulary."""
+
+logger = logging.getLogger("rlzoo")
+
+
+class ResponseLogProbs(nn.Module):
+    """Wraps a causal language model; its forward gives log-probabilities and entropies of response tokens only.
+
+    The head runs on response tokens alone and chunk by chunk, each chunk recomputed in the backward pass, so that
+    logits of shape (B, T, vocabulary) never exist. A model that does more to its logits than apply its head is noticed
+    once, here, and takes the plain path.
+    """
+
+    def __init__(self, language_model: PreTrainedModel, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.language_model = language_model
+        self.temperature = temperature
+        self.chunked = head_gives_the_logits(language_model)
+        if not self.chunked:
+            logger.warning("%s transforms its logits: log-probs are not chunked", type(language_model).__name__)
+
+    def forward(self, batch: ModelBatch) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each response token.
+
+        Args:
+            batch: R rows of S tokens, N of them response tokens.
+
+        Returns:
+            Two float32 ``(N,)`` tensors in nats, row by row: log-probabilities, with gradient, and entropies, without.
+        """
+        inputs = {
+            "input_ids": batch.input_ids,
+            "attention_mask": batch.attention_mask,
+            "position_ids": batch.position_ids,
+            "use_cache": False,
+        }
+        targets = batch.input_ids.roll(-1, dims=1)[batch.predicts]
+        if self.chunked:
+            hidden = self.language_model.base_model(**inputs).last_hidden_state[batch.predicts]
+            head = self.language_model.get_output_embeddings()
+            return chunked_log_probs(hidden, targets, head, self.temperature)
+        return _log_probs_of_logits(self.language_model(**inputs).logits[batch.predicts], targets, self.temperature)
+
+
+def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Linear, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of ``targets``, with at most `LOGITS_PER_CHUNK` logits alive.
+
+    Args:
+        hidden: ``(N, H)`` last hidden states.
+        targets: ``(N,)`` token ids.
+        head: maps ``(n, H)`` to ``(n, V)`` logits.
+        temperature: logits are divided by it.
+
+    Returns:
+        float32 ``(N,)`` each.
+    """
+    chunk = max(1, LOGITS_PER_CHUNK // head.out_features)
+
+    def of_chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return _log_probs_of_logits(head(states), ids, temperature)
+
+    pairs = zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
+    if torch.is_grad_enabled() and len(targets) > chunk:
+        parts = [checkpoint(of_chunk, states, ids, use_reentrant=False) for states, ids in pairs]
+    else:
+        parts = [of_chunk(states, ids) for states, ids in pairs]
+    return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
+
+
+def _log_probs_of_logits(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    log_probs = (logits.float() / temperature).log_softmax(dim=-1)
+    entropy = -(log_probs.detach().exp() * log_probs.detach()).sum(dim=-1)
+    return log_probs.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
+@torch.no_grad()
+def head_gives_the_logits(model: PreTrainedModel) -> bool:
+    """Whether ``head(base_model(x))`` is what the model calls its logits (no soft cap, no scale), tried on 8 tokens."""
+    head = model.get_output_embeddings()
+    if head is None or model.base_model is model or getattr(head, "bias", None) is not None:
+        return False
+    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
+    ours = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
+    theirs = model(input_ids=ids, use_cache=False).logits.float()
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def check_packing(model: PreTrainedModel) -> None:
+    """Try on two rows whether the model keeps packed rows apart.
+
+    Raises:
+        UserError: it does not, with the attention it uses.
+    """
+    first, second = torch.tensor([[3, 5, 7, 4]]), torch.tensor([[6, 2, 5]])
+    positions = torch.cat([torch.arange(4), torch.arange(3)])[None]
+    packed = torch.cat([first, second], dim=1)
+    together = model(input_ids=packed.to(model.device), position_ids=positions.to(model.device), use_cache=False).logits
+    alone = torch.cat([model(input_ids=ids.to(model.device), use_cache=False).logits for ids in (first, second)], dim=1)
+    if not torch.allclose(together.float(), alone.float(), rtol=1e-2, atol=1e-2):
+        raise UserError(
+            f"learner.packing: {type(model).__name__} with attention {model.config._attn_implementation!r} mixes packed rows; "
+            "choose another model.attn_implementation, or learner.packing=false"
+        )

@@ -1,0 +1,229 @@
+"""Micro-batches: which rows are computed in one pass, by which process, and how they are laid out for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from rlzoo.processes import deal
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+    from rlzoo.config.sections import LearnerConfig
+    from rlzoo.learner.batch import Batch
+
+PaddingSide = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What one forward pass reads: R rows padded to S tokens, or packed end to end in one row of S tokens.
+
+    Example:
+        Prompt (5, 6) with response (7, 1), padded on the right to 5: ``input_ids = [[5, 6, 7, 1, 0]]``,
+        ``predicts = [[False, True, True, False, False]]``: positions 1 and 2 predict the response.
+    """
+
+    input_ids: Tensor  # (R, S)
+    attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None where causal attention needs no mask
+    position_ids: Tensor | None  # (R, S) from 0 at each row's first token; None: every row starts at 0
+    predicts: Tensor  # (R, S) bool: positions whose next token the model chose
+
+    def to(self, device: torch.device) -> ModelInputs:
+        """The same inputs on a device."""
+        mask, positions = self.attention_mask, self.position_ids
+        return ModelInputs(
+            self.input_ids.to(device),
+            None if mask is None else mask.to(device),
+            None if positions is None else positions.to(device),
+            self.predicts.to(device),
+        )
+
+
+def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
+    """Pad rows to the longest of them; on the right, a causal model needs no mask to ignore what follows a row."""
+    sequences = [batch.sequences[row] for row in rows.tolist()]
+    sizes = torch.tensor([sequence.numel() for sequence in sequences])
+    input_ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side=padding_side)
+    width = input_ids.shape[1]
+    starts = torch.arange(len(rows)) * width + (width - sizes if padding_side == "left" else 0)
+    predicts = _predicts(batch, rows, starts, input_ids.numel()).view_as(input_ids)
+    if padding_side == "right":
+        return ModelInputs(input_ids, None, None, predicts)
+    attention_mask = (torch.arange(width) >= width - sizes[:, None]).long()
+    return ModelInputs(input_ids, attention_mask, (attention_mask.cumsum(dim=1) - 1).clamp(min=0), predicts)
+
+
+def packed(batch: Batch, rows: Tensor) -> ModelInputs:
+    """Put rows end to end in one, without padding."""
+    sequences = [batch.sequences[row] for row in rows.tolist()]
+    sizes = torch.tensor([sequence.numel() for sequence in sequences])
+    positions = torch.cat([torch.arange(size) for size in sizes.tolist()])
+    predicts = _predicts(batch, rows, sizes.cumsum(0) - sizes, int(sizes.sum()))
+    return ModelInputs(torch.cat(sequences)[None], None, positions[None], predicts[None])
+
+
+def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor:
+    """Which of ``number`` flat positions predict a token that the model chose, ``(number,)`` bool.
+
+    Args:
+        batch: the whole batch.
+        rows: ``(R,)``.
+        starts: ``(R,)`` flat position of each row's first token.
+        number: of flat positions.
+    """
+    row, place = batch.response_mask[rows].nonzero(as_tuple=True)
+    predicts = torch.zeros(number, dtype=torch.bool)
+    predicts[starts[row] + batch.prompt_lengths[rows][row] + place - 1] = True
+    return predicts
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows of one forward pass.
+
+    Example:
+        ``MicroBatch(rows, learns=False, is_idle=True)`` keeps this process in step with the others and does not count.
+    """
+
+    rows: Tensor
+    learns: bool  # whether a backward pass follows
+    is_idle: bool = False
+
+
+class MicroBatches:
+    """Cuts rows into micro-batches, shares them among the processes and computes them.
+
+    Each process holds the whole batch.
+
+    Example:
+        ``micro_batches.log_probs(model, batch, torch.arange(len(batch)))`` are the log-probs of all responses.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: PreTrainedModel,
+        config: LearnerConfig,
+        *,
+        pad_id: int,
+        padding_side: PaddingSide = "right",
+    ) -> None:
+        is_cpu, sizes = accelerator.device.type == "cpu", model.config.get_text_config()
+        depth = sizes.num_hidden_layers * sizes.hidden_size
+        self.accelerator = accelerator
+        self.pad_id = pad_id
+        self.max_tokens = max_tokens(config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
+        self.overhead = overhead(is_cpu=is_cpu, depth=depth)
+        self.packing = config.packing
+        self.padding_side: PaddingSide = padding_side
+
+    def of(self, batch: Batch, rows: Tensor, *, learns: bool = False) -> list[MicroBatch]:
+        """Cut rows for this process; every process gets equally many micro-batches, idle ones at the end.
+
+        Collective operations in a forward or backward pass wait for all processes.
+        """
+        if not len(rows):
+            return []
+        sizes = batch.sizes
+        shares = deal(rows, sizes, self.accelerator.num_processes)
+        cuts = [cut(sizes, share, self.max_tokens, packing=self.packing, overhead=self.overhead) for share in shares]
+        own = [MicroBatch(piece, learns) for piece in cuts[self.accelerator.process_index]]
+        shortest = torch.tensor([min(rows.tolist(), key=sizes.__getitem__)])
+        return own + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(own))
+
+    def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute log-probs, with gradient, and entropies of some responses, ``(R, T)`` each, 0 where the model chose nothing."""
+        inputs = packed(batch, rows) if self.packing else padded(batch, rows, self.pad_id, self.padding_side)
+        log_probs, entropy = model(inputs.to(self.accelerator.device))
+        return batch.scatter(rows, log_probs), batch.scatter(rows, entropy)
+
+    @torch.no_grad()
+    def log_probs(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute log-probs and entropies ``(B, T)`` of some rows, 0 elsewhere; of all processes, on the CPU."""
+        both = torch.zeros(2, *batch.response_mask.shape)
+        for piece in self.of(batch, rows):
+            log_probs, entropy = self.forward(model, batch, piece.rows)
+            if not piece.is_idle:
+                both[:, piece.rows] = torch.stack([log_probs, entropy]).float().cpu()
+        whole = self.sum(both)
+        return whole[0], whole[1]
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over processes; the result is on the CPU."""
+        if self.accelerator.num_processes == 1:
+            return tensor
+        total: Tensor = self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")
+        return total.cpu()
+
+
+def max_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
+    """Largest micro-batch in tokens: enough to keep a GPU busy, or few enough to stay in a CPU's cache.
+
+    Args:
+        limit: the configured limit; None to choose one.
+        is_cpu: whether the model is on a CPU.
+        depth: layers x width; a large model needs fewer tokens to be busy.
+    """
+    return limit or (max(512, min(3072, 2**24 // depth)) if is_cpu else 16384)
+
+
+def overhead(*, is_cpu: bool, depth: int) -> int:
+    """Cost of a forward and backward pass besides its tokens, in tokens, as measured; see `cut`.
+
+    Args:
+        is_cpu: whether the model is on a CPU, where the calls of a small model's operations take as long as hundreds of tokens.
+        depth: layers x width.
+    """
+    return 48 + 2**16 // depth if is_cpu else 256
+
+
+def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = False, overhead: int = 256) -> list[Tensor]:
+    """Cut rows into micro-batches of at most ``max_tokens``, longest rows first; a single row may exceed it.
+
+    Padded, a micro-batch holds ``rows x longest row`` tokens; packed, the sum of its rows.
+
+    Args:
+        sizes: tokens of every row of the batch.
+        rows: ``(R,)``.
+        max_tokens: of a micro-batch.
+        packing: whether rows are packed.
+        overhead: cost of a micro-batch besides its tokens, in tokens; less padding is not worth ever more micro-batches.
+    """
+    by_size = sorted(rows.tolist(), key=sizes.__getitem__, reverse=True)
+    lengths = [sizes[row] for row in by_size]
+    numbers = _packed_numbers(lengths, max_tokens) if packing else _padded_numbers(lengths, max_tokens, overhead)
+    return list(torch.tensor(by_size, dtype=torch.long).split(list(numbers))) if by_size else []
+
+
+def _packed_numbers(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
+    """Number of rows in each micro-batch, as many as fit."""
+    start = 0
+    while start < len(lengths):
+        number = max(1, sum(total <= max_tokens for total in accumulate(lengths[start:])))
+        yield number
+        start += number
+
+
+def _padded_numbers(lengths: Sequence[int], max_tokens: int, overhead: int) -> Iterator[int]:
+    """Number of rows in each micro-batch, such that the total cost is minimal, by dynamic programming."""
+    end = len(lengths)
+    costs, numbers = [0.0] * (end + 1), [0] * end
+    for start in range(end - 1, -1, -1):
+        longest = lengths[start]
+        most = max(1, min(end - start, max_tokens // longest))
+        # of equal costs the larger micro-batch, so that the remainder is at the end
+        costs[start], negative = min((overhead + longest * n + costs[start + n], -n) for n in range(1, most + 1))
+        numbers[start] = -negative
+    start = 0
+    while start < end:
+        yield numbers[start]
+        start += numbers[start]

@@ -1,0 +1,148 @@
+"""The responses of one optimizer step: judged by the rule micro-batch by micro-batch, then measured together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlzoo.errors import PolicyError
+from rlzoo.learner.judge import Judgement, judgement
+from rlzoo.measure.response_table import ResponseTable, prompt_ids
+from rlzoo.processes import gather
+from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
+
+if TYPE_CHECKING:
+    from rlzoo.config.sections import LearnerConfig
+    from rlzoo.learner.batch import ScoredBatch
+    from rlzoo.learner.micro_batches import MicroBatch, MicroBatches
+    from rlzoo.learner.on_policy import OnPolicyGradient
+    from rlzoo.policy import ClipPolicy
+    from rlzoo.types import ClipInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one minibatch came to, over all processes, before the weights changed.
+
+    Example:
+        ``measured.objective`` is J itself.
+    """
+
+    log_probs: Tensor  # (R, T) of the minibatch's rows before the step, on the CPU
+    table: ResponseTable
+    objective: float
+    has_gradient: bool  # whether g is not 0 somewhere, in any process
+
+
+class Minibatch:
+    """Collects the rule's judgements of one minibatch.
+
+    Example:
+        ``minibatch.gradient(piece, log_probs, entropy)`` for every micro-batch, then ``minibatch.measured(micro_batches)``.
+    """
+
+    def __init__(
+        self,
+        batch: ScoredBatch,
+        rows: Tensor,
+        policy: ClipPolicy,
+        config: LearnerConfig,
+        *,
+        max_length: int,
+        seed: int,
+    ) -> None:
+        self.batch = batch
+        self.rows = rows
+        self.policy = policy
+        self.config = config
+        self.max_length = max_length
+        self.seed = seed
+        # the denominators of the whole step, over all micro-batches and processes
+        self.counts = StepCounts.of(batch.response_mask[rows])
+        self.log_probs = torch.zeros(batch.response_mask.shape)
+        self._judged: list[tuple[Tensor, Judgement, Tensor, Tensor | None]] = []  # rows, judgement, entropy, KL
+        self._gradient: Tensor | None = None  # (B, T) of a rule of scope "batch", which is judged before the first pass
+
+    def judge_whole(self, log_probs: Tensor, entropy: Tensor) -> Tensor:
+        """Evaluate a rule of scope "batch" on the whole minibatch; returns the rows that a backward pass is needed for.
+
+        Args:
+            log_probs: ``(B, T)``, without gradient.
+            entropy: ``(B, T)`` in nats.
+        """
+        gradient = self.judge(self.rows, log_probs[self.rows], entropy[self.rows])
+        self._gradient = torch.zeros(self.log_probs.shape, device=gradient.device)
+        self._gradient[self.rows] = gradient
+        acting = gradient.any(dim=1).cpu()
+        return self.rows[acting] if acting.any() else self.rows[:1]
+
+    def gradient(self, piece: MicroBatch, log_probs: Tensor, entropy: Tensor) -> Tensor:
+        """Compute g = dJ/dlog_probs of a micro-batch, ``(R, T)``, with the KL to the reference taken off.
+
+        Raises:
+            PolicyError: the rule failed, or has a gradient where it said that it has none.
+        """
+        if piece.is_idle:
+            return torch.zeros_like(log_probs)
+        if self._gradient is not None:
+            return self._gradient[piece.rows].to(log_probs.device)
+        return self.judge(piece.rows, log_probs, entropy)
+
+    def judge(self, rows: Tensor, log_probs: Tensor, entropy: Tensor) -> Tensor:
+        """Evaluate the rule on some rows, once; returns g ``(R, T)`` as `gradient` does."""
+        inputs, weights = self.batch.clip_inputs(rows, log_probs.detach(), self.seed), self.batch.weights
+        factors = None if weights is None else weights[rows].to(log_probs.device)
+        judged = judgement(self.policy, inputs, self.counts, self.max_length, factors)
+        gradient, kl = self._less_kl(judged.gradient, rows, inputs)
+        self._judged.append((rows, judged, entropy, kl))
+        self.log_probs[rows] = log_probs.detach().float().cpu()
+        return gradient
+
+    def measured(self, micro_batches: MicroBatches, on_policy: OnPolicyGradient) -> Measured:
+        """Measure what was judged, over all processes."""
+        measured = [self._measured(on_policy)] if self._judged else []
+        if self._gradient is None:  # else every process judged the whole minibatch
+            measured = gather(micro_batches.accelerator, measured)
+            self.log_probs = micro_batches.sum(self.log_probs)
+        tables, objectives, has_gradient = zip(*measured, strict=True)
+        return Measured(self.log_probs[self.rows], ResponseTable.concat(tables), sum(objectives), any(has_gradient))
+
+    def _measured(self, on_policy: OnPolicyGradient) -> tuple[ResponseTable, float, bool]:
+        """Table, objective, and whether there is a gradient, of the rows that this process judged."""
+        rows, judgements, entropies, kls = zip(*self._judged, strict=True)
+        judged, own = Judgement.concat(judgements), torch.cat(rows)
+        factors = None if self.batch.weights is None else self.batch.weights[own].to(judged.gradient.device)
+        at_ratio_1 = on_policy(judged.inputs, judged.result, self.counts, self.max_length, factors)
+        silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)]
+        if self.policy.scope != "batch" and not self.policy.learns_without_advantages and bool(silent.any()):
+            raise PolicyError(
+                self.policy.name,
+                "gave a gradient to a response with advantage 0; if it should, set learns_without_advantages = True",
+            )
+        table = ResponseTable.measure(
+            judged.inputs,
+            judged.result,
+            judged.gradient,
+            at_ratio_1,
+            group=prompt_ids(self.batch.step, self.batch.group_ids[own]),
+            entropy=torch.cat(entropies),
+            kl=None if kls[0] is None else torch.cat(kls),
+        )
+        has_gradient = bool(judged.gradient.any()) or self.config.kl_coef > 0
+        return table, float(judged.objective), has_gradient
+
+    def _less_kl(self, gradient: Tensor, rows: Tensor, inputs: ClipInputs) -> tuple[Tensor, Tensor | None]:
+        """``gradient`` less that of ``kl_coef`` times the reduced KL to the reference, and that KL per token ``(R, T)``."""
+        if self.config.kl_coef == 0:
+            return gradient, None
+        assert self.batch.ref_log_probs is not None, "the learner keeps a reference where the loss has a KL"
+        leaf = inputs.log_probs.detach().requires_grad_()
+        ref_log_probs = self.batch.ref_log_probs[rows].to(leaf.device)
+        with torch.enable_grad():
+            kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
+            total = reduce_objective(kl, inputs.response_mask, self.policy.reduction, self.counts, self.max_length)
+            (kl_gradient,) = torch.autograd.grad(total, leaf)
+        return gradient - self.config.kl_coef * kl_gradient, kl.detach()

@@ -1,0 +1,79 @@
+"""The gradient that a rule would have at ratio 1, which importance weights are measured against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlzoo.learner.judge import judge
+from rlzoo.policy import ClipPolicy
+from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.types import ClipInputs, ClipResult
+
+
+class OnPolicyGradient:
+    """Computes g = dJ/dlog_probs at ratio 1 without evaluating the rule again on the batch.
+
+    At ratio 1 the gradient is A times one positive constant per response (law 2), and that constant depends on the length
+    alone. It is measured once for every length, on one synthetic response for each sign of A, and kept.
+
+    Example:
+        ``OnPolicyGradient(policy)(inputs, result, counts)`` for GRPO is ``A / (N L)`` on the tokens of a response.
+    """
+
+    def __init__(self, policy: ClipPolicy) -> None:
+        self.policy = policy
+        self._constants: dict[int, tuple[float, float]] = {}  # by length: for A > 0 and A < 0
+
+    def __call__(
+        self,
+        inputs: ClipInputs,
+        result: ClipResult,
+        counts: StepCounts,
+        max_length: int | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the gradient for the responses of a minibatch, ``(B, T)``.
+
+        Args:
+            inputs: what the rule read.
+            result: what it answered; the shape of its objective says what the reduction divides by.
+            counts: denominators of the whole step.
+            max_length: constant of the reduction ``constant_length``, in tokens.
+            weights: factors of the objective.
+        """
+        mask, device = inputs.response_mask, inputs.log_probs.device
+        lengths = mask.sum(-1).tolist()
+        self._measure(sorted(set(lengths) - self._constants.keys() - {0}))
+        constants = torch.tensor([self._constants.get(length, (0.0, 0.0)) for length in lengths], device=device)
+        constant = torch.where(inputs.advantages > 0, constants[:, :1], constants[:, 1:])
+        with torch.enable_grad():
+            leaf = torch.zeros_like(result.objective, requires_grad=True)
+            total = reduce_objective(leaf, mask, self.policy.reduction, counts, max_length)
+            (share,) = torch.autograd.grad(total, leaf)
+        gradient = share * constant * inputs.advantages * (1.0 if weights is None else weights)
+        return torch.where(mask, gradient, 0.0)
+
+    def _measure(self, lengths: list[int]) -> None:
+        """Evaluate the rule at ratio 1 on a response of each length, for A = 1 and A = -1."""
+        if not lengths:
+            return
+        number, size = len(lengths), max(lengths)
+        mask = (torch.arange(size) < torch.tensor(lengths)[:, None]).repeat(2, 1)
+        at = torch.where(mask, -1.0, 0.0)
+        signs = torch.tensor([1.0] * number + [-1.0] * number)[:, None]
+        with torch.enable_grad():
+            leaf = at.clone().requires_grad_()
+            objective = judge(self.policy, ClipInputs(leaf, at, signs, mask, rollout_log_probs=at.clone())).objective
+            (gradient,) = torch.autograd.grad(torch.where(mask, objective, 0.0).sum(), leaf)
+        # a rule that drops tokens at random does so at ratio 1 too: the largest is that of a token it kept
+        largest = torch.where(mask, gradient.abs(), 0.0).amax(-1)
+        if result_is_per_response(objective, mask):
+            largest = largest / mask.sum(-1)  # the sum above counted the objective once for each token
+        for place, length in enumerate(lengths):
+            self._constants[length] = (float(largest[place]), float(largest[number + place]))
+
+
+def result_is_per_response(objective: Tensor, mask: Tensor) -> bool:
+    """Whether an objective has one value per response."""
+    return objective.shape[-1] == 1 and mask.shape[-1] != 1

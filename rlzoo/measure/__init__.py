@@ -1,0 +1,1 @@
+"""Measurements: one row per response, profiles by length, intervals, metrics and alarms."""

@@ -1,0 +1,152 @@
+"""What k responses to a problem say: mean@k, pass@j and maj@k, over problems and by response length, with intervals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlzoo.measure.intervals import Interval, bootstrap_mean
+from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of k responses to one problem.
+
+    Example:
+        Three responses, the first and the last right, the second without an answer:
+        ``Outcome(rewards=(1.0, 0.0, 1.0), groups=(0, None, 0), lengths=(120, 512, 96))``
+    """
+
+    rewards: tuple[float, ...]  # 1 for a right response, else 0
+    groups: tuple[int | None, ...]  # equal for responses with the same answer; None: no answer
+    lengths: tuple[int, ...]  # in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over problems, and its 95 % interval.
+
+    Example:
+        ``Estimate(0.25, (0.1, 0.45))``
+    """
+
+    value: float
+    interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBin:
+    """The measures at one response length.
+
+    Example:
+        ``LengthBin(longest=128, num_responses=80, num_problems=12, estimates={"mean@4": Estimate(0.25, (0.1, 0.45))})``
+    """
+
+    longest: int  # upper edge, in tokens
+    num_responses: int  # with such a length
+    num_problems: int  # with such a mean length
+    estimates: dict[str, Estimate]  # without those that nothing falls to
+
+
+def pass_at(num_samples: int, num_right: int, j: int) -> float:
+    """The chance that j responses drawn from those at hand hold a right one: the unbiased pass@j (arXiv 2107.03374).
+
+    Formula:
+        1 - C(n - c, j) / C(n, j)
+
+    Args:
+        num_samples: n, responses.
+        num_right: c, right ones.
+        j: how many are drawn, at most n.
+
+    Example:
+        >>> pass_at(4, 1, 2)  # of the 6 pairs 3 hold the right one
+        0.5
+    """
+    assert 1 <= j <= num_samples, "pass@j needs at least j responses"
+    return 1 - comb(num_samples - num_right, j) / comb(num_samples, j)
+
+
+def majority(groups: Sequence[int | None], rewards: Sequence[float]) -> float:
+    """maj@k of one problem: whether the answer given most often is right.
+
+    Responses without an answer do not vote; without any vote the problem counts 0. Of several answers given equally often
+    one is drawn by lot, so a tie counts as the right answers' share of the tied ones.
+
+    Example:
+        >>> majority([0, 0, 2, 2, 4, None], [1, 1, 0, 0, 0, 0])  # two answers with two votes, one of them right
+        0.5
+    """
+    votes = Counter(group for group in groups if group is not None)
+    most = max(votes.values(), default=0)
+    right = dict(zip(groups, rewards, strict=True))
+    tied = [right[group] for group, count in votes.items() if count == most]
+    return sum(tied) / len(tied) if tied else 0.0
+
+
+def passes(k: int) -> list[int]:
+    """The j of the pass@j that are reported: 1, 2, 4, ... and k.
+
+    Example:
+        >>> passes(12)
+        [1, 2, 4, 8, 12]
+    """
+    return sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k})
+
+
+def estimates(outcomes: Sequence[Outcome]) -> dict[str, Estimate]:
+    """``mean@k``, ``pass@1``, ``pass@2``, ..., ``pass@k`` and ``maj@k``: means over problems, all with the same k."""
+    return {name: _estimate(values, np.ones_like(values)) for name, values in _measures(outcomes).items()}
+
+
+def means(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The same without intervals, which take time."""
+    return {name: float(values.mean()) for name, values in _measures(outcomes).items()}
+
+
+def by_length(outcomes: Sequence[Outcome]) -> list[LengthBin]:
+    """``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, the shortest first.
+
+    For mean@k each response counts in its own bin. The other two belong to a problem as a whole, which counts in the bin
+    of its responses' mean length, so that the outer bins may hold few problems, or none.
+    """
+    k = len(outcomes[0].rewards)
+    lengths = torch.tensor([outcome.lengths for outcome in outcomes])
+    edges = bin_edges(lengths.flatten())
+    response_bin = bin_index(lengths.flatten(), edges).reshape(lengths.shape).numpy()
+    problem_bin = bin_index(lengths.float().mean(dim=1), edges).numpy()
+    rewards = np.array([outcome.rewards for outcome in outcomes])
+    measures = _measures(outcomes)
+    bins = []
+    for place in range(NUM_BINS):
+        here, problems = response_bin == place, (problem_bin == place).astype(float)
+        parts = {f"mean@{k}": ((here * rewards).sum(axis=1), here.sum(axis=1))}
+        parts |= {name: (measures[name] * problems, problems) for name in (f"pass@{k}", f"maj@{k}")}
+        found = {name: _estimate(sums, counts) for name, (sums, counts) in parts.items() if counts.any()}
+        bins.append(LengthBin(int(edges[place + 1]), int(here.sum()), int(problems.sum()), found))
+    return bins
+
+
+def _estimate(sums: Array, counts: Array) -> Estimate:
+    """The mean over all problems, from sums and counts by problem."""
+    return Estimate(float(sums.sum() / counts.sum()), bootstrap_mean(sums, counts))
+
+
+def _measures(outcomes: Sequence[Outcome]) -> dict[str, Array]:
+    """Every measure of every problem."""
+    k = len(outcomes[0].rewards)
+    right = [round(sum(outcome.rewards)) for outcome in outcomes]
+    columns = {f"mean@{k}": np.array(right) / k}
+    columns |= {f"pass@{j}": np.array([pass_at(k, number, j) for number in right]) for j in passes(k)}
+    columns[f"maj@{k}"] = np.array([majority(outcome.groups, outcome.rewards) for outcome in outcomes])
+    return columns

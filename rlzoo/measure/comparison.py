@@ -1,0 +1,178 @@
+"""Which of several policies scores higher, and how surely, from one score a seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from rlzoo.measure.intervals import CONFIDENCE, Interval
+
+MIN_SEEDS = 5
+"""Common seeds below which no winner is named: the sign-flip test of n differences cannot give less than 2 / 2^n."""
+LEVEL = 0.1  # of the test, after Holm's correction over all pairs
+NUM_RESAMPLES = 2000
+NUM_FLIPS = 2**13  # all of them up to 13 seeds; of more, as many at random, which still can tell 400 pairs apart
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A policy's score over its seeds.
+
+    Example:
+        Scores .70 .72 .74 .76 .98: ``mean`` .78, ``iqm`` .74, the mean of the middle three.
+    """
+
+    num_seeds: int
+    mean: float
+    mean_interval: Interval | None  # 95 %, bootstrap over seeds; None where resamples all agree, as with a single seed
+    iqm: float  # interquartile mean (arXiv 2108.13264)
+    iqm_interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One policy against another, on the seeds both have.
+
+    Example:
+        ``Difference("a", "b", 5, 0.02, ...)``: a scored .02 more than b, on the average of five seeds.
+    """
+
+    first: str
+    second: str
+    num_seeds: int
+    mean: float | None  # None without a common seed
+    interval: Interval | None  # 95 %, paired bootstrap over seeds
+    p_value: float | None  # two-sided sign-flip test of the paired differences, exact up to 13 seeds
+    adjusted_p_value: float | None  # after Holm's correction over all pairs
+    probability_of_improvement: float  # P(first > second) + half of P(equal), over all pairs of seeds
+    probability_interval: Interval | None  # 95 %, bootstrap over the seeds of each
+    verdict: str
+
+
+def iqm(values: Array, axis: int = -1) -> Array:
+    """Interquartile mean: the mean without the lowest and the highest quarter, rounded down to whole values."""
+    return np.asarray(stats.trim_mean(values, 0.25, axis=axis))
+
+
+def estimate(scores: Sequence[float]) -> Estimate:
+    """Mean and interquartile mean with percentile bootstrap intervals.
+
+    With few seeds they are too narrow. Of 2000 draws of normal scores, the 95 % interval held the true value in 82 % with 5
+    seeds, 90 % with 10 and 92 % with 20 (the mean), and in 89 %, 93 % and 94 % (the interquartile mean);
+    ``pytest tests/analysis/test_comparison.py -k intervals_hold`` measures it again on fewer draws.
+    """
+    values = np.array(scores, dtype=float)
+    of_mean, of_iqm = _bootstrap([values], np.mean), _bootstrap([values], iqm)
+    return Estimate(len(values), float(values.mean()), of_mean, float(iqm(values)), of_iqm)
+
+
+def probability_of_improvement(first: Sequence[float], second: Sequence[float]) -> float:
+    """Mann and Whitney's U as a share of all pairs of scores (arXiv 2108.13264)."""
+    return float(_share_won(np.array(first), np.array(second)))
+
+
+def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
+    """Every pair of policies, each with a verdict.
+
+    A winner is named where there are `MIN_SEEDS` common seeds, the paired interval excludes 0, and the sign-flip test is at
+    most `LEVEL` after Holm's correction over all pairs that can be tested. Five seeds cannot give less than 2/32 = .0625 to
+    one pair, and Holm's correction multiplies that by the number of pairs: among more than one pair, five seeds name nobody,
+    and the verdict says how many could.
+
+    Args:
+        scores: by policy and seed.
+    """
+    pairs = [(first, second, _paired(scores[first], scores[second])) for first, second in itertools.combinations(scores, 2)]
+    p_values = [_sign_flip(gap) for *_, gap in pairs]
+    adjusted = holm(p_values)
+    needed = _seeds_needed(sum(p_value is not None for p_value in p_values))
+    return [
+        _difference(first, second, scores, gap, p_value, corrected, needed)
+        for (first, second, gap), p_value, corrected in zip(pairs, p_values, adjusted, strict=True)
+    ]
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's correction for several tests; None stays None and does not count."""
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    highest = 0.0
+    for rank, (p, index) in enumerate(known):
+        highest = max(highest, min(1.0, p * (len(known) - rank)))
+        adjusted[index] = highest
+    return adjusted
+
+
+def _paired(first: Mapping[int, float], second: Mapping[int, float]) -> Array:
+    gap = [first[seed] - second[seed] for seed in sorted(set(first) & set(second))]
+    return np.round(gap, 12)  # .3 - .2 and .2 - .1 are the same difference
+
+
+def _share_won(first: Array, second: Array, axis: int = -1) -> Array:
+    wins = stats.mannwhitneyu(first, second, axis=axis, method="asymptotic").statistic  # the method is that of the p-value
+    return np.asarray(wins / (first.shape[axis] * second.shape[axis]))
+
+
+def _seeds_needed(num_pairs: int) -> int:
+    """Seeds with which the least p-value there is passes Holm's correction."""
+    return next(number for number in itertools.count(MIN_SEEDS) if num_pairs * 2 / 2**number <= LEVEL)
+
+
+def _difference(
+    first: str,
+    second: str,
+    scores: Mapping[str, Mapping[int, float]],
+    gap: Array,
+    p_value: float | None,
+    adjusted: float | None,
+    needed: int,
+) -> Difference:
+    interval = _bootstrap([gap], np.mean)
+    ours, theirs = (np.array(list(scores[name].values()), dtype=float) for name in (first, second))
+    better, surely = float(_share_won(ours, theirs)), _bootstrap([ours, theirs], _share_won)
+    mean = float(gap.mean()) if len(gap) else None
+    without_0 = interval is None or interval[0] > 0 or interval[1] < 0  # None: the same difference with every seed
+    if len(gap) < MIN_SEEDS:
+        verdict = f"too few seeds ({len(gap)} in common, of at least {MIN_SEEDS}): no winner is named"
+    elif mean and adjusted is not None and adjusted <= LEVEL and without_0:
+        verdict = f"{first} above {second}" if mean > 0 else f"{second} above {first}"
+    else:
+        more = f"; so many pairs need {needed}" if len(gap) < needed else ""
+        verdict = f"no difference that {len(gap)} seeds can show{more}"
+    return Difference(first, second, len(gap), mean, interval, p_value, adjusted, better, surely, verdict)
+
+
+def _sign_flip(gap: Array) -> float | None:
+    """P of a mean at least as far from 0 if every difference could as well have had the other sign."""
+    if len(gap) < MIN_SEEDS:
+        return None
+    result = stats.permutation_test(
+        (gap,), np.mean, permutation_type="samples", vectorized=True, n_resamples=NUM_FLIPS, rng=np.random.default_rng(0)
+    )
+    return float(result.pvalue)
+
+
+def _bootstrap(samples: Sequence[Array], statistic: Callable[..., Array]) -> Interval | None:
+    """95 % percentile interval, each sample redrawn by itself; None where every redrawing gives the same."""
+    if min(map(len, samples)) < 2:
+        return None
+    result = stats.bootstrap(
+        samples,
+        statistic,
+        vectorized=True,
+        n_resamples=NUM_RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    if np.ptp(result.bootstrap_distribution) == 0:
+        return None
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)

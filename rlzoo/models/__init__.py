@@ -1,0 +1,1 @@
+"""Language models: loading, converting and adapting them."""

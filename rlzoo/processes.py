@@ -1,0 +1,272 @@
+"""Several processes: the accelerator they share, whether it is what was asked for, and which rows are whose."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlzoo.errors import UserError, shown
+from rlzoo.support.parsing import UnreadableError, parse_json
+from rlzoo.support.reading import SETTINGS, NotReadError, read_text
+from rlzoo.config.sections import LaunchConfig, LearnerConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Item = TypeVar("Item")
+
+logger = logging.getLogger("rlzoo")
+
+STAGES = {"zero2": 2, "zero3": 3}
+
+
+def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str = "float32") -> Accelerator:
+    """The accelerator of this process, joined with those of the others.
+
+    Args:
+        launch: what was asked for.
+        learner: autocast gives matrix products in bfloat16; with DeepSpeed, weights in it beside master weights in float32.
+        dtype: of the model's weights.
+
+    Raises:
+        UserError: what the libraries gave is not what was asked for.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
+
+    check_launch(launch)
+    check_launcher(launch)
+    _detach_earlier_accelerators(launch)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it guesses, and says so, wherever transformers imports it
+    bf16 = learner.autocast == "bfloat16"
+    if launch.deepspeed is None:
+        # without this, a launcher's setting for DeepSpeed or FSDP decides, and on a CPU is silently not followed
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+            accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
+    else:
+        settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
+        _prepare_environment()
+        # on a CPU, without the backend's name each process would train alone
+        handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
+        plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
+        accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
+        # else models would be loaded in parts, the sampler's own among them
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        unset_hf_deepspeed_config()
+    _check(accelerator, launch)
+    return accelerator
+
+
+def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
+    """Let the next accelerator have settings of its own; earlier ones of this process keep theirs.
+
+    Accelerate keeps one state per process and refuses a second accelerator with another precision. A process group that is
+    already up is used again.
+
+    Raises:
+        UserError: an earlier run used DeepSpeed, which cannot be left again within a process.
+    """
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+    from accelerate.utils import DistributedType
+
+    earlier = AcceleratorState._shared_state.get("distributed_type")
+    if earlier is DistributedType.DEEPSPEED and launch.deepspeed is None:
+        raise UserError(
+            "launch.deepspeed=null: an earlier run of this process used DeepSpeed, which stays set up until the process ends; "
+            "set launch.deepspeed to zero2 or zero3, or start this run in a process of its own"
+        )
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._shared_state = {}  # not cleared: accelerators that are still in use hold on to the former one
+
+
+def check_launch(launch: LaunchConfig) -> None:
+    """Refuse settings of a launch that do not fit each other.
+
+    Raises:
+        UserError: in one line.
+    """
+    if launch.deepspeed is None:
+        if launch.offload != "none":
+            raise UserError(f"launch.offload={launch.offload!r}: DeepSpeed does it; set launch.deepspeed to zero2 or zero3")
+        return
+    stage = zero_settings(launch.deepspeed).get("stage", 0)
+    if launch.offload == "all" and stage != 3:
+        raise UserError("launch.offload='all': parameters can be moved out only with ZeRO-3; set launch.deepspeed=zero3")
+    if launch.offload == "optimizer" and not stage:
+        raise UserError(
+            f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} has no ZeRO stage, so nothing is moved out; "
+            "set one in its zero_optimization"
+        )
+
+
+def check_launcher(launch: LaunchConfig) -> None:
+    """Refuse what a launcher has asked for and Accelerate would leave out on a CPU without a word.
+
+    Raises:
+        UserError: in one line.
+    """
+    needed = {"WORLD_SIZE": (), "RANK": ("WORLD_SIZE",), "LOCAL_RANK": ("RANK", "WORLD_SIZE")}
+    for name, others in needed.items():
+        value = os.environ.get(name, "-1")  # which says of LOCAL_RANK that there is no launcher
+        if not value.removeprefix("-").isdecimal():
+            raise UserError(f"the environment has {name}={shown(value)}, not a number; unset it")
+        missing = next((other for other in others if other not in os.environ), None)
+        if int(value) >= 0 and missing is not None:
+            raise UserError(
+                f"the environment has {name}={value}, as of a process that a launcher has started, and no {missing}; unset it"
+            )
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and not torch.cuda.is_available():
+        raise UserError("FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and launch.deepspeed is None:
+        raise UserError(
+            "the launcher's configuration asks for DeepSpeed; leave it out there, and name stage or file with --deepspeed"
+        )
+
+
+def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:
+    """DeepSpeed's configuration: the named stage or the file, and under it what the learner decides.
+
+    Raises:
+        UserError: DeepSpeed is not installed, there is no such file, or it sets what the learner decides.
+    """
+    name = launch.deepspeed
+    assert name is not None, "only asked for with DeepSpeed"
+    check_launch(launch)
+    if find_spec("deepspeed") is None:
+        raise UserError(f"launch.deepspeed={name!r} needs DeepSpeed: pip install 'rlzoo[deepspeed]'")
+    settings = _settings(name)
+    zero = dict(settings["zero_optimization"])
+    if launch.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if launch.offload == "all":
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        **settings,
+        "zero_optimization": zero,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,  # the learner says when a step is complete
+        "gradient_clipping": max_grad_norm or 0.0,
+        "bf16": {"enabled": bf16},
+        "steps_per_print": 2**31,
+    }
+
+
+def zero_settings(name: str) -> dict[str, Any]:
+    """The section ``zero_optimization`` of what ``launch.deepspeed`` names.
+
+    Raises:
+        UserError: it is neither a stage nor a file of DeepSpeed's settings, or the file sets what the learner decides.
+    """
+    return dict(_settings(name)["zero_optimization"])
+
+
+def _settings(name: str) -> dict[str, Any]:
+    if name in STAGES:
+        return {"zero_optimization": {"stage": STAGES[name]}}
+    allowed = f"allowed: {', '.join(STAGES)}, or a JSON file"
+    try:
+        text = read_text(Path(name).expanduser(), SETTINGS)
+    except NotReadError as error:
+        raise UserError(f"launch.deepspeed={shown(name)}: {error.strerror} ({allowed})") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"launch.deepspeed={shown(name)}: no such file ({allowed})") from error
+    try:
+        settings = parse_json(text)
+    except UnreadableError as error:
+        raise UserError(f"launch.deepspeed={name!r}: not JSON: {error} ({allowed})") from error
+    if not isinstance(settings, dict) or not isinstance(settings.setdefault("zero_optimization", {"stage": 0}), dict):
+        raise UserError(f"launch.deepspeed={name!r}: must hold DeepSpeed's settings as one object")
+    for key in ("optimizer", "scheduler", "fp16"):
+        if key in settings:
+            raise UserError(f"launch.deepspeed={name!r}: holds {key!r}, which the learner's settings decide; remove it")
+    return settings
+
+
+def _prepare_environment() -> None:
+    """What DeepSpeed reads from the environment, where no launcher has said it."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    if "WORLD_SIZE" not in os.environ:
+        os.environ.update(alone)
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
+    if shutil.which("ninja") is None:  # builds DeepSpeed's extensions; installed beside a Python that was called by its path
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    from torch.utils.cpp_extension import get_default_build_root
+
+    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).glob("**/lock"):
+        logger.warning("waiting for the process that builds %s; if there is none, stop this and remove %s", lock.parent, lock)
+
+
+def _free_port() -> str:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
+    """Compare what was asked for with what was got; several ways lead to one process where two were meant, silently."""
+    from accelerate.utils import DistributedType
+
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    asked, got, kind = launch.processes or started, accelerator.num_processes, accelerator.distributed_type
+    if got != asked:
+        raise UserError(
+            f"launch.processes={asked}, but {got} train together ({kind.value}, {started} started); start it with "
+            f"rlzoo train --processes {asked}, or with a launcher that starts {asked}"
+        )
+    if launch.deepspeed is not None and kind is not DistributedType.DEEPSPEED:
+        raise UserError(f"launch.deepspeed={launch.deepspeed!r}, but Accelerate chose {kind.value}")
+
+
+def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
+    """Rows as evenly as possible among processes, by length.
+
+    Args:
+        rows: ``(R,)`` row numbers.
+        lengths: tokens of every row there is.
+        num_shares: processes.
+
+    Returns:
+        One tensor of row numbers for each process; some may be empty.
+    """
+    by_length = sorted(rows.tolist(), key=lambda row: lengths[row], reverse=True)
+    turn = num_shares * 2
+    # there and back again, so that nobody always gets the longest
+    places = [min(place % turn, turn - 1 - place % turn) for place in range(len(by_length))]
+    return [
+        torch.tensor([row for row, place in zip(by_length, places, strict=True) if place == share], dtype=torch.long)
+        for share in range(num_shares)
+    ]
+
+
+def peak_memory() -> int:
+    """The most memory this process has held so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def gather(accelerator: Accelerator, items: list[Item]) -> list[Item]:
+    """The lists of all processes, one after the other, in all of them."""
+    if accelerator.num_processes == 1:
+        return items
+    from accelerate.utils import gather_object
+
+    gathered: list[Item] = gather_object(items)
+    return gathered

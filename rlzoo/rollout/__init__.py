@@ -1,0 +1,1 @@
+"""Sampling and grading: prompts in, graded responses out."""

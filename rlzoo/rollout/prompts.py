@@ -1,0 +1,131 @@
+"""Turns prompts into token ids, or says in one line which prompt cannot be, and why."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from rlzoo.rollout import template_worker
+from rlzoo.errors import UserError, shown
+from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlzoo.tasks import Task
+
+TEMPLATE_SECONDS = 10.0
+"""Seconds that a chat template may take for one prompt. An ordinary one takes a thousandth."""
+
+MOST_CHECKED = 100_000
+"""Training problems whose characters are looked at before a run starts, at most."""
+
+GENERATED = 256
+"""The same of problems that are generated without end."""
+
+T = TypeVar("T")
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:
+    """Token ids of a prompt, wrapped in the tokenizer's chat template if that is asked for.
+
+    Raises:
+        UserError: the tokenizer has no token for a character, or the template fails or takes too long.
+    """
+    text = TEMPLATES.render(tokenizer, prompt) if chat_template else prompt
+    special = {"add_special_tokens": False} if chat_template else {}
+    return tuple(encoded(lambda part: list(tokenizer(part, **special)["input_ids"]), text))
+
+
+def encoded(encode: Callable[[str], T], text: str) -> T:
+    """What a tokenizer makes of a text.
+
+    Raises:
+        UserError: it cannot; names the characters.
+    """
+    try:
+        return encode(text)
+    except Exception as error:  # tokenizers raises plain exceptions
+        missing = [character for character in dict.fromkeys(text) if not _is_known(encode, character)]
+        names = f"no token for {', '.join(map(repr, missing[:10]))}" if missing else f"an error: {error}"
+        raise UserError(
+            f"the prompt {shown(text)}: the model's tokenizer has {names}; change the questions or task.template, or "
+            "use another model"
+        ) from error
+
+
+def _is_known(encode: Callable[[str], object], character: str) -> bool:
+    try:
+        encode(character)
+    except Exception:
+        return False
+    return True
+
+
+def check_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> None:
+    """Check that the tokenizer has a token for every character, by those prompts that have one not met before.
+
+    Raises:
+        UserError: it has not; names the prompt and the characters.
+    """
+    met: set[str] = set()
+    for prompt in prompts:
+        if not met.issuperset(prompt):
+            encode_prompt(tokenizer, prompt, chat_template=False)
+            met.update(prompt)
+
+
+def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, needed: int, held_out: int) -> None:
+    """Check the prompts that a run is going to use, before it starts; of generated ones, the first.
+
+    Args:
+        task: whose prompts they are.
+        tokenizer: the model's.
+        chat_template: whether they are wrapped in its template; it is tried on the first.
+        needed: training problems of the whole run.
+        held_out: problems to evaluate on.
+
+    Raises:
+        UserError: a prompt cannot be put to the model.
+    """
+    size = task.origin(held_out=False).size
+    problems = task.train_problems(0, min(needed, MOST_CHECKED, GENERATED if size is None else size))
+    problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
+    prompts = [task.prompt(problem) for problem in problems]
+    check_prompts(tokenizer, prompts)
+    if prompts:
+        encode_prompt(tokenizer, prompts[0], chat_template)
+
+
+class Templates:
+    """Renders chat templates in a worker process, which is killed when one does not end or wants too much memory.
+
+    Example:
+        ``TEMPLATES.render(tokenizer, "1+1=?")``
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+
+    def render(self, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+        """The prompt as the tokenizer's template has it.
+
+        Raises:
+            UserError: there is no template, it fails, or it takes too long.
+        """
+        try:
+            template = tokenizer.get_chat_template()
+            with self._lock:
+                if self._worker is None or not self._worker.is_alive:
+                    self._worker = Worker(template_worker.render, template_worker.start)
+                return str(self._worker.call((template, dict(tokenizer.special_tokens_map), prompt), TEMPLATE_SECONDS))
+        except (WorkerError, WorkerStartError, ValueError) as error:
+            raise UserError(
+                f"the model's chat template fails for the prompt {shown(prompt)}: {error}; set model.chat_template=false, or "
+                "use another model"
+            ) from error
+
+
+TEMPLATES = Templates()

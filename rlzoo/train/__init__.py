@@ -1,0 +1,1 @@
+"""Training: the loop, what follows a step, stopping and resuming."""

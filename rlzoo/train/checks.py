@@ -1,0 +1,89 @@
+"""What is wrong with a configuration, found before anything is loaded or written; training and the dry run both ask here."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlzoo.config.run_config import RunConfig
+from rlzoo.models.model_path import local_model
+from rlzoo.processes import check_launch, check_launcher
+from rlzoo.journal.run_directory import RunDirectory
+from rlzoo.errors import UserError
+from rlzoo.plugin_files import changed_plugins, plugin_files
+
+logger = logging.getLogger("rlzoo")
+
+
+def num_processes(config: RunConfig) -> int:
+    """How many processes compute the run: as set, or as many as a launcher has started."""
+    started = os.environ.get("WORLD_SIZE", "")
+    return config.launch.processes or (int(started) if started.isdigit() else 0) or 1
+
+
+def check_run(config: RunConfig, *, processes: int | None = None, resume: bool = False, here: bool = True) -> None:
+    """Refuse what would stop the run later.
+
+    Args:
+        config: the run.
+        processes: that will compute it; None for `num_processes`.
+        resume: whether the run directory is there already.
+        here: False to leave out what this machine lacks, of a run that is planned for another one.
+
+    Raises:
+        UserError: one line for the first mistake found.
+    """
+    config.refuse_redacted()
+    is_main = os.environ.get("RANK", "0") == "0"
+    if config.output is not None and is_main and not resume:
+        RunDirectory.check_free(config.output)
+    check_launch(config.launch)
+    rollout, number = config.rollout, processes or num_processes(config)
+    if rollout.num_prompts < number:
+        raise UserError(
+            f"rollout.num_prompts={rollout.num_prompts}: fewer than the {number} processes, so that some would have nothing "
+            f"to sample; set it to at least {number}"
+        )
+    if here:
+        check_launcher(config.launch)
+        for problem in missing_libraries(config):
+            raise UserError(problem)
+    local_model(config.model.path)
+    for plugin in config.plugins:
+        plugin_files(Path(plugin))
+
+
+def missing_libraries(config: RunConfig) -> Iterator[str]:
+    """A line for each optional library that the run needs and this machine lacks."""
+    wanted = {
+        "deepspeed": (config.launch.deepspeed is not None, f"launch.deepspeed={config.launch.deepspeed!r}"),
+        "vllm": (config.rollout.engine == "vllm" and not config.rollout.vllm.server, "rollout.engine='vllm'"),
+        "peft": (config.learner.lora.rank > 0, f"learner.lora.rank={config.learner.lora.rank}"),
+        "bitsandbytes": (config.learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'"),
+        "gguf": (config.model.path == "smollm2", "model.path='smollm2'"),
+    }
+    for library, (is_wanted, setting) in wanted.items():
+        if is_wanted and importlib.util.find_spec(library) is None:
+            yield f"{setting}: {library} is not installed: pip install {library}"
+
+
+def check_plugins_unchanged(config: RunConfig, *, allowed: bool) -> None:
+    """Compare the plugins of a run that is resumed with the copies it keeps of them.
+
+    Args:
+        config: the run, with its directory.
+        allowed: log a warning for a changed plugin instead of refusing it.
+
+    Raises:
+        UserError: the code of a plugin is not what the run was started with.
+    """
+    assert config.output is not None, "a run is resumed in its directory"
+    for plugin in changed_plugins(config.plugins, config.output / "plugins"):
+        copies = str(config.output / "plugins")
+        what = f"plugin {str(plugin)!r} has changed since the run was started (its copy is in {copies!r})"
+        if not allowed:
+            raise UserError(f"--resume: {what}; put it back, or resume with the new code: --allow-changed-plugin")
+        logger.warning("%s; resuming with the new code", what)

@@ -1,0 +1,139 @@
+"""Summaries of one step, by their MLflow names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlzoo.measure.profile import LengthProfile
+from rlzoo.measure.response_table import ResponseTable
+from rlzoo.fairness import NUM_BINS, bin_index
+from rlzoo.policy import ClipPolicy
+from rlzoo.types import RolloutGroup
+
+if TYPE_CHECKING:
+    from rlzoo.learner.learner import Update
+
+FEWEST_NORMS = 10
+"""Steps before a gradient is called a spike."""
+
+
+def clip_metrics(table: ResponseTable, with_kl: bool, with_band: bool = False) -> dict[str, float]:
+    """Clip, fairness and ratio metrics of the updates of one step, by their MLflow names; the band where it moves."""
+    num_tokens = float(table.length.sum())
+    mean = float(table.token_log_ratio_sum.sum()) / num_tokens
+    metrics = {
+        "ratio/mu_token": mean,
+        "ratio/sigma_token": max(0.0, float(table.token_log_ratio_squared.sum()) / num_tokens - mean**2) ** 0.5,
+        "ratio/log_ratio_min": float(table.token_log_ratio_min.min()),
+        "ratio/log_ratio_max": float(table.token_log_ratio_max.max()),
+        "learner/entropy": float(table.entropy_sum.sum()) / num_tokens,
+    }
+    if with_kl:
+        metrics["learner/kl_ref"] = float(table.kl_sum.sum()) / num_tokens
+    profile = LengthProfile.of(table)
+    if profile is None:
+        return metrics
+    rows = table.judged()
+    metrics |= profile.metrics() | {
+        "clip/fraction_low": float(rows.clipped_low.mean()),
+        "clip/fraction_high": float(rows.clipped_high.mean()),
+        "clip/fraction_dual": float(rows.clipped_dual.mean()),
+        "clip/fraction_limited": float(rows.limited.mean()),
+    }
+    return metrics | (band_metrics(rows, profile) if with_band else {})
+
+
+def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float]:
+    """Mean edges of the band in each length bin, for rules that have one."""
+    index = bin_index(rows.length, torch.tensor(profile.edges))
+    return {
+        f"clip/band_{side}_length_bin_{k}": float(edge[index == k].mean())
+        for side, edge in (("low", rows.band_low), ("high", rows.band_high))
+        for k in range(NUM_BINS)
+        if bool((index == k).any()) and not bool(edge.isnan().any())
+    }
+
+
+def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Reward and response metrics of one rollout batch, by their MLflow names."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
+    lengths = torch.tensor([len(rollout.response_ids) for rollout in rollouts], dtype=torch.float64)
+    same = [not group.is_mixed for group in groups]
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std(correction=0)),
+        "reward/zero_std_groups": sum(same) / len(same),
+        "response/length_mean": float(lengths.mean()),
+        "response/length_p05": float(lengths.quantile(0.05)),
+        "response/length_p95": float(lengths.quantile(0.95)),
+        "response/truncated": sum(not rollout.finished for rollout in rollouts) / len(rollouts),
+    }
+
+
+def mean_version(groups: Sequence[RolloutGroup]) -> float:
+    """Optimizer steps taken by the weights that sampled, on average."""
+    versions = [rollout.policy_version for group in groups for rollout in group.rollouts]
+    return sum(versions) / len(versions)
+
+
+def update_metrics(updates: Sequence[Update], *, with_kl: bool, with_band: bool) -> dict[str, float]:
+    """Learner and clip metrics of one step's updates; a step without any counts as skipped."""
+    if not updates:
+        return {"learner/skipped": 1.0}
+    table = ResponseTable.concat([update.table for update in updates])
+    count = len(updates)
+    return clip_metrics(table, with_kl, with_band) | {
+        "learner/objective": sum(update.objective for update in updates) / count,
+        "learner/loss": -sum(update.objective for update in updates) / count,
+        "learner/grad_norm": sum(update.grad_norm for update in updates) / count,
+        "learner/grad_clipped": sum(update.grad_clipped for update in updates) / count,
+        "learner/lr": updates[-1].lr,
+        "learner/nonfinite": sum(update.nonfinite for update in updates) / count,
+        "learner/skipped": sum(update.skipped for update in updates) / count,
+    }
+
+
+def is_spike(metrics: Mapping[str, float], before: Sequence[Mapping[str, float]], limit: float | None) -> bool:
+    """Whether a step's gradient norm is more than ``limit`` times the median of those before; None: never."""
+    norms = [row["learner/grad_norm"] for row in before if "learner/grad_norm" in row]
+    if limit is None or len(norms) < FEWEST_NORMS:
+        return False
+    return metrics.get("learner/grad_norm", 0.0) > limit * median(norms)
+
+
+def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, float]:
+    """The settings an adaptive policy has changed so far, by their MLflow names."""
+    before = configured.model_dump()
+    return {
+        f"clip/setting_{name}": float(value)
+        for name, value in policy.model_dump().items()
+        if value != before[name] and isinstance(value, int | float)
+    }
+
+
+def aggregate_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | None, window: int) -> dict[str, float]:
+    """One number each for a whole run, for tables of runs: what single steps are too noisy to say.
+
+    Args:
+        steps: the metrics of every step, first that of step 0.
+        profile: of the last ``window`` steps' responses, pooled.
+        window: steps whose rewards and lengths are averaged.
+    """
+    metrics = {}
+    evaluated = [step["eval/accuracy"] for step in steps if "eval/accuracy" in step]
+    if evaluated:
+        metrics["aggregate/accuracy"] = evaluated[-1]
+    for name, source in (("reward", "reward/mean"), ("response_length", "response/length_mean")):
+        values = [step[source] for step in steps[-window:] if source in step]
+        if values:
+            metrics[f"aggregate/{name}"] = sum(values) / len(values)
+    if profile is not None:
+        whole = profile.metrics()
+        names = ("clip/fraction", "fairness/ess", *(name for name in whole if name.startswith("fairness/lre_")))
+        metrics |= {f"aggregate/{name.replace('clip/', 'clip_').removeprefix('fairness/')}": whole[name] for name in names}
+    return metrics
