@@ -16,9 +16,9 @@ from pathlib import Path
 import matplotlib as mpl
 
 from rlzoo import load_zoo
-from rlzoo.measure.figures import Series, profile
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.study import study
+from rlzoo.measure.figures import Series, profile
 
 RULES = ("fspo", "gspo", "grpo", "rloo")
 FRACTION = 0.1

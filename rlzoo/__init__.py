@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rlzoo import ops as ops
     from rlzoo.advantages import Advantage as Advantage
     from rlzoo.config.run_config import RunConfig as RunConfig
-    from rlzoo.train.loop import train as train
     from rlzoo.errors import UserError as UserError
     from rlzoo.hookspecs import hookimpl as hookimpl
     from rlzoo.policy import ClipPolicy as ClipPolicy
     from rlzoo.policy import ClipStats as ClipStats
     from rlzoo.policy import Width as Width
     from rlzoo.reductions import Reduction as Reduction
+    from rlzoo.training.train import train as train
     from rlzoo.types import ClipBand as ClipBand
     from rlzoo.types import ClipInputs as ClipInputs
     from rlzoo.types import ClipResult as ClipResult
@@ -35,13 +35,13 @@ _HOMES = {
     "ClipResult": "rlzoo.types",
     "ClipStats": "rlzoo.policy",
     "Reduction": "rlzoo.reductions",
-    "RunConfig": "rlzoo.config",
+    "RunConfig": "rlzoo.config.run_config",
     "UserError": "rlzoo.errors",
     "Width": "rlzoo.policy",
     "hookimpl": "rlzoo.hookspecs",
     "load_zoo": "rlzoo.zoo",
     "ops": "rlzoo.ops",
-    "train": "rlzoo.train.loop",
+    "train": "rlzoo.training.train",
 }
 
 __all__ = [

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.errors import UserError, shown
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import SETTINGS, NotReadError, read_text
-from rlzoo.config.sections import LaunchConfig, LearnerConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -32,6 +32,12 @@ class StepCounts:
     num_responses: int  # responses with at least one token
     num_tokens: int
 
+    @classmethod
+    def of(cls, response_mask: Tensor) -> StepCounts:
+        """Count the responses and tokens of a whole optimizer step, given its mask ``(B, T)``."""
+        lengths = response_mask.sum(dim=-1)
+        return cls(int((lengths > 0).sum()), int(lengths.sum()))
+
 
 def reduce_objective(
     objective: Tensor, response_mask: Tensor, reduction: Reduction, counts: StepCounts, max_length: int | None = None

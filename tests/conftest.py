@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 import pytest
 
-from rlzoo.support.garbage import collect_seldom
 from rlzoo.lab.recorded import RecordedRun
+from rlzoo.support.garbage import collect_seldom
 from tests.quick import quick_run
 
 collect_seldom()  # as the command line does

@@ -104,7 +104,12 @@ def test_nothing_runs_what_it_reads():
 
 def test_the_files_are_looked_at():
     looked_at = {str(file.relative_to(ROOT)) for file in files()}
-    assert {"rlzoo/config/run_config.py", "plugins/rlzoo_fspo/__init__.py", "examples/measure/race.py", "noxfile.py"} <= looked_at
+    assert {
+        "rlzoo/config/run_config.py",
+        "plugins/rlzoo_fspo/__init__.py",
+        "examples/measure/race.py",
+        "noxfile.py",
+    } <= looked_at
     assert len(looked_at) > 150
 
 
@@ -178,7 +183,7 @@ def test_a_suites_name_cannot_be_a_path(name, tmp_path):
 
 
 def test_mlflow_does_not_tell_its_makers_how_it_is_used():
-    asked = "import os, rlzoo.journal.tracking.record, mlflow.telemetry.utils as telemetry; print(telemetry.is_telemetry_disabled())"
+    asked = "import os, rlzoo.journal.tracking.record, mlflow.telemetry.utils as t; print(t.is_telemetry_disabled())"
     # without what else would keep it quiet: a CI machine, a test
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
     for told, expected in ((None, "True"), ("false", "False")):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import rlzoo
-from rlzoo.lab.workers import slots
 from rlzoo.journal.tracking.record import Record
+from rlzoo.lab.workers import slots
 
 EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"
 MODULE = [sys.executable, "-m", "rlzoo"]

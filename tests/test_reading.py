@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from rlzoo.config.composition import read_config
-from rlzoo.journal.manifest import FILE, damage
-from rlzoo.processes import deepspeed_settings
-from rlzoo.journal.run_directory import read_metrics
-from rlzoo.errors import UserError
-from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text
 from rlzoo.config.sections import LaunchConfig
+from rlzoo.errors import UserError
+from rlzoo.journal.manifest import FILE, damage
+from rlzoo.journal.run_directory import read_metrics
+from rlzoo.processes import deepspeed_settings
+from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text
 from rlzoo.tasks.math_rows import read_problems
 from rlzoo.zoo import load_zoo
 

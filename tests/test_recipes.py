@@ -11,9 +11,9 @@ import yaml
 
 from rlzoo import RunConfig
 from rlzoo.config.composition import config_folders, config_names, read_config
-from rlzoo.train.checks import check_run
 from rlzoo.planner import Prompts, find_architecture, make_plan, parse_devices
 from rlzoo.planner.preflight import check_length, check_memory
+from rlzoo.training.checks import check_run
 
 RECIPES = [name for name in config_names() if name.startswith("paper/")]
 RULES = ("fspo", "gspo", "grpo", "rloo")

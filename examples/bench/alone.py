@@ -24,8 +24,10 @@ from examples.bench.cases import CASES, GROUP
 from examples.bench.rlzoo_worker import make_run
 from rlzoo.fast_cpu import cpu as processor
 from rlzoo.fast_cpu.decode import Way
-from rlzoo.learner.batch import Experience, ModelBatch, micro_batch_cost
-from rlzoo.train.run import Run
+from rlzoo.learner.batch import collate
+from rlzoo.learner.micro_batches import ModelInputs, overhead
+from rlzoo.training.loop import steps as train_steps
+from rlzoo.training.run import Run
 
 WAYS: tuple[Way, ...] = ("generate", "rows", "fused")
 PARTS = {"memory": "keep_freed_memory", "onednn": "is_slow_with_mkl", "packing": "_is_packed_by_mkl"}
@@ -45,11 +47,11 @@ def main(name: str) -> None:
             _sample(run, prompts, way, turn)
             sampling[way].append(time.perf_counter() - started)
     print(f"{name}, sampling:", ", ".join(f"{way} {statistics.median(taken[1:]):.3f} s" for way, taken in sampling.items()))
-    runs = {size: make_run(case, folder, f"learner.max_tokens_per_micro_batch={size}") for size in SIZES}
+    runs = {size: train_steps(make_run(case, folder, f"learner.max_tokens_per_micro_batch={size}")) for size in SIZES}
     learning: dict[int, list[float]] = {size: [] for size in SIZES}
-    for step in range(1, TURNS + 2):
+    for _ in range(TURNS + 1):
         for size, one in runs.items():
-            learning[size].append(one.step(step)["time/learner"])
+            learning[size].append(next(one)[1]["time/learner"])
     print(f"{name}, learning:", ", ".join(f"{size} {statistics.median(taken[1:]):.3f} s" for size, taken in learning.items()))
 
 
@@ -58,7 +60,7 @@ def steps(name: str, kind: str, *, compiles: bool) -> None:
     run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
     if compiles:
         run.learner.language_model.base_model.compile(dynamic=True)
-    taken = [run.step(step) for step in range(1, TURNS + 2)]
+    taken = [row for _, (_, row, _) in zip(range(TURNS + 1), train_steps(run), strict=False)]
     times = {phase: [step[f"time/{phase}"] for step in taken] for phase in ("rollout", "learner")}
     medians = ", ".join(f"{phase} {statistics.median(each[1:]):.3f} s" for phase, each in times.items())
     print(f"{name}, {kind}: {medians}; first step {times['rollout'][0] + times['learner'][0]:.1f} s")
@@ -72,10 +74,10 @@ def profile(name: str, kind: str) -> None:
     case = CASES[name]
     prompts = [case.prompt(index) for index in range(case.num_prompts)]
     run = make_run(case, Path(tempfile.gettempdir()) / "rlzoo-bench-models")
-    run.step(1)
-    experience = Experience.from_groups(run.source.take(2, 0).groups, "group_norm", max_length=case.max_new_tokens)
+    next(train_steps(run))
+    batch = collate(run.sample(2).groups, 2)
     ways: dict[str, Callable[[], object]] = {f"sampling, {way}": partial(_sample, run, prompts, way) for way in WAYS[1:]}
-    for what, work in {**ways, "learning": lambda: run.learner.update(experience, 0)}.items():
+    for what, work in {**ways, "learning": lambda: run.learner.update(run.learner.score(batch), 0)}.items():
         with recording(activities=[ProfilerActivity.CPU]) as recorded:
             work()
         operations = sorted(recorded.key_averages(), key=lambda one: -one.self_cpu_time_total)
@@ -85,7 +87,7 @@ def profile(name: str, kind: str) -> None:
 
 
 def cost(name: str) -> None:
-    """Print a forward and backward pass as so many tokens and a fixed part, and what `micro_batch_cost` takes that for."""
+    """Print a forward and backward pass as so many tokens and a fixed part, and what `overhead` takes that for."""
     run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
     sizes = run.learner.language_model.config.get_text_config()
     rows = (1, 2, 4, 8, 16, 24)
@@ -93,23 +95,23 @@ def cost(name: str) -> None:
     for _ in range(TURNS + 1):
         for number in rows:
             ids = torch.randint(sizes.vocab_size, (number, 64))
-            batch = ModelBatch(ids, None, None, torch.arange(64).expand(number, -1) < 63)
+            inputs = ModelInputs(ids, None, None, torch.arange(64).expand(number, -1) < 63)
             started = time.perf_counter()
-            log_probs, _ = run.learner.model(batch)
+            log_probs, _ = run.learner.model(inputs)
             log_probs.sum().backward()
             taken[number].append(time.perf_counter() - started)
             run.learner.optimization.forget()
     medians = [statistics.median(taken[number][1:]) for number in rows]
     slope, fixed = np.polyfit([64 * number for number in rows], medians, 1)
-    assumed = micro_batch_cost(is_cpu=True, depth=sizes.num_hidden_layers * sizes.hidden_size)
+    assumed = overhead(is_cpu=True, depth=sizes.num_hidden_layers * sizes.hidden_size)
     beside = f"{fixed * 1e3:.1f} ms beside: {fixed / slope:.0f} tokens; taken for {assumed}"
     print(f"{name}: {slope * 1e6:.0f} microseconds a token, {beside}")
 
 
 def _sample(run: Run, prompts: list[str], way: Way, seed: int = 0) -> None:
-    run.source.sampler.way = way  # type: ignore[attr-defined]
+    run.rollouts.sampler.way = way  # type: ignore[attr-defined]
     with run.accelerator.autocast():
-        run.source.sampler.sample(prompts, GROUP, seed=seed)
+        run.rollouts.sampler.sample(prompts, GROUP, seed=seed)
 
 
 if __name__ == "__main__":

@@ -28,17 +28,20 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
         case: one of `CASES`; None for the default run.
     """
     from rlzoo import RunConfig
-    from rlzoo.learner import learner as learner_module
-    from rlzoo.learner.gradient import StepGradient
-    from rlzoo.measure.monitor import Monitor
-    from rlzoo.train.run import Run
     from rlzoo.journal.run_directory import RunDirectory
-    from rlzoo.train.tags import run_record
     from rlzoo.journal.tracking.tracker import Tracker
+    from rlzoo.learner import learner as learner_module
+    from rlzoo.learner.minibatch import Minibatch
+    from rlzoo.measure.monitor import Monitor
+    from rlzoo.support.signals import StopRequest
+    from rlzoo.training import loop
+    from rlzoo.training.after import AfterStep
+    from rlzoo.training.run import Run
+    from rlzoo.training.tags import run_record
 
     places: dict[str, list[tuple[Any, str]]] = {
-        "rule": [(StepGradient, "_judge"), (learner_module, "updated")],
-        "metrics": [(StepGradient, "_judge_whole"), (Run, "_measured"), (Monitor, "after_step")],
+        "rule": [(Minibatch, "judge"), (learner_module, "updated")],
+        "metrics": [(Minibatch, "measured"), (loop, "measure"), (Monitor, "after_step")],
         "journal": [(RunDirectory, "record_rollouts"), (RunDirectory, "log")],
         "mlflow": [(Tracker, "look")],
     }
@@ -57,10 +60,11 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
         run = Run(config, task) if case is None else make_run(CASES[case], models, "tracking.mlflow=true")
         with Tracker(is_on=True) as tracker:
             tracker.begin(run.directory.path, run_record(run))
-            for step in range(1, STEPS + 1):
+            taken = loop.steps(run)
+            after = AfterStep(run, tracker, StopRequest())
+            for _ in range(STEPS):
                 started = time.perf_counter()
-                run.report(step, run.step(step))
-                tracker.look()
+                after(*next(taken))
                 seconds = time.perf_counter() - started
                 for name, clock in clocks.items():
                     shares[name].append(clock.take() / seconds)

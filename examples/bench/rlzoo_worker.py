@@ -12,8 +12,9 @@ from typing import Any
 from examples.bench import turns
 from examples.bench.cases import CASES, GROUP, Case
 from rlzoo import RunConfig
-from rlzoo.train.run import Run
 from rlzoo.tasks.task import Task
+from rlzoo.training.loop import steps
+from rlzoo.training.run import Run
 from rlzoo.types import Problem
 
 
@@ -77,11 +78,13 @@ def main(name: str, folder: str, *overrides: str) -> None:
 
     run.learner.update = measured_update  # type: ignore[method-assign]
     turns.report(ready=True)
-    for step in range(1, run.config.steps + 1):
+    taken = steps(run)
+    while True:
         turns.wait()
         started = time.perf_counter()
-        metrics = run.step(step)
-        run.report(step, metrics)
+        step, metrics, _ = next(taken)
+        run.directory.log(step, metrics)
+        run.complete(step)
         seconds = time.perf_counter() - started
         turns.report(
             step=seconds,

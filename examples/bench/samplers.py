@@ -24,13 +24,13 @@ def main(name: str, dtype: str, pairs: int) -> None:
     autocast = f"learner.autocast={'none' if dtype == 'float32' else dtype}"
     own = make_run(case, folder, autocast)
     other = make_run(case, folder, autocast, "rollout.engine=vllm", f"rollout.vllm.dtype={dtype}")
-    other.source.sampler.update_weights(other.learner.weights())
+    other.rollouts.sampler.update_weights(other.learner.weights())
     rates: dict[str, list[float]] = {"rlzoo": [], "vLLM": []}
     for turn in range(pairs + 1):
         for who, run in (("rlzoo", own), ("vLLM", other))[:: 1 if turn % 2 else -1]:
             started = time.perf_counter()
             with run.accelerator.autocast():
-                rollouts = run.source.sampler.sample(prompts, GROUP, seed=turn)
+                rollouts = run.rollouts.sampler.sample(prompts, GROUP, seed=turn)
             seconds = time.perf_counter() - started
             tokens = sum(len(rollout.response_ids) for rollout in rollouts)
             if turn:

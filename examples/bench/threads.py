@@ -121,16 +121,15 @@ def work(case: str, setting: str) -> None:
     if setting == "new":
         prepare_waiting()
     from examples.bench import turns
+    from rlzoo.training.loop import steps
 
     turns.take_standard_output()
-    run = _run(case)
-    number = 0
+    taken = steps(_run(case))
     while True:
         turns.wait()
         started, before = time.perf_counter(), _cpu()
         with waiting_by_load(os.cpu_count() or 1) if setting == "new" else nullcontext():
-            rows = [run.step(number + at + 1) for at in range(STEPS[case])]
-        number += STEPS[case]
+            rows = [next(taken)[1] for _ in range(STEPS[case])]
         turns.report(
             step=time.perf_counter() - started,
             rollout=sum(row["time/rollout"] for row in rows),
@@ -153,7 +152,7 @@ def _run(case: str) -> Any:
         folder = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
         return make_run(BENCH_CASES[CASES[case]], folder, *OVERRIDES.get(case, ()))
     from rlzoo import RunConfig
-    from rlzoo.train.run import Run
+    from rlzoo.training.run import Run
 
     output = Path(tempfile.mkdtemp(prefix="rlzoo-bench-")) / "run"
     settings = ["eval.num_problems=0", "tracking.mlflow=false"]

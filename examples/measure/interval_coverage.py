@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlzoo.measure.intervals import Clusters, wilson
-from rlzoo.measure.response_table import ResponseTable
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, length_reweighting_error
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
+from rlzoo.measure.intervals import Clusters, wilson
+from rlzoo.measure.response_table import ResponseTable
 
 BLOCK = 500  # responses of about the same length
 

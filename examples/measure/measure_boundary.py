@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 from rlzoo import RunConfig, load_zoo
-from rlzoo.learner.batch import Experience
+from rlzoo.learner.batch import collate
 from rlzoo.learner.judge import judgement
-from rlzoo.train.run import Run
 from rlzoo.reductions import StepCounts
+from rlzoo.training.run import Run
 
 PAIRS = 30
 
@@ -40,27 +40,27 @@ def shares(name: str) -> tuple[float, float, float]:
         task = config.task.model_copy(update={"seed": 0})
         run = Run(config, task)
         learner = run.learner
-        experience = Experience.from_groups(run.source.take(1, version=0).groups, config.clip.advantage)
-        experience = learner.with_old_log_probs(experience)
-    rows = torch.arange(len(experience))[: len(experience) // config.learner.num_minibatches]
-    assert experience.old_log_probs is not None, "just recorded"
-    mask = experience.response_mask[rows]
-    width = int(mask.sum(-1).max())
-    noise = 0.01 * torch.randn(len(rows), width, generator=torch.Generator().manual_seed(0))
-    leaf = (experience.old_log_probs[rows, :width] + noise).requires_grad_()
-    inputs = experience.clip_inputs(rows, leaf)
-    counts = StepCounts(len(rows), int(mask.sum()))
+        batch = learner.score(collate(run.sample(1).groups))
+    rows = learner.minibatches(len(batch), 0)[1]
+    mask = batch.response_mask[rows]
+    noise = 0.01 * torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
+    leaf = (batch.old_log_probs[rows] + noise).requires_grad_()
+    inputs = batch.clip_inputs(rows, leaf)
+    counts = StepCounts.of(mask)
     limit = config.rollout.max_new_tokens
 
     def boundary() -> None:
         judgement(config.clip, inputs, counts, limit)
 
+    def step() -> None:
+        learner.apply(rows, learner.accumulate(batch, rows))
+
     for _ in range(3):
-        learner.step(experience, rows)
+        step()
         boundary()
     steps, bare, whole = [], [], []
     for _ in range(PAIRS):
-        steps.append(timed(lambda: learner.step(experience, rows)))
+        steps.append(timed(step))
         bare.append(timed(lambda: config.clip(inputs)))
         whole.append(timed(boundary))
     ratios = [[part / step for part, step in zip(parts, steps, strict=True)] for parts in (bare, whole)]

@@ -23,8 +23,8 @@ def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -
     """Peak memory above what the process held before, in MB, and seconds, for one way of computing."""
     import torch
 
-    from rlzoo.learner.batch import ModelBatch
     from rlzoo.learner.log_probs import ResponseLogProbs, chunked_log_probs
+    from rlzoo.learner.micro_batches import ModelInputs
     from rlzoo.models.pretrained import load_pretrained
 
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -
     predicts = torch.ones(rows, tokens + 1, dtype=torch.bool)
     predicts[:, -1] = False
     ones = torch.ones_like(input_ids)
-    batch = ModelBatch(input_ids, ones, torch.arange(tokens + 1).expand(rows, -1), predicts)
+    batch = ModelInputs(input_ids, ones, torch.arange(tokens + 1).expand(rows, -1), predicts)
     head = model.get_output_embeddings()
     hidden = torch.randn(rows * tokens, head.weight.shape[1], requires_grad=True)
     targets = input_ids[:, 1:].flatten()

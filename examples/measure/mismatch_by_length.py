@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from rlzoo import ops
-from rlzoo.learner.mismatch import mismatch_weights
-from rlzoo.fairness import bin_edges, bin_index
 from rlzoo.config.sections import MismatchConfig
+from rlzoo.fairness import bin_edges, bin_index
+from rlzoo.learner.mismatch import mismatch_weights
 
 SIGMA = 0.01
 KEPT = 0.9  # of a recorded run's responses, by every correction

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlzoo.measure.profile import LengthProfile
-from rlzoo.measure.response_table import ResponseTable, pooled_runs
 from rlzoo.config.run_config import RunConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
 from rlzoo.lab.run_records import find_runs
+from rlzoo.measure.profile import LengthProfile
+from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 
 def main() -> None:

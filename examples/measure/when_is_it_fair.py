@@ -17,14 +17,14 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from rlzoo.measure.comparison import estimate
-from rlzoo.measure.profile import MOVED
-from rlzoo.measure.response_table import ResponseTable
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges, bin_index
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
+from rlzoo.measure.comparison import estimate
+from rlzoo.measure.profile import MOVED
+from rlzoo.measure.response_table import ResponseTable
 
 SETTLING = 10  # steps
 Part = Callable[[RecordedUpdate, float], torch.Tensor]  # which rows of an update belong to it, given the median length

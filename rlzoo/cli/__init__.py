@@ -11,9 +11,9 @@ from types import FrameType
 from typing import NoReturn
 
 from rlzoo.errors import PolicyError, RunError, UserError
+from rlzoo.fast_cpu.waiting import prepare_waiting
 from rlzoo.support.garbage import collect_seldom
 from rlzoo.support.redaction import redact
-from rlzoo.fast_cpu.waiting import prepare_waiting
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 """Errors of a stream without a name that say enough: a disk is full, or nobody reads any more."""

@@ -14,9 +14,9 @@ from rlzoo.cli.display import Plain, counted
 from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, signed
 from rlzoo.errors import UserError
-from rlzoo.lab.races import SCORES, Race, race
 from rlzoo.journal.tracking.record import run_id_of
 from rlzoo.journal.tracking.runs import common_parent, log_artifact
+from rlzoo.lab.races import SCORES, Race, race
 
 MANY = 4  # contenders; of more, only the pairs with the best are shown
 

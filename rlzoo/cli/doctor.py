@@ -13,8 +13,8 @@ from rich.text import Text
 
 from rlzoo.cli.display import Plain
 from rlzoo.config.composition import config_names
-from rlzoo.support.redaction import redact
 from rlzoo.journal.tracking.record import tracking_uri
+from rlzoo.support.redaction import redact
 from rlzoo.zoo import load_zoo
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")

@@ -11,12 +11,12 @@ from typing import Any
 from rich.progress import TaskID, TextColumn
 from rich.table import Table
 
-from rlzoo.measure.at_k import Estimate
 from rlzoo.cli.display import Bars, Plain, show_log, timed
 from rlzoo.cli.tables import interval, number
 from rlzoo.errors import UserError
 from rlzoo.lab.evaluate import evaluate
 from rlzoo.lab.evaluation import EvaluationConfig, SuiteResult, default_output
+from rlzoo.measure.at_k import Estimate
 
 EXPERIMENT = "rlzoo"
 SIDE_BY_SIDE = 3  # suites in a table: so it fits a terminal of 80 columns

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.support.redaction import may_be
 from rlzoo.journal.tracking.record import flatten
+from rlzoo.support.redaction import may_be
 
 logger = logging.getLogger("rlzoo")
 

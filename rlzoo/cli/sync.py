@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from rlzoo.errors import UserError
-from rlzoo.support.lock import Lock
 from rlzoo.journal.tracking.record import FOLDER, Record, sent_to, tracking_uri, without_password
 from rlzoo.journal.tracking.store import bounded_store
 from rlzoo.journal.tracking.sync import Sync, describe
+from rlzoo.support.lock import Lock
 
 
 def sync(directories: Sequence[Path]) -> bool:

@@ -18,12 +18,12 @@ from rlzoo.cli.outside import announce_plugins
 from rlzoo.cli.progress import display_for
 from rlzoo.cli.resume import check_unchanged, run_to_resume
 from rlzoo.config.run_config import RunConfig
-from rlzoo.train.checks import check_plugins_unchanged
 from rlzoo.errors import UserError
 from rlzoo.planner.preflight import check
+from rlzoo.training.checks import check_plugins_unchanged
 
 if TYPE_CHECKING:
-    from rlzoo.train.loop import RunResult
+    from rlzoo.training.train import RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _train(config: RunConfig, resume: bool, allow_changed_plugin: bool, showing:
     show_log((logging.WARNING if is_brief else logging.INFO) if is_main else logging.ERROR)
     announce_plugins(config)
     if not is_main:
-        from rlzoo.train.loop import train
+        from rlzoo.training.train import train
 
         train(config, resume=resume, allow_changed_plugin=allow_changed_plugin)
         return
@@ -113,7 +113,7 @@ def _train(config: RunConfig, resume: bool, allow_changed_plugin: bool, showing:
     title = f"{config.clip.name} on {config.task.name}, model {config.model.path}, seed {config.seed}"
     how = {"is_quiet": showing.is_quiet, "as_json": showing.as_json}
     with display_for(console, title, config.steps, run=path, **how) as display:
-        from rlzoo.train.loop import train  # takes seconds, seen on the display
+        from rlzoo.training.train import train  # takes seconds, seen on the display
 
         def observe(step: int, metrics: Mapping[str, float]) -> None:
             display.show(step, metrics)

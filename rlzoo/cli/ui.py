@@ -10,8 +10,8 @@ import socket
 import sys
 
 from rlzoo.errors import UserError
-from rlzoo.support.redaction import redact
 from rlzoo.journal.tracking.record import tracking_uri
+from rlzoo.support.redaction import redact
 
 HOST = "127.0.0.1"
 JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"

@@ -10,11 +10,16 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
 
 from rlzoo.advantages import TOKEN_ADVANTAGES, min_group_size
-from rlzoo.config.composition import clip_name, clip_settings, config_names, for_clip, listed, merge, parse_overrides, read_config
-from rlzoo.discovery import distinct
-from rlzoo.errors import UserError, explain, shown
-from rlzoo.policy import ClipPolicy, contract_problem, required_fields
-from rlzoo.support.redaction import redact_settings, redacted_keys
+from rlzoo.config.composition import (
+    clip_name,
+    clip_settings,
+    config_names,
+    for_clip,
+    listed,
+    merge,
+    parse_overrides,
+    read_config,
+)
 from rlzoo.config.sections import (
     CheckpointConfig,
     EvalConfig,
@@ -27,6 +32,10 @@ from rlzoo.config.sections import (
     Section,
     TrackingConfig,
 )
+from rlzoo.discovery import distinct
+from rlzoo.errors import UserError, explain, shown
+from rlzoo.policy import ClipPolicy, contract_problem, required_fields
+from rlzoo.support.redaction import redact_settings, redacted_keys
 from rlzoo.tasks import Task, build_task
 from rlzoo.zoo import load_zoo
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from rlzoo.models.draws import draw
 from rlzoo.fast_cpu.fused import FusedStep, can_fuse
+from rlzoo.models.draws import draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

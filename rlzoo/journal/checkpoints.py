@@ -13,10 +13,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files, temporary_path
+from rlzoo.errors import UserError
 from rlzoo.journal.manifest import remove_sealed, sealed_files
 from rlzoo.journal.state import FILE, RunState, identity, numbered
-from rlzoo.errors import UserError
+from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files, temporary_path
 
 STATE = f"state/{FILE}"
 STOPPED = "stopped.json"

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlzoo.support.atomic import remove_unfinished_tensors, sync, temporary_path, write_tensors, write_text
-from rlzoo.journal import checkpoints
-from rlzoo.models.adapters import has_adapter
-from rlzoo.journal.manifest import seal
-from rlzoo.models.pretrained import quiet
-from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.errors import UserError, shown
+from rlzoo.journal import checkpoints
+from rlzoo.journal.manifest import seal
+from rlzoo.journal.state import IDENTITY, identity
+from rlzoo.models.adapters import has_adapter
+from rlzoo.models.pretrained import quiet
+from rlzoo.plugin_files import copy_plugins
+from rlzoo.support.atomic import remove_unfinished_tensors, sync, temporary_path, write_tensors, write_text
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import UnreadableError, parse_json
-from rlzoo.plugin_files import copy_plugins
 from rlzoo.support.reading import RECORDS, read_text
 from rlzoo.support.redaction import redact_settings
 from rlzoo.types import RolloutGroup
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rlzoo.learner.batch import Experience
+    from rlzoo.learner.batch import ScoredBatch
     from rlzoo.learner.learner import Update
     from rlzoo.policy import ClipPolicy
 
@@ -227,9 +227,7 @@ class RunDirectory:
             if is_new:
                 sync(self.path)
 
-    def record_rollouts(
-        self, step: int, groups: Sequence[RolloutGroup], experience: Experience, updates: Sequence[Update]
-    ) -> None:
+    def record_rollouts(self, step: int, groups: Sequence[RolloutGroup], batch: ScoredBatch, updates: Sequence[Update]) -> None:
         """Keep a step's responses as text, and its token ids and log-probs at every optimizer step, for replay.
 
         Per-token arrays are flat, response after response; ``lengths`` cuts them; ``advantages`` is one where they differ by
@@ -252,17 +250,18 @@ class RunDirectory:
             for rollout in group.rollouts
         )
         text = "".join(AS_LINE.encode(line) + "\n" for line in lines)
-        mask, old, advantages = experience.response_mask, experience.old_log_probs, experience.advantages
+        mask, advantages = batch.response_mask, batch.advantages
         tensors = {
-            "sequences": torch.cat(experience.sequences),
-            "sequence_lengths": torch.tensor(experience.sizes),
-            "lengths": experience.lengths,
-            "group_ids": experience.group_ids,
-            "rewards": experience.rewards,
+            "sequences": torch.cat(batch.sequences),
+            "sequence_lengths": torch.tensor(batch.sizes),
+            "lengths": batch.lengths,
+            "group_ids": batch.group_ids,
+            "rewards": batch.rewards,
             "advantages": advantages if advantages.shape[-1] == 1 else advantages[mask],
-            "rollout_log_probs": experience.rollout_log_probs[mask],
+            "rollout_log_probs": batch.rollout_log_probs[mask],
         }
-        tensors |= {} if old is None else {"old_log_probs": old[mask]}
+        if not batch.unscored.any():
+            tensors["old_log_probs"] = batch.old_log_probs[mask]
         for index, update in enumerate(updates):
             tensors[f"rows/{index}"] = update.rows.contiguous()
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]

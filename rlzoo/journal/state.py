@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlzoo.journal.manifest import damage
 from rlzoo.errors import UserError, first_mistake
+from rlzoo.journal.manifest import damage
 from rlzoo.support.parsing import parse_json
 from rlzoo.types import Rollout
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import yaml
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.train.loop import Observer, train
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import TARGET, clip_fraction_of, match_clip_fraction
 from rlzoo.policy import ClipPolicy
+from rlzoo.training.after import Observer
+from rlzoo.training.train import train
 
 NEAR = 0.1  # a clip fraction within this share of the target is met
 

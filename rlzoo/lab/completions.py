@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
+from rlzoo.errors import UserError
 from rlzoo.measure.at_k import Outcome
 from rlzoo.support.atomic import temporary_path, write_text
-from rlzoo.errors import UserError
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
 from rlzoo.support.signals import held_signals

@@ -18,15 +18,16 @@ from scipy import stats
 from torch import Tensor
 
 from rlzoo import ops
-from rlzoo.measure.intervals import CONFIDENCE, NUM_RESAMPLES, Interval
-from rlzoo.learner.batch import Experience
-from rlzoo.learner.judge import judgement
-from rlzoo.learner.log_probs import ResponseLogProbs
-from rlzoo.models.pretrained import load_named
 from rlzoo.errors import UserError
 from rlzoo.fairness import NUM_BINS, bin_index
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
 from rlzoo.lab.replay import Replayed
+from rlzoo.learner.batch import Batch
+from rlzoo.learner.judge import judgement
+from rlzoo.learner.log_probs import ResponseLogProbs
+from rlzoo.learner.micro_batches import padded
+from rlzoo.measure.intervals import CONFIDENCE, NUM_RESAMPLES, Interval
+from rlzoo.models.pretrained import load_named
 from rlzoo.support.reading import opened
 from rlzoo.types import ClipInputs
 
@@ -122,25 +123,29 @@ def _gradients(
 ) -> dict[str, list[Tensor]]:
     """For each label, the flat model gradient of ``sum(g * log_probs)`` over the responses of each length bin."""
     inputs = update.inputs
-    experience = Experience(
+    sizes = torch.tensor([sequence.numel() for sequence in update.sequences])
+    batch = Batch(
+        step=update.step,
         sequences=update.sequences,
+        prompt_lengths=sizes - inputs.response_mask.sum(-1),
         response_mask=inputs.response_mask,
+        turn_ids=torch.where(inputs.response_mask, 0, -1),
         rollout_log_probs=inputs.log_probs,
         rewards=inputs.advantages[:, 0],
         group_ids=update.group,
-        advantages=inputs.advantages,
+        finished=torch.ones(len(sizes), dtype=torch.bool),
     )
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     size = sum(parameter.numel() for parameter in parameters)
     sums: dict[str, list[Tensor]] = {label: [] for label in wanted}
-    bins = bin_index(experience.lengths, edges)
+    bins = bin_index(batch.lengths, edges)
     for k in range(NUM_BINS):
         rows = (bins == k).nonzero()[:, 0]
         if len(rows) == 0:
             for parts in sums.values():
                 parts.append(torch.zeros(size))
             continue
-        log_probs, _ = module(experience.model_batch(rows, pad_id=0))
+        log_probs, _ = module(padded(batch, rows, pad_id=0))
         mask = inputs.response_mask[rows]
         _check_same(log_probs, inputs.log_probs[rows][mask], f"kept weights of step {update.step}, update {update.index},")
         for label, gradient in wanted.items():

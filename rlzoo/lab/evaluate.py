@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlzoo.measure.at_k import means
-from rlzoo.learner.optimization import named_weights
-from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.prompts import check_prompts, encode_prompt
-from rlzoo.rollout.sampler import Sampler
-from rlzoo.rollout.make_sampler import make_sampler
-from rlzoo.support.seeds import step_seed
+from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.completions import Answered, Completion, EvaluationDirectory
 from rlzoo.lab.evaluation import EvaluatedModel, Evaluation, EvaluationConfig, SuiteResult, default_output, finish
-from rlzoo.config.sections import ModelConfig, RolloutConfig
+from rlzoo.learner.optimization import named_weights
+from rlzoo.measure.at_k import means
+from rlzoo.models.pretrained import eos_token_ids, load_pretrained
+from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.rollout.prompts import check_prompts, encode_prompt
+from rlzoo.rollout.sampler import Sampler
+from rlzoo.support.seeds import step_seed
 from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
 from rlzoo.types import Problem
 

@@ -14,16 +14,16 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from rlzoo.measure.at_k import Estimate, LengthBin, by_length, estimates
 from rlzoo.config.composition import parse_overrides
-from rlzoo.journal.state import numbered
-from rlzoo.errors import UserError, explain
-from rlzoo.lab.completions import Answered, EvaluationDirectory
-from rlzoo.lab.study import plain
-from rlzoo.support.redaction import redact_settings
 from rlzoo.config.sections import RolloutConfig, Section
+from rlzoo.errors import UserError, explain
+from rlzoo.journal.state import numbered
 from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri, without_password
 from rlzoo.journal.tracking.sync import Sync, describe
+from rlzoo.lab.completions import Answered, EvaluationDirectory
+from rlzoo.lab.study import plain
+from rlzoo.measure.at_k import Estimate, LengthBin, by_length, estimates
+from rlzoo.support.redaction import redact_settings
 
 logger = logging.getLogger("rlzoo")
 

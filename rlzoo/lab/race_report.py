@@ -6,10 +6,10 @@ from statistics import fmean
 
 import numpy as np
 
-from rlzoo.measure.figures import Series, forest, lines, profile
-from rlzoo.lab.races import SCORES, Contender, Race
-from rlzoo.measure.report import Cell, Section, Table, render
 from rlzoo.journal.tracking.record import run_id_of
+from rlzoo.lab.races import SCORES, Contender, Race
+from rlzoo.measure.figures import Series, forest, lines, profile
+from rlzoo.measure.report import Cell, Section, Table, render
 
 MEGABYTE = 2**20
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
-from rlzoo.measure.profile import LengthProfile
-from rlzoo.measure.response_table import pooled_runs
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
 from rlzoo.lab.run_records import RunRecord, find_runs
 from rlzoo.lab.study import plain
+from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
+from rlzoo.measure.profile import LengthProfile
+from rlzoo.measure.response_table import pooled_runs
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # what runs may differ in and still be repetitions
 SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # what runs must agree in, or their scores mean different things

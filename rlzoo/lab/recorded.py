@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.learner.mismatch import mismatch_weights
-from rlzoo.support.seeds import LEARNER, step_seed
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.lab.rollout_file import read_rollouts
+from rlzoo.learner.mismatch import mismatch_weights
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import StepCounts
+from rlzoo.support.seeds import LEARNER, step_seed
 from rlzoo.types import ClipInputs
 
 CHUNK_TOKENS = 500_000  # padded tokens judged at once by rules that look at each row alone

@@ -9,11 +9,12 @@ import torch
 from pydantic import ValidationError
 
 from rlzoo import ops
-from rlzoo.measure.profile import LengthProfile
-from rlzoo.measure.response_table import ResponseTable, prompt_ids
-from rlzoo.learner.judge import judge, judgement, updated
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun, chunks
+from rlzoo.learner.judge import judge, judgement, updated
+from rlzoo.learner.on_policy import OnPolicyGradient
+from rlzoo.measure.profile import LengthProfile
+from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.policy import ClipPolicy
 from rlzoo.types import ClipInputs
 
@@ -49,15 +50,17 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
         UserError: the rule cannot read the recorded advantages or weights, or nothing is left to report.
     """
     _check_readable(run, policy)
-    tables, states, current = [], [], policy
+    tables, states, current, on_policy = [], [], policy, OnPolicyGradient(policy)
     for update in run.updates:
-        judged = judgement(
-            current, update.inputs, update.counts, run.config.rollout.max_new_tokens, update.weights_for(current)
-        )
-        answered = (judged.result, judged.gradient, judged.on_policy_gradient)
-        table = ResponseTable.measure(update.inputs, *answered, group=prompt_ids(update.step, update.group))
+        read, max_length = update.inputs, run.config.rollout.max_new_tokens
+        given = (update.counts, max_length, update.weights_for(current))
+        judged = judgement(current, read, *given)
+        answered = (judged.result, judged.gradient, on_policy(read, judged.result, *given))
+        table = ResponseTable.measure(read, *answered, group=prompt_ids(update.step, update.group))
         states.append(current)
-        current = updated(current, table.clip_stats(update.edges))
+        if is_adaptive(current):
+            current = updated(current, table.clip_stats(update.edges))
+            on_policy = OnPolicyGradient(current)
         if update.step > skip_steps:
             tables.append(table)
     whole = ResponseTable.concat(tables) if tables else None

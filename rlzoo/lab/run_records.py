@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlzoo.journal.run_directory import read_metrics
 from rlzoo.errors import UserError, shown
+from rlzoo.journal.run_directory import read_metrics
+from rlzoo.journal.tracking.record import flatten
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import SETTINGS, read_text
-from rlzoo.journal.tracking.record import flatten
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlzoo.measure.profile import QUANTILES
-from rlzoo.measure.figures import Series, lines, profile
 from rlzoo.lab.study import Rule, Study, widths_of
+from rlzoo.measure.figures import Series, lines, profile
+from rlzoo.measure.profile import QUANTILES
 from rlzoo.measure.report import Cell, Section, Table, render
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from rlzoo.lab.sweep import Child
 from rlzoo.journal.tracking.record import PARENT_RUN
+from rlzoo.lab.sweep import Child
 
 LAUNCHER = "RLZOO_LAUNCHER"
 """Environment variable with the process that has started this one, if that was a sweep or our launcher."""

@@ -74,20 +74,20 @@ class ScoredBatch(Batch):
 
     old_log_probs: Tensor  # (B, T) float32, of the model before the first optimizer step of the batch
     advantages: Tensor  # (B, 1), or (B, T) where credit differs by token
+    unscored: Tensor  # (B,) bool: rows whose old log-probs are those of the first forward pass
     ref_log_probs: Tensor | None = None  # (B, T); None for a run without a reference model
     weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None for a run without mismatch correction
-    unscored: Tensor = torch.empty(0, dtype=torch.long)  # rows whose old log-probs are those of the first forward pass
 
     @classmethod
     def of(cls, batch: Batch, **scores: Any) -> ScoredBatch:
         """A batch with its scores."""
-        return cls(**{field.name: getattr(batch, field.name) for field in fields(Batch)}, **scores)
+        return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, **scores)
 
-    def with_old_log_probs(self, log_probs: Tensor) -> ScoredBatch:
-        """Fill in the old log-probs of the ``unscored`` rows, ``(R, T)``."""
+    def with_old_log_probs(self, rows: Tensor, log_probs: Tensor) -> ScoredBatch:
+        """Fill in the old log-probs of the unscored rows, ``(R, T)``."""
         old_log_probs = self.old_log_probs.clone()
-        old_log_probs[self.unscored] = log_probs
-        return replace(self, old_log_probs=old_log_probs, unscored=torch.empty(0, dtype=torch.long))
+        old_log_probs[rows] = log_probs
+        return replace(self, old_log_probs=old_log_probs, unscored=torch.zeros_like(self.unscored))
 
     def clip_inputs(self, rows: Tensor, log_probs: Tensor, seed: int = 0) -> ClipInputs:
         """Build what a rule reads for some rows, on the device of ``log_probs``.
@@ -98,7 +98,7 @@ class ScoredBatch(Batch):
             seed: of the optimizer step.
         """
         assert log_probs.shape[1] == self.response_mask.shape[1], "inputs are as wide as the batch"
-        device, is_unscored = log_probs.device, bool(torch.isin(rows, self.unscored).any())
+        device, is_unscored = log_probs.device, bool(self.unscored[rows].any())
         old_log_probs = log_probs.detach().clone() if is_unscored else self.old_log_probs[rows].to(device)
         return ClipInputs(
             log_probs=log_probs,

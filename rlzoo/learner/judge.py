@@ -81,8 +81,12 @@ def _concat(records: Sequence[Record]) -> Record:
         if isinstance(values[0], Tensor):
             joined[field.name] = torch.cat(values)
         elif isinstance(values[0], ClipBand):
-            edges = {edge.name: [getattr(band, edge.name) for band in values] for edge in fields(ClipBand)}
-            joined[field.name] = ClipBand(**{name: None if each[0] is None else torch.cat(each) for name, each in edges.items()})
+            ceilings = [band.ceiling for band in values]
+            joined[field.name] = ClipBand(
+                torch.cat([band.low for band in values]),
+                torch.cat([band.high for band in values]),
+                None if ceilings[0] is None else torch.cat(ceilings),
+            )
         else:
             joined[field.name] = values[0]
     return replace(records[0], **joined)
@@ -92,9 +96,9 @@ def _expanded(result: ClipResult) -> ClipResult:
     """A result whose band has one edge for each judged log-ratio."""
     if result.band is None:
         return result
-    shape = result.log_ratio.shape
-    edges = {edge.name: getattr(result.band, edge.name) for edge in fields(ClipBand)}
-    return replace(result, band=ClipBand(**{name: None if each is None else each.expand(shape) for name, each in edges.items()}))
+    shape, band = result.log_ratio.shape, result.band
+    ceiling = None if band.ceiling is None else band.ceiling.expand(shape)
+    return replace(result, band=ClipBand(band.low.expand(shape), band.high.expand(shape), ceiling))
 
 
 def _weighted(policy: ClipPolicy, objective: Tensor, weights: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The learner: turns an experience into optimizer steps, with one denominator per step."""
+"""The learner: turns a batch of graded responses into optimizer steps."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlzoo.analysis.response_table import ResponseTable
-from rlzoo.engine.adapters import has_adapter, prepare_for_training, without_adapter
-from rlzoo.engine.experience import Experience, PaddingSide, micro_batch_cost, micro_batch_tokens
-from rlzoo.engine.gradient import StepGradient, StepMeasures
-from rlzoo.engine.judge import updated
-from rlzoo.engine.mismatch import with_mismatch_weights
-from rlzoo.engine.model import ResponseLogProbs, check_packing
-from rlzoo.engine.optimization import Applied, make_optimization, make_scheduler, named_weights
-from rlzoo.engine.passes import Passes
-from rlzoo.engine.processes import make_accelerator
-from rlzoo.engine.shaping import with_kl_in_the_reward
+from rlzoo.advantages import compute_advantages, compute_token_advantages
+from rlzoo.config.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig
 from rlzoo.errors import RunError, UserError
 from rlzoo.fairness import bin_edges
+from rlzoo.learner.batch import Batch, ScoredBatch
+from rlzoo.learner.judge import updated
+from rlzoo.learner.log_probs import ResponseLogProbs, check_packing
+from rlzoo.learner.micro_batches import MicroBatches, PaddingSide
+from rlzoo.learner.minibatch import Measured, Minibatch
+from rlzoo.learner.mismatch import mismatch_weights
+from rlzoo.learner.on_policy import OnPolicyGradient
+from rlzoo.learner.optimization import Applied, make_optimization, make_scheduler, named_weights
+from rlzoo.learner.shaping import overlong_penalty, without_truncated
+from rlzoo.measure.response_table import ResponseTable
+from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.policy import ClipPolicy
-from rlzoo.reading import SETTINGS, read_text
-from rlzoo.redaction import redact_settings, with_secrets_of
-from rlzoo.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig
+from rlzoo.processes import make_accelerator
+from rlzoo.support.reading import SETTINGS, read_text
+from rlzoo.support.redaction import redact_settings, with_secrets_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -39,13 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One optimizer step: what it was computed from and what came of it.
+    """One optimizer step: what it was computed from, and its outcome.
 
     Example:
-        ``update.objective`` is J itself, over the whole step; ``update.log_probs`` allows it to be replayed.
+        ``update.objective`` is J over the whole minibatch; ``update.log_probs`` allows the update to be replayed.
     """
 
-    rows: Tensor  # (R,) rows of the experience
+    rows: Tensor  # (R,) rows of the batch
     log_probs: Tensor  # (R, T) of the model just before the step, on the CPU
     table: ResponseTable
     objective: float
@@ -57,10 +59,16 @@ class Update:
 
 
 class Learner:
-    """Owns the optimizer and the policy's current state.
+    """Owns the optimizer and the current state of the rule.
 
-    With several processes, each holds the whole experience and computes its share of the rows; log-probs, measurements and
-    gradients are added up, so that all of them end every step with the same.
+    The rule is differentiated with respect to the log-probs alone, g = dJ/dlog_probs, and ``sum(g * log_probs)`` is
+    back-propagated through the model. This is exact for every rule, since log_probs is all that a rule sees.
+
+    With several processes, each holds the whole batch and computes its share of the rows. Log-probs, measurements and
+    gradients are added up, so that all processes end every step with the same values.
+
+    Example:
+        ``batch, updates = learner.update(learner.score(collate(groups), seed), seed)``
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class Learner:
         accelerator: Accelerator | None = None,
     ) -> None:
         self.policy = policy
+        self._on_policy = OnPolicyGradient(policy)
         self.config = config
         self.reward = reward or RewardConfig()
         self.mismatch = mismatch or MismatchConfig()
@@ -86,7 +95,7 @@ class Learner:
         self.num_optimizer_steps = 0
         self.num_nonfinite = 0  # updates in a row whose gradient was not finite
         self.accelerator = accelerator or make_accelerator(LaunchConfig(), config)
-        self.passes = self._make_passes(language_model, pad_id, padding_side)
+        self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id, padding_side=padding_side)
         if config.packing:
             check_packing(language_model)
         prepare_for_training(language_model, config)
@@ -98,18 +107,6 @@ class Learner:
         self.optimization = make_optimization(self.accelerator, module, config)
         self.model = self.optimization.model
         self.scheduler = make_scheduler(self.optimization.optimizer, config, num_updates)
-
-    def _make_passes(self, language_model: PreTrainedModel, pad_id: int, padding_side: PaddingSide) -> Passes:
-        is_cpu, sizes = self.accelerator.device.type == "cpu", language_model.config.get_text_config()
-        depth = sizes.num_hidden_layers * sizes.hidden_size
-        return Passes(
-            self.accelerator,
-            pad_id=pad_id,
-            max_tokens=micro_batch_tokens(self.config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth),
-            packing=self.config.packing,
-            cost=micro_batch_cost(is_cpu=is_cpu, depth=depth),
-            padding_side=padding_side,
-        )
 
     @property
     def has_reference(self) -> bool:
@@ -167,95 +164,132 @@ class Learner:
                 f"{', '.join(wrong) or 'its keys'} cannot be of this run after {num_optimizer_steps} optimizer steps"
             )
 
-    def update(
-        self, experience: Experience, seed: int, before_update: Callable[[int], None] | None = None
-    ) -> tuple[Experience, list[Update]]:
-        """Take every optimizer step of one rollout batch.
+    def score(self, batch: Batch, seed: int = 0) -> ScoredBatch:
+        """Compute everything that the rule reads, except the current model's log-probs.
 
         Args:
-            experience: the graded rollouts, the same in every process.
+            batch: the same in every process.
+            seed: of the step, as for `update`: rows of its first minibatch are not scored, see `ScoredBatch`.
+        """
+        rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
+        batch = replace(batch, rewards=rewards)
+        advantages = compute_advantages(rewards, batch.group_ids, self.policy.advantage)
+        advantages = without_truncated(advantages, batch.finished, self.reward)
+        needs_all = self.reward.kl_coef > 0 or self.mismatch.correction != "none"
+        unscored = torch.zeros(len(batch), dtype=torch.bool)
+        if not self.has_reference and not self._learns_from(advantages):
+            unscored[:] = True  # nobody will ask
+        elif not needs_all:
+            unscored[self.minibatches(len(batch), seed)[0]] = True
+        old_log_probs = self.log_probs(batch, ~unscored)
+        ref_log_probs = self.reference_log_probs(batch) if self.has_reference else None
+        if self.reward.kl_coef > 0:
+            assert ref_log_probs is not None, "has_reference"
+            advantages = compute_token_advantages(
+                rewards, old_log_probs - ref_log_probs, batch.response_mask, self.reward.kl_coef, self.policy.advantage
+            )
+            advantages = without_truncated(advantages, batch.finished, self.reward)
+        log_ratio = torch.where(batch.response_mask, old_log_probs - batch.rollout_log_probs, 0.0)
+        weights = mismatch_weights(log_ratio, batch.response_mask, self.mismatch)
+        return ScoredBatch.of(
+            batch,
+            old_log_probs=old_log_probs,
+            advantages=advantages,
+            ref_log_probs=ref_log_probs,
+            weights=weights,
+            unscored=unscored,
+        )
+
+    def log_probs(self, batch: Batch, where: Tensor | None = None) -> Tensor:
+        """Compute the model's log-probs of all responses, ``(B, T)``, or of those ``where`` is True; others stay 0."""
+        rows = torch.arange(len(batch))
+        return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])[0]
+
+    def reference_log_probs(self, batch: Batch) -> Tensor:
+        """Compute the log-probs of the starting model, ``(B, T)``."""
+        rows = torch.arange(len(batch))
+        if self.reference is None:
+            with without_adapter(self.language_model):
+                return self.micro_batches.log_probs(self.model, batch, rows)[0]
+        with self.accelerator.autocast():
+            return self.micro_batches.log_probs(self.reference, batch, rows)[0]
+
+    def minibatches(self, number: int, seed: int) -> list[Tensor]:
+        """Draw which rows share an optimizer step: one tensor of rows for each step, epoch after epoch."""
+        rng = torch.Generator().manual_seed(seed)
+        epochs = [torch.randperm(number, generator=rng) for _ in range(self.config.num_epochs)]
+        return [rows for order in epochs for rows in order.tensor_split(self.config.num_minibatches)]
+
+    def update(
+        self, batch: ScoredBatch, seed: int, before_update: Callable[[int], None] | None = None
+    ) -> tuple[ScoredBatch, list[Update]]:
+        """Take every optimizer step of one batch.
+
+        Args:
+            batch: the same in every process.
             seed: decides which responses share a minibatch, and what rules draw that draw at random.
-            before_update: told the number of each update, from 0, before its first forward pass.
+            before_update: called with the number of each update, from 0, before its first forward pass.
 
         Returns:
-            The experience with its ``old_log_probs`` filled in, and the advantages that follow from them where the reward
-            has a KL; and the steps in order.
+            The batch with all its old log-probs, and the updates in order; none if nothing can be learned from the batch.
         """
-        number, settings = len(experience), self.config
-        rng = torch.Generator().manual_seed(seed)
-        epochs = [torch.randperm(number, generator=rng) for _ in range(settings.num_epochs)]
-        minibatches = [rows for order in epochs for rows in order.tensor_split(settings.num_minibatches)]
-        # before the first step the policy is still the old one: that step's own pass gives its rows' old log-probs
-        known_later = minibatches[0] if self.reward.kl_coef == 0 and self.mismatch.correction == "none" else torch.tensor([])
-        experience = with_mismatch_weights(self.with_old_log_probs(experience, known_later), self.mismatch)
-        if self.reward.kl_coef > 0:
-            experience = with_kl_in_the_reward(experience, self.policy.advantage, self.reward)
+        minibatches = self.minibatches(len(batch), seed)
+        if not self._learns_from(batch.advantages):
+            self.skip(len(minibatches))
+            return batch, []
         updates: list[Update] = []
         for index, rows in enumerate(minibatches):
             if not len(rows):  # fewer responses than minibatches
-                self.pass_over(1)
+                self.skip(1)
                 continue
             if before_update is not None:
                 before_update(index)
-            is_first = index == 0 and len(known_later) > 0
-            update = self.step(experience, rows, seed + index, is_first=is_first)
-            if is_first:
-                assert experience.old_log_probs is not None
-                experience.old_log_probs[rows] = update.log_probs
+            update = self.apply(rows, self.accumulate(batch, rows, seed + index))
             updates.append(update)
+            if batch.unscored.any():
+                batch = batch.with_old_log_probs(rows, update.log_probs)
             if type(self.policy).updated is not ClipPolicy.updated:
-                self.policy = updated(self.policy, update.table.clip_stats(bin_edges(experience.lengths)))
-        return experience, updates
+                self.policy = updated(self.policy, update.table.clip_stats(bin_edges(batch.lengths)))
+        return batch, updates
 
-    def learns_from(self, experience: Experience, rows: Tensor | None = None) -> bool:
-        """Whether these rows, or all of them, can have a gradient."""
-        if self.config.kl_coef > 0 or self.policy.learns_without_advantages:
-            return True
-        advantages = experience.advantages if rows is None else experience.advantages[rows]
-        return bool((advantages != 0).any())
+    def accumulate(self, batch: ScoredBatch, rows: Tensor, seed: int = 0) -> Measured:
+        """Add up the gradient of one minibatch's loss, micro-batch by micro-batch.
 
-    def pass_over(self, num_updates: int) -> None:
-        """Advance the learning rate past updates that are not taken, so that the schedule ends with the run."""
-        with warnings.catch_warnings():
-            # torch suspects a mistake where the optimizer has not taken a step yet
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-            for _ in range(num_updates):
-                self.scheduler.step()
-
-    @torch.no_grad()
-    def with_old_log_probs(self, experience: Experience, known_later: Tensor | None = None) -> Experience:
-        """Record the log-probs of the policy before its first update, and of the reference if there is one.
+        Rows without an advantage have no gradient, unless the rule declares that it learns from them (or the loss has a KL).
+        They take a forward pass only. A rule of scope "batch" is evaluated before the first backward pass.
 
         Args:
-            experience: the graded rollouts.
-            known_later: rows whose old log-probs are left at 0.
+            batch: scored.
+            rows: ``(R,)`` of the batch, of all processes.
+            seed: of rules that draw at random.
         """
-        rows = torch.arange(len(experience))
-        needed = rows if known_later is None else rows[~torch.isin(rows, known_later)]
-        old, _ = self.passes.log_probs(self.model, experience, needed)
-        if not self.has_reference:
-            return replace(experience, old_log_probs=old)
-        if self.reference is None:
-            with without_adapter(self.language_model):
-                ref, _ = self.passes.log_probs(self.model, experience, rows)
+        minibatch = Minibatch(batch, rows, self.policy, self.config, max_length=self.max_length, seed=seed)
+        learning = minibatch.learning
+        if self.policy.scope == "batch":
+            log_probs, entropy = self.micro_batches.log_probs(self.model, batch, rows)
+            acting = minibatch.judge_whole(log_probs.to(self.accelerator.device), entropy.to(self.accelerator.device))
+            pieces = self.micro_batches.of(batch, acting, learns=True) if learning.any() else []
         else:
-            with self.accelerator.autocast():
-                ref, _ = self.passes.log_probs(self.reference, experience, rows)
-        return replace(experience, old_log_probs=old, ref_log_probs=ref)
+            pieces = self.micro_batches.of(batch, rows[~learning]) + self.micro_batches.of(batch, rows[learning], learns=True)
+        for index, piece in enumerate(pieces):
+            with self.optimization.micro_batch(is_last=index == len(pieces) - 1), torch.set_grad_enabled(piece.learns):
+                log_probs, entropy = self.micro_batches.forward(self.model, batch, piece.rows)
+                gradient = minibatch.gradient(piece, log_probs, entropy)
+                if piece.learns:
+                    self.optimization.backward(-(gradient * log_probs).sum())  # the loss is the negated objective
+        if self._on_policy.policy != self.policy:
+            self._on_policy = OnPolicyGradient(self.policy)
+        return minibatch.measured(self.micro_batches, self._on_policy)
 
-    def step(self, experience: Experience, rows: Tensor, seed: int = 0, *, is_first: bool = False) -> Update:
-        """One optimizer step on some rows of the experience; see `accumulate`."""
+    def apply(self, rows: Tensor, measured: Measured) -> Update:
+        """Take the optimizer step whose gradient was accumulated, and advance the learning rate."""
         lr = float(self.scheduler.get_last_lr()[0])
-        learns = self.learns_from(experience, rows)
-        measures = self.accumulate(experience, rows, seed, learns=learns, is_first=is_first)
-        if learns and not measures.has_gradient and not bool((experience.advantages[rows] != 0).any()):
-            self.optimization.forget()
-            learns = False  # with nothing but zeros, AdamW's momentum alone would move the weights
-        limit = self.config.max_grad_norm
+        learns, limit = measured.learns, self.config.max_grad_norm
+        if not learns:
+            self.optimization.forget()  # with nothing but zeros, AdamW's momentum alone would move the weights
         applied = self.optimization.apply(limit) if learns else Applied(grad_norm=0.0, stepped=False)
-        if applied.stepped:
-            self.num_optimizer_steps += 1
-        self.pass_over(1)  # skipped or not
+        self.skip(1)  # the schedule advances whether or not the step was taken
+        self.num_optimizer_steps += applied.stepped
         if learns:
             self.num_nonfinite = 0 if applied.stepped else self.num_nonfinite + 1
             if self.num_nonfinite >= self.config.max_nonfinite:
@@ -265,9 +299,9 @@ class Learner:
                 )
         return Update(
             rows,
-            measures.log_probs,
-            measures.table,
-            measures.objective,
+            measured.log_probs,
+            measured.table,
+            measured.objective,
             grad_norm=applied.grad_norm,
             grad_clipped=limit is not None and applied.grad_norm > limit,
             skipped=not applied.stepped,
@@ -275,27 +309,14 @@ class Learner:
             lr=lr,
         )
 
-    def accumulate(
-        self, experience: Experience, rows: Tensor, seed: int = 0, *, learns: bool = True, is_first: bool = False
-    ) -> StepMeasures:
-        """Add up the gradient of one step's loss.
+    def skip(self, num_updates: int) -> None:
+        """Advance the learning rate past updates, so that the schedule ends with the run."""
+        with warnings.catch_warnings():
+            # torch suspects a mistake where the optimizer has not taken a step yet
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            for _ in range(num_updates):
+                self.scheduler.step()
 
-        Args:
-            experience: with its old log-probs.
-            rows: ``(R,)`` of the experience, of all processes.
-            seed: of rules that draw at random.
-            learns: False to measure only.
-            is_first: the rows' old log-probs are those the model gives now.
-        """
-        step = StepGradient(
-            experience,
-            rows,
-            policy=self.policy,
-            config=self.config,
-            passes=self.passes,
-            optimization=self.optimization,
-            max_length=self.max_length,
-            seed=seed,
-            is_first=is_first,
-        )
-        return step.add_up(learns=learns)
+    def _learns_from(self, advantages: Tensor) -> bool:
+        """Whether any response can have a gradient."""
+        return self.config.kl_coef > 0 or self.policy.learns_without_advantages or bool((advantages != 0).any())

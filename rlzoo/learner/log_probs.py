@@ -14,7 +14,7 @@ from rlzoo.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rlzoo.learner.batch import ModelBatch
+    from rlzoo.learner.micro_batches import ModelInputs
 
 LOGITS_PER_CHUNK = 2**24
 """Logits held at a time, in elements: 64 MB in float32, whatever the vocabulary."""
@@ -38,27 +38,27 @@ class ResponseLogProbs(nn.Module):
         if not self.chunked:
             logger.warning("%s transforms its logits: log-probs are not chunked", type(language_model).__name__)
 
-    def forward(self, batch: ModelBatch) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each response token.
 
         Args:
-            batch: R rows of S tokens, N of them response tokens.
+            inputs: R rows of S tokens, of which the model chose N.
 
         Returns:
             Two float32 ``(N,)`` tensors in nats, row by row: log-probabilities, with gradient, and entropies, without.
         """
-        inputs = {
-            "input_ids": batch.input_ids,
-            "attention_mask": batch.attention_mask,
-            "position_ids": batch.position_ids,
+        given = {
+            "input_ids": inputs.input_ids,
+            "attention_mask": inputs.attention_mask,
+            "position_ids": inputs.position_ids,
             "use_cache": False,
         }
-        targets = batch.input_ids.roll(-1, dims=1)[batch.predicts]
+        targets = inputs.input_ids.roll(-1, dims=1)[inputs.predicts]
         if self.chunked:
-            hidden = self.language_model.base_model(**inputs).last_hidden_state[batch.predicts]
+            hidden = self.language_model.base_model(**given).last_hidden_state[inputs.predicts]
             head = self.language_model.get_output_embeddings()
             return chunked_log_probs(hidden, targets, head, self.temperature)
-        return _log_probs_of_logits(self.language_model(**inputs).logits[batch.predicts], targets, self.temperature)
+        return _log_probs_of_logits(self.language_model(**given).logits[inputs.predicts], targets, self.temperature)
 
 
 def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Linear, temperature: float) -> tuple[Tensor, Tensor]:

@@ -141,7 +141,7 @@ class MicroBatches:
         return own + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(own))
 
     def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log-probs, with gradient, and entropies of some responses, ``(R, T)`` each, 0 where the model chose nothing."""
+        """Compute log-probs, with gradient, and entropies of some responses: ``(R, T)`` each, 0 outside the mask."""
         inputs = packed(batch, rows) if self.packing else padded(batch, rows, self.pad_id, self.padding_side)
         log_probs, entropy = model(inputs.to(self.accelerator.device))
         return batch.scatter(rows, log_probs), batch.scatter(rows, entropy)
@@ -163,6 +163,10 @@ class MicroBatches:
             return tensor
         total: Tensor = self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")
         return total.cpu()
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true in any process."""
+        return bool(self.sum(torch.tensor(float(flag))))
 
 
 def max_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
@@ -201,7 +205,7 @@ def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = 
     by_size = sorted(rows.tolist(), key=sizes.__getitem__, reverse=True)
     lengths = [sizes[row] for row in by_size]
     numbers = _packed_numbers(lengths, max_tokens) if packing else _padded_numbers(lengths, max_tokens, overhead)
-    return list(torch.tensor(by_size, dtype=torch.long).split(list(numbers))) if by_size else []
+    return list(torch.split(torch.tensor(by_size, dtype=torch.long), list(numbers))) if by_size else []
 
 
 def _packed_numbers(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:

@@ -34,7 +34,7 @@ class Measured:
     log_probs: Tensor  # (R, T) of the minibatch's rows before the step, on the CPU
     table: ResponseTable
     objective: float
-    has_gradient: bool  # whether g is not 0 somewhere, in any process
+    learns: bool  # whether there is anything to learn from
 
 
 class Minibatch:
@@ -62,9 +62,15 @@ class Minibatch:
         self.seed = seed
         # the denominators of the whole step, over all micro-batches and processes
         self.counts = StepCounts.of(batch.response_mask[rows])
+        self.learning = self._learning()  # (R,) bool: rows that can have a gradient
         self.log_probs = torch.zeros(batch.response_mask.shape)
         self._judged: list[tuple[Tensor, Judgement, Tensor, Tensor | None]] = []  # rows, judgement, entropy, KL
         self._gradient: Tensor | None = None  # (B, T) of a rule of scope "batch", which is judged before the first pass
+
+    def _learning(self) -> Tensor:
+        if self.config.kl_coef > 0 or self.policy.learns_without_advantages:
+            return torch.ones(len(self.rows), dtype=torch.bool)
+        return (self.batch.advantages[self.rows] != 0).any(dim=1)
 
     def judge_whole(self, log_probs: Tensor, entropy: Tensor) -> Tensor:
         """Evaluate a rule of scope "batch" on the whole minibatch; returns the rows that a backward pass is needed for.
@@ -108,7 +114,9 @@ class Minibatch:
             measured = gather(micro_batches.accelerator, measured)
             self.log_probs = micro_batches.sum(self.log_probs)
         tables, objectives, has_gradient = zip(*measured, strict=True)
-        return Measured(self.log_probs[self.rows], ResponseTable.concat(tables), sum(objectives), any(has_gradient))
+        has_advantages = bool((self.batch.advantages[self.rows] != 0).any())
+        learns = bool(self.learning.any()) and (has_advantages or any(has_gradient))
+        return Measured(self.log_probs[self.rows], ResponseTable.concat(tables), sum(objectives), learns)
 
     def _measured(self, on_policy: OnPolicyGradient) -> tuple[ResponseTable, float, bool]:
         """Table, objective, and whether there is a gradient, of the rows that this process judged."""
@@ -116,7 +124,7 @@ class Minibatch:
         judged, own = Judgement.concat(judgements), torch.cat(rows)
         factors = None if self.batch.weights is None else self.batch.weights[own].to(judged.gradient.device)
         at_ratio_1 = on_policy(judged.inputs, judged.result, self.counts, self.max_length, factors)
-        silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)]
+        silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)].nan_to_num(0.0)  # NaN is the model's fault
         if self.policy.scope != "batch" and not self.policy.learns_without_advantages and bool(silent.any()):
             raise PolicyError(
                 self.policy.name,

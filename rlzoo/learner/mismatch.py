@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from rlzoo import ops
-from rlzoo.learner.batch import Experience
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.config.sections import MismatchConfig
+from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.learner.batch import ScoredBatch
 
 
 def mismatch_weights(log_ratio: Tensor, response_mask: Tensor, settings: MismatchConfig) -> Tensor | None:
@@ -53,22 +51,14 @@ def mismatch_weights(log_ratio: Tensor, response_mask: Tensor, settings: Mismatc
     return torch.where((ratio >= low) & (ratio <= settings.high), ratio, torch.zeros_like(ratio))
 
 
-def log_mismatch(experience: Experience) -> Tensor:
-    """Trainer against sampler per token, ``log pi_old - log pi_rollout``, ``(B, T)``, 0 on the padding."""
-    assert experience.old_log_probs is not None, "old log-probs are recorded first"
-    difference = experience.old_log_probs - experience.rollout_log_probs
-    return torch.where(experience.response_mask, difference, torch.zeros_like(difference))
+def log_mismatch(batch: ScoredBatch) -> Tensor:
+    """Compute trainer against sampler per token, ``log pi_old - log pi_rollout``, ``(B, T)``, 0 where the mask is False."""
+    return torch.where(batch.response_mask, batch.old_log_probs - batch.rollout_log_probs, 0.0)
 
 
-def with_mismatch_weights(experience: Experience, settings: MismatchConfig) -> Experience:
-    """The experience with its correction, from the old log-probs and the sampler's."""
-    weights = mismatch_weights(log_mismatch(experience), experience.response_mask, settings)
-    return replace(experience, mismatch_weights=weights)
-
-
-def mismatch_metrics(experience: Experience) -> dict[str, float]:
+def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
     """How far the sampler is from the trainer, and what the correction left of the responses, by length bin."""
-    log_ratio, mask = log_mismatch(experience).double(), experience.response_mask
+    log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
     total = log_ratio.sum(-1)
     metrics = {
         "mismatch/kl": float(-log_ratio[mask].mean()),  # k1 under the sampler, nats per token
@@ -76,14 +66,14 @@ def mismatch_metrics(experience: Experience) -> dict[str, float]:
         "mismatch/log_ratio_abs_max": float(log_ratio.abs().max()),
         "mismatch/sum_abs_mean": float(total.abs().mean()),
     }
-    weights = experience.mismatch_weights
+    weights = batch.weights
     if weights is None:
         return metrics
     kept = (weights > 0).double()
     kept = kept[:, 0] if kept.shape[-1] == 1 else ops.sequence_mean(kept, mask)[:, 0]
     mean = weights[:, 0] if weights.shape[-1] == 1 else ops.sequence_mean(weights, mask)[:, 0]
     metrics |= {"mismatch/kept": float(kept.mean()), "mismatch/weight_mean": float(mean.double().mean())}
-    index = bin_index(experience.lengths, bin_edges(experience.lengths))
+    index = bin_index(batch.lengths, bin_edges(batch.lengths))
     return metrics | {
         f"mismatch/kept_length_bin_{k}": float(kept[index == k].mean()) for k in range(NUM_BINS) if bool((index == k).any())
     }

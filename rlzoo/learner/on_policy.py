@@ -44,7 +44,7 @@ class OnPolicyGradient:
         """
         mask, device = inputs.response_mask, inputs.log_probs.device
         lengths = mask.sum(-1).tolist()
-        self._measure(sorted(set(lengths) - self._constants.keys() - {0}))
+        self._measure(sorted(set(lengths) - self._constants.keys() - {0}), mask.shape[-1])
         constants = torch.tensor([self._constants.get(length, (0.0, 0.0)) for length in lengths], device=device)
         constant = torch.where(inputs.advantages > 0, constants[:, :1], constants[:, 1:])
         with torch.enable_grad():
@@ -54,11 +54,11 @@ class OnPolicyGradient:
         gradient = share * constant * inputs.advantages * (1.0 if weights is None else weights)
         return torch.where(mask, gradient, 0.0)
 
-    def _measure(self, lengths: list[int]) -> None:
-        """Evaluate the rule at ratio 1 on a response of each length, for A = 1 and A = -1."""
+    def _measure(self, lengths: list[int], size: int) -> None:
+        """Evaluate the rule at ratio 1 on a response of each length, for A = 1 and A = -1, in inputs as wide as the batch."""
         if not lengths:
             return
-        number, size = len(lengths), max(lengths)
+        number = len(lengths)
         mask = (torch.arange(size) < torch.tensor(lengths)[:, None]).repeat(2, 1)
         at = torch.where(mask, -1.0, 0.0)
         signs = torch.tensor([1.0] * number + [-1.0] * number)[:, None]

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlzoo.errors import UserError
 from rlzoo.config.sections import LearnerConfig
+from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -1,18 +1,16 @@
-"""Shapes rewards: the penalty on overlong responses, the filter on truncated ones, and the KL inside the reward."""
+"""Reward shaping: the penalty on overlong responses, the filter on truncated ones, and the KL inside the reward."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rlzoo.advantages import Advantage, compute_token_advantages
 from rlzoo.config.sections import RewardConfig
 
 if TYPE_CHECKING:
-    from rlzoo.learner.batch import Experience
+    from rlzoo.learner.batch import ScoredBatch
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, settings: RewardConfig) -> Tensor:
@@ -40,43 +38,27 @@ def overlong_penalty(lengths: Tensor, max_length: int, settings: RewardConfig) -
     return ((lengths - (max_length - buffer)) / buffer).clamp(0, 1) * settings.overlong_penalty
 
 
-def without_truncated(advantages: Tensor, finished: Tensor | None, settings: RewardConfig) -> Tensor:
+def without_truncated(advantages: Tensor, finished: Tensor, settings: RewardConfig) -> Tensor:
     """Advantages with 0 for truncated responses, if those are filtered (overlong filtering, arXiv 2503.14476).
 
     The group's statistics have been taken with them in, and they stay in the step's denominators.
     """
     if not settings.overlong_filtering:
         return advantages
-    assert finished is not None, "an experience made of rollouts says which of them finished"
     return torch.where(finished[:, None], advantages, torch.zeros_like(advantages))
 
 
-def with_kl_in_the_reward(experience: Experience, advantage: Advantage, settings: RewardConfig) -> Experience:
-    """The experience with an advantage per token, its return less the KL to the starting model (arXiv 2501.03262).
-
-    Args:
-        experience: with the old and the reference log-probs recorded; they are where the KL comes from.
-        advantage: the estimator, one of `rlzoo.advantages.TOKEN_ADVANTAGES`.
-        settings: the weight of the KL, and the filter.
-    """
-    advantages = compute_token_advantages(
-        experience.rewards, token_kl(experience), experience.response_mask, settings.kl_coef, advantage
-    )
-    return replace(experience, advantages=without_truncated(advantages, experience.finished, settings))
-
-
-def token_kl(experience: Experience) -> Tensor:
+def token_kl(batch: ScoredBatch) -> Tensor:
     """The estimate k1 of the KL to the starting model, ``log pi_old - log pi_ref`` of each token drawn, ``(B, T)``."""
-    assert experience.old_log_probs is not None, "old log-probs are recorded before the advantages"
-    assert experience.ref_log_probs is not None, "the learner keeps a reference where the reward has a KL"
-    return experience.old_log_probs - experience.ref_log_probs
+    assert batch.ref_log_probs is not None, "the learner keeps a reference where the reward has a KL"
+    return batch.old_log_probs - batch.ref_log_probs
 
 
-def reward_metrics(experience: Experience, settings: RewardConfig) -> dict[str, float]:
+def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
     """What shaping did to the rewards of one step, by its MLflow names; nothing for rewards that are not shaped."""
     metrics = {}
     if settings.overlong_buffer > 0:
-        metrics["reward/shaped_mean"] = float(experience.rewards.double().mean())
+        metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
     if settings.kl_coef > 0:
-        metrics["reward/kl"] = float(token_kl(experience)[experience.response_mask].double().mean())
+        metrics["reward/kl"] = float(token_kl(batch)[batch.response_mask].double().mean())
     return metrics

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlzoo.measure.intervals import Interval, bootstrap_mean
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.measure.intervals import Interval, bootstrap_mean
 
 Array = NDArray[Any]
 

@@ -13,10 +13,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from rlzoo.errors import UserError
+from rlzoo.measure.alarms import Alarms
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
-from rlzoo.measure.alarms import Alarms
-from rlzoo.errors import UserError
 from rlzoo.policy import ClipPolicy
 
 if TYPE_CHECKING:

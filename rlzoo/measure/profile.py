@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, effective_sample_size
 from rlzoo.measure.intervals import Clusters, Interval
 from rlzoo.measure.response_table import ResponseTable
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, effective_sample_size
 
 MOVED = 1e-5  # nats, root mean square per token: below it a log-ratio is rounding, not a step of the optimizer
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlzoo.models.pretrained import quiet
-from rlzoo.errors import UserError
 from rlzoo.config.sections import LearnerConfig, LoraConfig
+from rlzoo.errors import UserError
+from rlzoo.models.pretrained import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

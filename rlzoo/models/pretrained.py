@@ -16,9 +16,9 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.models.model_path import ALLOWED, local_model
-from rlzoo.errors import UserError
 from rlzoo.config.sections import ModelConfig
+from rlzoo.errors import UserError
+from rlzoo.models.model_path import ALLOWED, local_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.learner.batch import micro_batch_tokens
 from rlzoo.learner.log_probs import LOGITS_PER_CHUNK
+from rlzoo.learner.micro_batches import max_tokens
 from rlzoo.planner.architecture import Architecture
 
 FLOAT = 4  # bytes of a float32
@@ -42,7 +42,7 @@ def micro_batches(
     """
     response = config.rollout.max_new_tokens
     depth = architecture.num_layers * architecture.hidden_size if architecture is not None else 1
-    limit = micro_batch_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
+    limit = max_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
     rows = rows_per_step(config, processes)
     length = prompt + response
     fits = max(1, min(rows, limit // length))

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.train import checks
-from rlzoo.train.checks import check_run, missing_libraries
 from rlzoo.errors import UserError
 from rlzoo.planner.architecture import Architecture, find_architecture, tokenizer_file
 from rlzoo.planner.devices import Devices
 from rlzoo.planner.memory import weight_bytes
 from rlzoo.planner.plan import Plan
 from rlzoo.planner.prompts import Prompts, longest_prompt
+from rlzoo.training import checks
+from rlzoo.training.checks import check_run, missing_libraries
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlzoo.processes import zero_settings
 from rlzoo.config.sections import LaunchConfig
+from rlzoo.processes import zero_settings
 
 _BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
 _LIVE = 1e9  # its stage3_max_live_parameters

@@ -9,7 +9,7 @@ from rlzoo.types import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Sampled:
     """The groups of one step, and what it took to find them.
 
     Example:
@@ -21,12 +21,8 @@ class Batch:
     num_dropped: int  # groups of equal rewards that were left out
     failed: float = 0.0  # share of all responses sampled whose grading failed
 
-    def metrics(self) -> dict[str, float]:
-        """By their MLflow names."""
-        return {"rollout/rounds": float(self.num_rounds), "rollout/dropped_groups": float(self.num_dropped)}
 
-
-def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Batch:
+def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
     """Sample until ``num_groups`` groups have rewards that differ (dynamic sampling, arXiv 2503.14476).
 
     Args:
@@ -36,7 +32,7 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
     """
     first = sample_round(0)
     if extra_rounds == 0:
-        return Batch(first, 1, 0)
+        return Sampled(first, 1, 0)
     mixed = [group for group in first if group.is_mixed]
     equal = [group for group in first if not group.is_mixed]
     rounds = 1
@@ -49,4 +45,4 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
     # gradient noise, are the same size whether or not the task has become too easy or is still too hard
     kept = (mixed + equal)[:num_groups]
     filling = max(0, num_groups - len(mixed))
-    return Batch(kept, rounds, len(equal) - filling)
+    return Sampled(kept, rounds, len(equal) - filling)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.rollout.sampler import HFSampler, Sampler
 from rlzoo.config.sections import ModelConfig, RolloutConfig
+from rlzoo.rollout.sampler import HFSampler, Sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from rlzoo.rollout import template_worker
 from rlzoo.errors import UserError, shown
+from rlzoo.rollout import template_worker
 from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
 
 if TYPE_CHECKING:

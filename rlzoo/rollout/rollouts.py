@@ -9,11 +9,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.rollout.dynamic_sampling import Batch, collect
+from rlzoo.errors import RunError, UserError
 from rlzoo.processes import gather
+from rlzoo.rollout.dynamic_sampling import Sampled, collect
 from rlzoo.rollout.sampler import Sampler
 from rlzoo.support.seeds import ROLLOUT, step_seed
-from rlzoo.errors import RunError, UserError
 from rlzoo.tasks import Task
 from rlzoo.tasks.grading import checked_reward
 from rlzoo.types import Problem, Rollout, RolloutGroup
@@ -36,11 +36,12 @@ class Ahead:
     rollouts: Future[list[Rollout]]  # of this process
 
 
-class RolloutSource:
+class Rollouts:
     """Samples and grades; what it returns is the same in every process.
 
     Example:
-        ``source.take(step=1, version=0)`` is the batch of step 1; ``source.look_ahead(step=2, version=0)`` starts the next.
+        ``rollouts.take(step=1, version=0)`` are the responses of step 1; ``rollouts.look_ahead(step=2, version=0)`` starts
+        the next ones.
     """
 
     def __init__(self, config: RunConfig, task: Task, sampler: Sampler, accelerator: Accelerator) -> None:
@@ -54,7 +55,7 @@ class RolloutSource:
         self._ahead: Ahead | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
 
-    def take(self, step: int, version: int) -> Batch:
+    def take(self, step: int, version: int) -> Sampled:
         """The batch of one step: ``num_prompts`` groups of ``group_size``.
 
         Args:
@@ -68,8 +69,8 @@ class RolloutSource:
             failed.append(self._failed)
             return groups
 
-        batch = collect(sample_round, settings.num_prompts, settings.dynamic_sampling)
-        return replace(batch, failed=fmean(failed))
+        sampled = collect(sample_round, settings.num_prompts, settings.dynamic_sampling)
+        return replace(sampled, failed=fmean(failed))
 
     def look_ahead(self, step: int, version: int) -> None:
         """Start sampling a later step's batch in the background."""

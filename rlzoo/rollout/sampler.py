@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rlzoo.fast_cpu.decode import Decoded, Way, decode, quickest_way
-from rlzoo.models.draws import OwnDraws, row_uniforms
 from rlzoo.fast_cpu.fused import can_fuse
+from rlzoo.models.draws import OwnDraws, row_uniforms
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.types import Rollout
 

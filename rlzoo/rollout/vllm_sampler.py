@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlzoo.config.sections import VLLMConfig
+from rlzoo.errors import UserError
 from rlzoo.models.pretrained import quiet
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.rollout.sampler import make_rollout
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
-from rlzoo.errors import UserError
-from rlzoo.config.sections import VLLMConfig
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:

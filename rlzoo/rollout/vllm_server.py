@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 from torch import Tensor
 
-from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files
+from rlzoo.config.sections import VLLMConfig
+from rlzoo.errors import RunError, UserError, shown
 from rlzoo.rollout.sampler import make_rollout
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import check_length, prompt_rows, request_seed, request_settings
-from rlzoo.errors import RunError, UserError, shown
+from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files
 from rlzoo.support.replies import bounded_pool
-from rlzoo.config.sections import VLLMConfig
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
             path.unlink(missing_ok=True)
     for parent, _, _ in os.walk(folder, topdown=False):
         with suppress(OSError):  # it holds another file
-            os.rmdir(parent)
+            Path(parent).rmdir()
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -1,7 +1,7 @@
 """What a worker process runs: calls one function for its parent, by path, with nothing but the standard library at first.
 
-`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS LIFE``, with the descriptors of a socket that the calls and
-their results go through and of a pipe that is never written to: the process is killed when the pipe's other end is closed,
+`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS LIFE``, with the descriptors of a socket that the calls
+and their results go through and of a pipe that is never written to: the process is killed when the pipe's other end is closed,
 so with its parent, whatever it computes at that moment.
 """
 

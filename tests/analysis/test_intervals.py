@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from rlzoo.measure.intervals import Clusters, bootstrap_mean, wilson
 from rlzoo.fairness import length_reweighting_error
+from rlzoo.measure.intervals import Clusters, bootstrap_mean, wilson
 
 SHARES = {
     "every length alike": [0.1] * 6,

@@ -11,11 +11,10 @@ from rlzoo_gspo import GSPO
 from rlzoo_opmd import OPMD
 
 from rlzoo import ClipInputs, load_zoo
+from rlzoo.journal.tracking.rows import curves
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs, prompt_ids
-from rlzoo.learner.judge import judgement
-from rlzoo.reductions import StepCounts
-from rlzoo.journal.tracking.rows import curves
+from tests.measured import table_of
 
 
 def rows(policy, log_ratios, advantages, lengths=None, groups=None):
@@ -25,9 +24,7 @@ def rows(policy, log_ratios, advantages, lengths=None, groups=None):
     old = torch.where(mask, -1.0, 0.0)
     log_probs = torch.where(mask, old + torch.tensor(log_ratios)[:, None], 0.0)
     inputs = ClipInputs(log_probs, old, torch.tensor(advantages)[:, None], mask)
-    judged = judgement(policy, inputs, StepCounts(len(mask), int(mask.sum())))
-    group = torch.arange(len(mask)) if groups is None else torch.tensor(groups)
-    return ResponseTable.measure(inputs, judged.result, judged.gradient, judged.on_policy_gradient, group=group)
+    return table_of(policy, inputs, group=None if groups is None else torch.tensor(groups))
 
 
 def test_a_weight_is_the_ratio_that_reaches_the_gradient():
@@ -78,8 +75,8 @@ def test_gradient_mass_and_weight_are_those_of_finite_differences(name):
         return policy(inputs).objective.double().sum()
 
     inputs = ClipInputs(old + log_ratio, old, advantages, mask, rollout_log_probs=old)
-    judged = judgement(policy.replace(reduction="sequence_mean_token_sum"), inputs, StepCounts(size, size * length))
-    table = ResponseTable.measure(inputs, judged.result, judged.gradient, judged.on_policy_gradient, group=torch.zeros(size))
+    summed = policy.replace(reduction="sequence_mean_token_sum")
+    table = table_of(summed, inputs, group=torch.zeros(size))
     step = 1e-3
     slopes = torch.zeros(2, size, length, dtype=torch.float64)
     for which, point in enumerate((old + log_ratio, old)):
@@ -108,9 +105,7 @@ def test_spread_and_shape_of_normal_log_ratios_are_found():
     mask = torch.arange(200) < lengths[:, None]
     token = torch.where(mask, -0.001 + 0.02 * torch.randn(mask.shape, generator=rng), 0.0)
     inputs = ClipInputs(token, torch.zeros_like(token), torch.ones(number, 1), mask)
-    judged = judgement(FSPO(), inputs, StepCounts(number, int(mask.sum())))
-    parts = (judged.result, judged.gradient, judged.on_policy_gradient)
-    profile = LengthProfile.of(ResponseTable.measure(inputs, *parts, group=torch.arange(number) // 8))
+    profile = LengthProfile.of(table_of(FSPO(), inputs, group=torch.arange(number) // 8))
     assert profile.sigma_root == pytest.approx([0.02] * 6, rel=0.06)
     assert profile.standardised == pytest.approx([-1.645, -0.674, 0, 0.674, 1.645], abs=0.06)
     # long responses have about 190 tokens: -.001 x 190 / (.02 x sqrt(190)) = -.69

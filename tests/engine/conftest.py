@@ -1,4 +1,4 @@
-"""A small model and an off-policy experience for the engine's tests."""
+"""A small model and an off-policy batch for the engine's tests."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlzoo import ClipInputs, load_zoo, ops
-from rlzoo.learner.batch import Experience
+from rlzoo.learner.batch import ScoredBatch
 
 VOCABULARY, PAD = 97, 0
 
@@ -45,7 +45,7 @@ def clip_fraction(policy, inputs):
     return float(share[inputs.advantages != 0].mean())
 
 
-def off_policy_experience(model, policy, num_responses=18, seed=1):
+def off_policy_batch(model, policy, num_responses=18, seed=1):
     """Ragged rows whose old log-probs lie so far from the model's that 10 to 40 % is clipped; every sixth A is 0.
 
     Rules that never cut get what the search ends with.
@@ -76,9 +76,14 @@ def off_policy_experience(model, policy, num_responses=18, seed=1):
         low, high = (spread, high) if fraction < 0.2 else (low, spread)
     if "clipped_means_no_gradient" not in policy.exempt:
         assert 0.1 <= fraction <= 0.4, "the data does not clip"
-    return Experience(
+    return ScoredBatch(
+        step=0,
         sequences=sequences,
+        prompt_lengths=prompts,
         response_mask=mask,
+        turn_ids=torch.where(mask, 0, -1),
+        finished=torch.ones(num_responses, dtype=torch.bool),
+        unscored=torch.zeros(num_responses, dtype=torch.bool),
         rollout_log_probs=old,
         rewards=advantages[:, 0],
         group_ids=torch.arange(num_responses) // 6,
@@ -87,11 +92,28 @@ def off_policy_experience(model, policy, num_responses=18, seed=1):
     )
 
 
-def with_token_advantages(experience, seed=2):
+def scored(learner, batch, seed=0):
+    """The batch with the scores that a learner gives it; its advantages stay as they are."""
+    got = learner.score(batch, seed)
+    return dataclasses.replace(got, rewards=batch.rewards, advantages=batch.advantages)
+
+
+def take_updates(learner, batch, seed=0, **settings):
+    """Score a batch and take its optimizer steps."""
+    return learner.update(scored(learner, batch, seed), seed, **settings)
+
+
+def take_step(learner, batch, rows=None, seed=0):
+    """Take one optimizer step on some rows of a batch, or on all of them."""
+    rows = torch.arange(len(batch)) if rows is None else rows
+    return learner.apply(rows, learner.accumulate(batch, rows, seed))
+
+
+def with_token_advantages(batch, seed=2):
     """The same rows with an advantage of its own for every token; rows of A = 0 stay so."""
-    mask = experience.response_mask
+    mask = batch.response_mask
     noise = torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed))
-    return dataclasses.replace(experience, advantages=torch.where(mask & (experience.advantages != 0), noise, 0.0))
+    return dataclasses.replace(batch, advantages=torch.where(mask & (batch.advantages != 0), noise, 0.0))
 
 
 POLICIES = {name: load_zoo()[name]() for name in ("fspo", "gspo", "grpo", "rloo")}
@@ -102,12 +124,12 @@ def policy(request):
     return POLICIES[request.param]
 
 
-def reordered(experience, order):
+def reordered(batch, order):
     """The same rows in another order."""
     values = {
-        field.name: getattr(experience, field.name)[order]
-        for field in dataclasses.fields(experience)
-        if isinstance(getattr(experience, field.name), torch.Tensor)
+        field.name: getattr(batch, field.name)[order]
+        for field in dataclasses.fields(batch)
+        if isinstance(getattr(batch, field.name), torch.Tensor)
     }
-    sequences = tuple(experience.sequences[row] for row in order.tolist())
-    return dataclasses.replace(experience, sequences=sequences, **values)
+    sequences = tuple(batch.sequences[row] for row in order.tolist())
+    return dataclasses.replace(batch, sequences=sequences, **values)

@@ -1,15 +1,17 @@
 """LoRA, gradient checkpointing and packing: what they change, and what they must not."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 
 from rlzoo import UserError, load_zoo
-from rlzoo.models.adapters import has_adapter
-from rlzoo.learner.log_probs import check_packing
 from rlzoo.journal.run_directory import RunDirectory
-from tests.engine.conftest import make_model, off_policy_experience
+from rlzoo.learner.log_probs import check_packing
+from rlzoo.learner.micro_batches import cut
+from rlzoo.models.adapters import has_adapter
+from tests.engine.conftest import make_model, off_policy_batch, take_step
 from tests.engine.test_learner import make_learner, relative_error, step_gradient
 from tests.engine.test_rollout import tokenizer
 
@@ -24,26 +26,22 @@ def fspo():
     return load_zoo()["fspo"]()
 
 
-def whole_step(learner, experience):
-    return learner.step(experience, torch.arange(len(experience)))
-
-
 def test_packed_rows_have_the_gradient_of_padded_ones(model, policy):
-    experience = off_policy_experience(model, policy)
-    padded, objective = step_gradient(model, policy, experience)
+    batch = off_policy_batch(model, policy)
+    padded, objective = step_gradient(model, policy, batch)
     for max_tokens in (1, 100, 100_000):
-        packed, value = step_gradient(model, policy, experience, packing=True, max_tokens_per_micro_batch=max_tokens)
+        packed, value = step_gradient(model, policy, batch, packing=True, max_tokens_per_micro_batch=max_tokens)
         assert relative_error(packed, padded) < 1e-5
         assert value == pytest.approx(objective, rel=1e-5)
 
 
 def test_a_packed_micro_batch_holds_up_to_its_tokens(model, fspo):
-    experience = off_policy_experience(model, fspo)
-    lengths = [len(sequence) for sequence in experience.sequences]
-    pieces = list(experience.micro_batches(torch.arange(18), 100, packed=True))
+    batch = off_policy_batch(model, fspo)
+    lengths = [len(sequence) for sequence in batch.sequences]
+    pieces = cut(lengths, torch.arange(18), 100, packing=True)
     assert sorted(torch.cat(pieces).tolist()) == list(range(18))
     assert all(sum(lengths[row] for row in piece.tolist()) <= 100 for piece in pieces)
-    assert len(pieces) < len(list(experience.micro_batches(torch.arange(18), 100)))
+    assert len(pieces) < len(cut(lengths, torch.arange(18), 100))
 
 
 def test_a_model_that_mixes_packed_rows_is_refused(model):
@@ -59,19 +57,19 @@ def test_a_model_that_mixes_packed_rows_is_refused(model):
 
 
 def test_gradient_checkpointing_leaves_the_gradient_as_it_is(model, policy):
-    experience = off_policy_experience(model, policy)
-    plain, _ = step_gradient(model, policy, experience)
+    batch = off_policy_batch(model, policy)
+    plain, _ = step_gradient(model, policy, batch)
     learner = make_learner(model, policy, gradient_checkpointing=True)
     assert all(layer.gradient_checkpointing and layer.training for layer in learner.language_model.model.layers)
-    checkpointed, _ = step_gradient(model, policy, experience, gradient_checkpointing=True)
+    checkpointed, _ = step_gradient(model, policy, batch, gradient_checkpointing=True)
     assert relative_error(checkpointed, plain) < 1e-5
 
 
 def test_lora_trains_the_low_rank_update_alone_and_weights_are_whole(model, fspo):
-    experience = off_policy_experience(model, fspo)
+    batch = off_policy_batch(model, fspo)
     learner = make_learner(model, fspo, lora={"rank": 4}, lr=1e-2)
-    whole_step(learner, experience)
-    whole_step(learner, experience)
+    take_step(learner, batch)
+    take_step(learner, batch)
     weights, before = dict(learner.weights()), dict(model.named_parameters())
     assert weights.keys() == before.keys()
     changed = {name for name in weights if not torch.equal(weights[name], before[name])}
@@ -87,15 +85,14 @@ def test_lora_trains_the_low_rank_update_alone_and_weights_are_whole(model, fspo
 
 
 def test_the_reference_of_a_low_rank_update_is_the_base_model(model, fspo):
-    experience = off_policy_experience(model, fspo)
+    batch = off_policy_batch(model, fspo)
     learner = make_learner(model, fspo, lora={"rank": 4}, lr=1e-2, kl_coef=0.1)
     assert learner.reference is None
-    start = learner.with_old_log_probs(experience)
-    torch.testing.assert_close(start.ref_log_probs, start.old_log_probs, atol=1e-5, rtol=0)
-    whole_step(learner, start)
-    after = learner.with_old_log_probs(experience)
-    torch.testing.assert_close(after.ref_log_probs, start.ref_log_probs)
-    assert not torch.allclose(after.old_log_probs, start.old_log_probs, atol=1e-3)
+    start, reference = learner.log_probs(batch), learner.reference_log_probs(batch)
+    torch.testing.assert_close(reference, start, atol=1e-5, rtol=0)
+    take_step(learner, dataclasses.replace(batch, ref_log_probs=reference))
+    torch.testing.assert_close(learner.reference_log_probs(batch), reference)
+    assert not torch.allclose(learner.log_probs(batch), start, atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
@@ -103,9 +100,9 @@ def test_a_checkpoint_of_a_low_rank_update_loads_in_plain_transformers_and_in_pe
     import peft
     from transformers import AutoModelForCausalLM
 
-    experience = off_policy_experience(model, fspo)
+    batch = off_policy_batch(model, fspo)
     learner = make_learner(model, fspo, lora={"rank": 4}, lr=1e-2)
-    whole_step(learner, experience)
+    take_step(learner, batch)
     assert has_adapter(learner.language_model)
     directory = RunDirectory.create(tmp_path / "run", "")
     weights = dict(learner.weights())

@@ -61,8 +61,8 @@ def test_a_run_warns_and_says_so_afterwards(tmp_path, caplog):
 
 
 def test_the_monitor_forgets_old_steps(recorded, monkeypatch):
-    from rlzoo.measure import monitor as module
     from rlzoo.lab.replay import replay
+    from rlzoo.measure import monitor as module
 
     monkeypatch.setattr(module, "WINDOW", 2)
     table = replay(recorded, FSPO()).table

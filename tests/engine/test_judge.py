@@ -12,9 +12,9 @@ from rlzoo_fspo import FSPO
 import rlzoo
 from rlzoo import ClipInputs, ClipPolicy, RunConfig, ops
 from rlzoo.cli import main
-from rlzoo.learner.judge import gradient_of, judge
 from rlzoo.errors import PolicyError
-from tests.engine.conftest import make_model, off_policy_experience
+from rlzoo.learner.judge import gradient_of, judge
+from tests.engine.conftest import make_model, off_policy_batch, take_updates
 from tests.engine.test_learner import make_learner
 from tests.quick import QUICK
 
@@ -120,14 +120,14 @@ FAULTS = {
 def test_each_fault_is_named_and_the_weights_stay(kind, scope):
     policy = type(kind.__name__, (kind,), {"scope": scope, "__doc__": kind.__doc__, "__module__": __name__})()
     model = make_model()
-    experience = off_policy_experience(model, Sound2())
+    batch = off_policy_batch(model, Sound2())
     # rows without an advantage would go first, by themselves
-    experience = dataclasses.replace(experience, advantages=torch.where(experience.advantages == 0, 1.0, experience.advantages))
+    batch = dataclasses.replace(batch, advantages=torch.where(batch.advantages == 0, 1.0, batch.advantages))
     learner = make_learner(model, policy, num_minibatches=1)
     before = [parameter.clone() for parameter in learner.model.parameters()]
     pattern = FAULTS[kind].replace(r"expected \(18, 1\)", r"expected \(18, 1\)(?: or \(18, 30\))?")
     with pytest.raises(PolicyError, match=f"^clip policy 'spoilt' {pattern}"):
-        learner.update(experience, seed=0)
+        take_updates(learner, batch, seed=0)
     if not kind.__name__.startswith(("RaisesInUpdated", "Becomes")):
         assert all(torch.equal(old, new) for old, new in zip(before, learner.model.parameters(), strict=True))
 

@@ -9,10 +9,10 @@ from rlzoo_grpo import GRPO
 from safetensors.torch import load_file
 from torch import nn
 
+from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.optimization import make_optimization
 from rlzoo.processes import make_accelerator
-from rlzoo.config.sections import LaunchConfig, LearnerConfig
-from tests.engine.conftest import make_model, off_policy_experience
+from tests.engine.conftest import make_model, off_policy_batch, take_updates
 from tests.engine.test_learner import make_learner
 
 CHANGES = torch.tensor([1.0, -0.5, 0.25, -2.0])  # gradients that bfloat16 has
@@ -59,12 +59,12 @@ def model():
 
 
 def test_a_learner_of_bfloat16_weights_follows_that_of_float32_weights(model):
-    experience = off_policy_experience(copy.deepcopy(model).float(), GRPO())
+    batch = off_policy_batch(copy.deepcopy(model).float(), GRPO())
     ends = {}
     for name, start in (("bfloat16", model), ("float32", copy.deepcopy(model).float())):
         learner = make_learner(start, GRPO(), lr=1e-3, num_minibatches=3, num_updates=20)
         for seed in range(6):
-            learner.update(experience, seed=seed)
+            take_updates(learner, batch, seed=seed)
         ends[name] = torch.cat([weight.flatten().float() for _, weight in learner.weights()])
     start = torch.cat([parameter.detach().flatten().float() for parameter in model.parameters()])
     moved, expected = ends["bfloat16"] - start, ends["float32"] - start
@@ -72,16 +72,16 @@ def test_a_learner_of_bfloat16_weights_follows_that_of_float32_weights(model):
 
 
 def test_masters_are_saved_and_resumed_exactly(model, tmp_path):
-    experience = off_policy_experience(copy.deepcopy(model).float(), GRPO())
+    batch = off_policy_batch(copy.deepcopy(model).float(), GRPO())
     learner = make_learner(model, GRPO(), lr=1e-5, num_minibatches=3, num_updates=20)
-    learner.update(experience, seed=0)
+    take_updates(learner, batch, seed=0)
     learner.save(tmp_path)
     saved = load_file(tmp_path / "optimizer.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
     again = make_learner(model, GRPO(), lr=1e-5, num_minibatches=3, num_updates=20)
     again.load(tmp_path, learner.num_optimizer_steps, learner.scheduler.state_dict())
     for other in (learner, again):
-        other.update(experience, seed=1)
+        take_updates(other, batch, seed=1)
         other.save(tmp_path / str(id(other)))
     first, second = (load_file(tmp_path / str(id(other)) / "optimizer.safetensors") for other in (learner, again))
     assert all(torch.equal(first[name], second[name]) for name in first)

@@ -9,10 +9,10 @@ from rlzoo_grpo import GRPO
 
 from rlzoo import ClipInputs
 from rlzoo.measure.response_table import ResponseTable
-from rlzoo.learner.judge import judgement
-from rlzoo.train.metrics import clip_metrics, rollout_metrics
 from rlzoo.reductions import StepCounts
+from rlzoo.training.metrics import clip_metrics, rollout_metrics
 from rlzoo.types import Problem, Rollout, RolloutGroup
+from tests.measured import table_of
 
 # four tokens each: FSPO's band is +-0.06, its ceiling 0.18
 LOG_RATIOS = [0.02, 0.02, -0.02, 0.05, 0.0, 0.02]  # S = .08, .08, -.08, .2, 0, .08
@@ -20,11 +20,8 @@ ADVANTAGES = [1.0, -1.0, -1.0, -1.0, 1.0, 0.0]  # clipped above, free, clipped b
 
 
 def measured(policy, inputs, entropy=None, counts=None, groups=None):
-    mask = inputs.response_mask
-    judged = judgement(policy, inputs, counts or StepCounts(len(mask), int(mask.sum())))
-    group = torch.arange(len(mask)) // 2 if groups is None else torch.tensor(groups)
-    parts = (judged.result, judged.gradient, judged.on_policy_gradient)
-    return ResponseTable.measure(inputs, *parts, group=group, entropy=entropy)
+    group = torch.arange(len(inputs.log_probs)) // 2 if groups is None else torch.tensor(groups)
+    return table_of(policy, inputs, counts=counts, group=group, entropy=entropy)
 
 
 def table(policy, log_ratios=LOG_RATIOS, advantages=ADVANTAGES, entropy=0.5, **more):

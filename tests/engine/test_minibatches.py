@@ -12,7 +12,7 @@ import rlzoo
 from rlzoo import RunConfig
 from rlzoo.journal.state import RunState
 from rlzoo.planner.activations import rows_per_step
-from tests.engine.conftest import make_model, off_policy_experience, reordered
+from tests.engine.conftest import make_model, off_policy_batch, reordered, take_step, take_updates
 from tests.engine.short import quick
 from tests.engine.test_learner import make_learner, relative_error, step_gradient
 
@@ -23,10 +23,10 @@ def model():
 
 
 def updates_of(model, policy, number, num_minibatches, **settings):
-    experience = off_policy_experience(model, policy)
-    kept = reordered(experience, torch.arange(len(experience))[:number])
+    batch = off_policy_batch(model, policy)
+    kept = reordered(batch, torch.arange(len(batch))[:number])
     learner = make_learner(model, policy, num_minibatches=num_minibatches, num_updates=num_minibatches, **settings)
-    return learner.update(kept, seed=0)[1], learner
+    return take_updates(learner, kept, seed=0)[1], learner
 
 
 @pytest.mark.parametrize(("number", "sizes"), [(9, [3, 2, 2, 2]), (10, [3, 3, 2, 2]), (8, [2, 2, 2, 2])])
@@ -45,13 +45,14 @@ def test_fewer_responses_than_minibatches_leave_the_schedule_where_it_should_end
 
 
 def test_a_skipped_update_advances_the_learning_rate(model):
-    experience = off_policy_experience(model, GRPO())
-    idle = dataclasses.replace(experience, advantages=torch.zeros_like(experience.advantages))
+    batch = off_policy_batch(model, GRPO())
+    idle = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
     learner = make_learner(model, GRPO(), schedule="linear", num_minibatches=2, num_updates=4)
-    _, skipped = learner.update(idle, seed=0)
-    _, taken = learner.update(experience, seed=1)
-    assert [update.skipped for update in [*skipped, *taken]] == [True, True, False, False]
-    assert [update.lr for update in [*skipped, *taken]] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    _, none = take_updates(learner, idle, seed=0)
+    _, taken = take_updates(learner, batch, seed=1)
+    assert none == []
+    assert [update.skipped for update in taken] == [False, False]
+    assert [update.lr for update in taken] == pytest.approx([5e-4, 2.5e-4])
     assert learner.num_optimizer_steps == 2
 
 
@@ -72,11 +73,11 @@ def test_the_planner_reckons_with_the_largest_minibatch(processes, rows):
 
 def test_a_minibatch_without_advantages_keeps_the_penalty_of_a_rule_that_learns_there(model):
     # OPMD at A = 0: J = -tau / 2 S^2 per response, whose gradient at old log-probs away from the model's is not 0
-    experience = off_policy_experience(model, OPMD())
-    idle = dataclasses.replace(experience, advantages=torch.zeros_like(experience.advantages))
+    batch = off_policy_batch(model, OPMD())
+    idle = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
     learner = make_learner(model, OPMD())
     before = torch.cat([parameter.detach().flatten().clone() for parameter in learner.model.parameters()])
-    update = learner.step(idle, torch.arange(len(idle)))
+    update = take_step(learner, idle)
     after = torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()])
     assert not update.skipped
     assert update.grad_norm > 1
@@ -84,23 +85,23 @@ def test_a_minibatch_without_advantages_keeps_the_penalty_of_a_rule_that_learns_
 
 
 def test_a_rule_that_learns_without_advantages_has_one_gradient_however_its_rows_are_cut(model):
-    experience = off_policy_experience(model, OPMD())
-    advantages = experience.advantages.clone()
+    batch = off_policy_batch(model, OPMD())
+    advantages = batch.advantages.clone()
     advantages[::2] = 0
-    experience = dataclasses.replace(experience, advantages=advantages)
-    whole, _ = step_gradient(model, OPMD(), experience, max_tokens_per_micro_batch=100_000)
-    cut, _ = step_gradient(model, OPMD(), experience, max_tokens_per_micro_batch=60)
+    batch = dataclasses.replace(batch, advantages=advantages)
+    whole, _ = step_gradient(model, OPMD(), batch, max_tokens_per_micro_batch=100_000)
+    cut, _ = step_gradient(model, OPMD(), batch, max_tokens_per_micro_batch=60)
     assert relative_error(cut, whole) < 1e-5
 
 
 def test_momentum_alone_moves_no_weights(model):
     # of equal covariances kl-cov penalises none, and without advantages all of them are 0: it learns nothing after all
-    experience = off_policy_experience(model, KLCov())
-    idle = dataclasses.replace(experience, advantages=torch.zeros_like(experience.advantages))
+    batch = off_policy_batch(model, KLCov())
+    idle = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
     learner = make_learner(model, KLCov(), num_minibatches=2)
-    learner.update(experience, seed=0)  # fills AdamW's moments
+    take_updates(learner, batch, seed=0)  # fills AdamW's moments
     before = [parameter.clone() for parameter in learner.model.parameters()]
-    _, updates = learner.update(idle, seed=1)
+    _, updates = take_updates(learner, idle, seed=1)
     assert [update.skipped for update in updates] == [True, True]
     assert all(torch.equal(old, new) for old, new in zip(before, learner.model.parameters(), strict=True))
 

@@ -8,9 +8,9 @@ import torch
 
 from rlzoo import UserError, load_zoo
 from rlzoo.config.run_config import RunConfig
-from rlzoo.learner.mismatch import log_mismatch, mismatch_metrics, mismatch_weights, with_mismatch_weights
 from rlzoo.config.sections import MismatchConfig
-from tests.engine.conftest import make_model, off_policy_experience
+from rlzoo.learner.mismatch import log_mismatch, mismatch_metrics, mismatch_weights
+from tests.engine.conftest import make_model, off_policy_batch
 from tests.engine.test_learner import make_learner, relative_error
 
 # two responses, of 4 and 1 tokens; the padding holds what must not be read
@@ -80,17 +80,21 @@ def model():
 
 
 def mismatched(model, policy, seed=4):
-    experience = off_policy_experience(model, policy)
-    noise = 0.3 * torch.randn(experience.response_mask.shape, generator=torch.Generator().manual_seed(seed))
-    sampled = torch.where(experience.response_mask, experience.old_log_probs - noise, 0.0)
-    return dataclasses.replace(experience, rollout_log_probs=sampled)
+    batch = off_policy_batch(model, policy)
+    noise = 0.3 * torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(seed))
+    sampled = torch.where(batch.response_mask, batch.old_log_probs - noise, 0.0)
+    return dataclasses.replace(batch, rollout_log_probs=sampled)
+
+
+def weighed(batch, settings):
+    return dataclasses.replace(batch, weights=mismatch_weights(log_mismatch(batch), batch.response_mask, settings))
 
 
 @pytest.mark.parametrize(("name", "pool"), [("grpo", "token"), ("grpo", "sum"), ("fspo", "sum"), ("gspo", "mean")])
 def test_weights_multiply_what_each_response_or_token_adds_to_the_gradient(model, name, pool):
     policy = load_zoo()[name]()
     plain = mismatched(model, policy)
-    corrected = with_mismatch_weights(plain, MismatchConfig(correction="tis", pool=pool, high=1.1))
+    corrected = weighed(plain, MismatchConfig(correction="tis", pool=pool, high=1.1))
     learner = make_learner(model, policy)
     learner.accumulate(corrected, torch.arange(len(plain)))
     gradient = torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()])
@@ -120,10 +124,10 @@ def test_weights_multiply_what_each_response_or_token_adds_to_the_gradient(model
 
 def test_metrics_say_what_was_kept_by_length(model):
     policy = load_zoo()["fspo"]()
-    experience = with_mismatch_weights(mismatched(model, policy), MismatchConfig(correction="length_fair", width=0.3))
-    metrics = mismatch_metrics(experience)
-    total = log_mismatch(experience).sum(-1)
-    kept = total.abs() <= 0.3 * experience.lengths.sqrt()
+    batch = weighed(mismatched(model, policy), MismatchConfig(correction="length_fair", width=0.3))
+    metrics = mismatch_metrics(batch)
+    total = log_mismatch(batch).sum(-1)
+    kept = total.abs() <= 0.3 * batch.lengths.sqrt()
     assert metrics["mismatch/kept"] == pytest.approx(float(kept.float().mean()))
     assert 0.3 < metrics["mismatch/kept"] < 1
     bins = [value for name, value in metrics.items() if name.startswith("mismatch/kept_length_bin_")]

@@ -8,9 +8,9 @@ import torch
 
 import rlzoo
 from rlzoo.config.composition import config_names, read_config
+from rlzoo.config.sections import ModelConfig
 from rlzoo.journal.manifest import sealed_files
 from rlzoo.models.pretrained import load_named, load_pretrained
-from rlzoo.config.sections import ModelConfig
 from tests.engine.short import quick
 from tests.engine.tiny import refuses, save
 

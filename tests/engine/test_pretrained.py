@@ -11,9 +11,9 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from rlzoo.errors import UserError
 from rlzoo.models import pretrained
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.errors import UserError
 from tests.engine.tiny import IDS, TOKENS, refuses, save, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 

@@ -5,10 +5,10 @@ import time
 import pytest
 
 import rlzoo
-from rlzoo.rollout import prompts
-from rlzoo.models.pretrained import load_pretrained
-from rlzoo.rollout.prompts import TEMPLATES, check_task, encode_prompt
 from rlzoo.errors import UserError
+from rlzoo.models.pretrained import load_pretrained
+from rlzoo.rollout import prompts
+from rlzoo.rollout.prompts import TEMPLATES, check_task, encode_prompt
 from rlzoo.tasks import Task
 from rlzoo.types import Problem
 from tests.quick import QUICK

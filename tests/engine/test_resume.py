@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 import rlzoo
 from rlzoo import RunConfig, UserError
-from rlzoo.support.atomic import temporary_path
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, identity
+from rlzoo.support.atomic import temporary_path
 from tests.engine.short import lines, quick, resumes_after, without_times
 from tests.quick import QUICK
 

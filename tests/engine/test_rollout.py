@@ -1,6 +1,5 @@
 """Sampling: what the sampler reports is what the trainer computes; end tokens, padding and seeds."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -8,13 +7,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from rlzoo import load_zoo
-from rlzoo.models.draws import OwnDraws, row_uniforms
-from rlzoo.learner.batch import Experience
+from rlzoo.learner.batch import collate
 from rlzoo.learner.log_probs import ResponseLogProbs
+from rlzoo.learner.micro_batches import cut, padded
+from rlzoo.models.draws import OwnDraws, row_uniforms
 from rlzoo.rollout.sampler import HFSampler, encode_prompt
 from rlzoo.types import Problem, RolloutGroup
-from tests.engine.conftest import VOCABULARY, make_model, off_policy_experience, plain_log_probs
+from tests.engine.conftest import VOCABULARY, make_model, plain_log_probs
 
 END = 1
 
@@ -86,49 +85,48 @@ def test_responses_of_one_prompt_stand_together_and_carry_the_policy_version():
     assert {rollout.policy_version for rollout in rollouts} == {5}
 
 
-def test_experience_lays_rollouts_out_and_the_trainer_agrees_with_the_sampler():
+def test_a_batch_lays_rollouts_out_and_the_trainer_agrees_with_the_sampler():
     draw = sampler("<pad>")
     rollouts = draw.sample(PROMPTS, 2, seed=1)
     groups = [RolloutGroup(Problem("q", "a"), tuple(rollouts[index : index + 2])) for index in (0, 2, 4)]
-    experience = Experience.from_groups(groups, "group_mean")
-    assert experience.group_ids.tolist() == [0, 0, 1, 1, 2, 2]
-    assert experience.lengths.tolist() == [len(rollout.response_ids) for rollout in rollouts]
+    batch = collate(groups)
+    assert batch.group_ids.tolist() == [0, 0, 1, 1, 2, 2]
+    assert batch.lengths.tolist() == [len(rollout.response_ids) for rollout in rollouts]
     rows = torch.arange(6)
     for side in ("left", "right"):
         with torch.no_grad():
-            flat, _ = ResponseLogProbs(draw.model)(experience.model_batch(rows, pad_id=0, padding_side=side))
-        scattered = experience.scatter(rows, flat)
-        torch.testing.assert_close(scattered, experience.rollout_log_probs, atol=1e-4, rtol=0)
+            flat, _ = ResponseLogProbs(draw.model)(padded(batch, rows, 0, side))
+        scattered = batch.scatter(rows, flat)
+        torch.testing.assert_close(scattered, batch.rollout_log_probs, atol=1e-4, rtol=0)
         for row in range(6):
-            expected = plain_log_probs(draw.model, experience.sequences[row], int(experience.lengths[row]))
+            expected = plain_log_probs(draw.model, batch.sequences[row], int(batch.lengths[row]))
             torch.testing.assert_close(scattered[row, : len(expected)], expected.detach(), atol=1e-4, rtol=0)
 
 
 def test_micro_batches_hold_every_row_once_within_the_token_budget():
     rollouts = sampler().sample(PROMPTS, 6, seed=1)
-    experience = Experience.from_groups([RolloutGroup(Problem("q", "a"), tuple(rollouts))], "raw")
-    pieces = list(experience.micro_batches(torch.arange(18), max_tokens=40))
+    batch = collate([RolloutGroup(Problem("q", "a"), tuple(rollouts))])
+    pieces = cut(batch.sizes, torch.arange(18), 40)
     assert sorted(torch.cat(pieces).tolist()) == list(range(18))
     for piece in pieces:
-        longest = max(len(experience.sequences[row]) for row in piece.tolist())
+        longest = max(len(batch.sequences[row]) for row in piece.tolist())
         assert len(piece) == 1 or len(piece) * longest <= 40
 
 
 def test_padded_micro_batches_hold_the_fewest_tokens():
-    experience = off_policy_experience(make_model(), load_zoo()["grpo"]())
-    # 2 rows of 300 tokens and 18 of 40: together 20 x 300 tokens, apart 600 + 720 and the price of a second batch
-    rows = [torch.zeros(300 if index < 2 else 40, dtype=torch.long) for index in range(20)]
-    longer = dataclasses.replace(experience, sequences=tuple(rows))
-    assert [len(piece) for piece in longer.micro_batches(torch.arange(20), 100_000)] == [2, 18]
-    assert [len(piece) for piece in longer.micro_batches(torch.arange(20), 400)] == [1, 1, 10, 8]
-    # what padding costs 10 rows of 41 to 50 tokens, 45 tokens, is less than a second batch
-    near = dataclasses.replace(experience, sequences=tuple(torch.zeros(50 - n, dtype=torch.long) for n in range(10)))
-    assert [len(piece) for piece in near.micro_batches(torch.arange(10), 100_000)] == [10]
-    # where it costs 24, less than the 25 that a second batch saves of it, there are two
-    assert [len(piece) for piece in near.micro_batches(torch.arange(10), 100_000, cost=24)] == [5, 5]
+    def numbers(sizes, max_tokens, **options):
+        return [len(piece) for piece in cut(sizes, torch.arange(len(sizes)), max_tokens, **options)]
+
+    # 2 rows of 300 tokens and 18 of 40: together 20 x 300 tokens, apart 600 + 720 and the overhead of a second micro-batch
+    sizes = [300, 300] + [40] * 18
+    assert numbers(sizes, 100_000) == [2, 18]
+    assert numbers(sizes, 400) == [1, 1, 10, 8]
+    # padding 10 rows of 41 to 50 tokens costs 45 tokens, which is less than a second micro-batch
+    assert numbers(range(50, 40, -1), 100_000) == [10]
+    # an overhead of 24 is less than the 25 tokens that a second micro-batch saves
+    assert numbers(range(50, 40, -1), 100_000, overhead=24) == [5, 5]
     # brute force over all ways to cut 9 rows
     lengths = [900, 850, 500, 490, 480, 100, 90, 30, 20]
-    several = dataclasses.replace(experience, sequences=tuple(torch.zeros(n, dtype=torch.long) for n in lengths))
 
     def cost(sizes, each):
         starts = itertools.accumulate(sizes, initial=0)
@@ -141,7 +139,7 @@ def test_padded_micro_batches_hold_the_fewest_tokens():
         for number in range(9)
         for cuts in itertools.combinations(range(1, 9), number)
     ]
-    found = {each: [len(piece) for piece in several.micro_batches(torch.arange(9), 2000, cost=each)] for each in (20, 256, 700)}
+    found = {each: numbers(lengths, 2000, overhead=each) for each in (20, 256, 700)}
     for each, sizes in found.items():
         assert cost(sizes, each) == min(cost(way, each) for way in ways)
     assert len(found[20]) > len(found[256])

@@ -15,16 +15,16 @@ from safetensors.torch import load_file, save_file
 
 import rlzoo
 from rlzoo import UserError, signals
-from rlzoo.support.atomic import temporary_path
+from rlzoo.errors import RunError
 from rlzoo.journal import run_directory
 from rlzoo.journal.checkpoints import FILES, own_checkpoints, rotate
 from rlzoo.journal.manifest import damage, seal, sealed_files
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import identity, newest_state
-from rlzoo.errors import RunError
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.run_records import find_runs
+from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
 from tests.engine.short import lines, quick, resumes_after, without_times
 
@@ -136,18 +136,18 @@ def test_an_error_in_every_step_leaves_the_last_checkpoint(run, whole, monkeypat
 
 
 def test_a_step_that_failed_before_it_learned_anything_asks_its_questions_again(whole, tmp_path, monkeypatch):
-    from rlzoo.learner.batch import Experience
+    from rlzoo.training import loop
 
-    made, calls = Experience.from_groups.__func__, []
+    made, calls = loop.collate, []
 
-    def fail_at_the_third(cls, *arguments, **options):
+    def fail_at_the_third(*arguments):
         calls.append(1)
         if len(calls) == 3:
             raise RuntimeError("out of memory")
-        return made(cls, *arguments, **options)
+        return made(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Experience, "from_groups", classmethod(fail_at_the_third))
+        patch.setattr(loop, "collate", fail_at_the_third)
         with pytest.raises(RuntimeError, match="out of memory"):
             rlzoo.train(config(tmp_path / "run", "checkpoint.every=0"))
     assert names(tmp_path / "run") == ["step-000002"]
@@ -320,7 +320,14 @@ def test_what_a_killed_process_left_of_this_run_is_removed(run):
     assert not [path for path in set(run.rglob("*")) - before if "aside" in path.name or ".tmp" in path.name]
 
 
-MINE = ("notes.txt", "state/mine.safetensors", "state/deepspeed/mine", "adapter/mine", "mine/config.json", "model.safetensors.bak")
+MINE = (
+    "notes.txt",
+    "state/mine.safetensors",
+    "state/deepspeed/mine",
+    "adapter/mine",
+    "mine/config.json",
+    "model.safetensors.bak",
+)
 
 
 def test_a_users_files_in_an_unfinished_checkpoint_stay(run, caplog):

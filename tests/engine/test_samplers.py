@@ -7,12 +7,12 @@ import torch
 from transformers import LlamaConfig
 
 from rlzoo import RunConfig
+from rlzoo.errors import UserError
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.sampler import HFSampler
 from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.rollout.sampler import HFSampler
 from rlzoo.rollout.vllm_model import cpu_head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import request_seed
-from rlzoo.errors import UserError
 from tests.engine.stand_in import running
 
 MODEL, TOKENIZER = load_pretrained("embedded")

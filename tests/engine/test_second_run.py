@@ -8,9 +8,9 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 
 import rlzoo
-from rlzoo.processes import make_accelerator
-from rlzoo.errors import UserError
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
+from rlzoo.errors import UserError
+from rlzoo.processes import make_accelerator
 from tests.engine.short import quick, without_times
 
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
-from rlzoo.support import signals
 from rlzoo.errors import RunError
+from rlzoo.support import signals
 from tests.engine.short import QUICK, lines, quick, resumes_after, without_times
 
 OVERRIDES = ["tracking.mlflow=false", "checkpoint.every=0", "eval.num_problems=0"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import rlzoo
-from rlzoo.rollout import vllm_server
-from rlzoo.models.pretrained import load_pretrained
-from rlzoo.rollout.vllm_server import ServerSampler
-from rlzoo.errors import RunError, UserError
 from rlzoo.config.sections import VLLMConfig
+from rlzoo.errors import RunError, UserError
+from rlzoo.models.pretrained import load_pretrained
+from rlzoo.rollout import vllm_server
+from rlzoo.rollout.vllm_server import ServerSampler
 from tests.engine.short import lines, quick
 from tests.engine.stand_in import running
 from tests.tracking import hostile

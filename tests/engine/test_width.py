@@ -10,7 +10,7 @@ import rlzoo
 from rlzoo import ClipPolicy, ClipResult, ops
 from rlzoo.lab.recorded import RecordedRun, chunks
 from rlzoo.lab.replay import clip_fraction_of, replay
-from tests.engine.conftest import make_model, off_policy_experience
+from tests.engine.conftest import make_model, off_policy_batch
 from tests.engine.short import quick
 from tests.engine.test_learner import make_learner, relative_error
 
@@ -41,10 +41,10 @@ def model():
 
 
 def one_step(model, policy, **settings):
-    experience = off_policy_experience(model, policy)
-    rows = torch.arange(len(experience))[experience.lengths < 20]  # none of them as long as the batch's longest
+    batch = off_policy_batch(model, policy)
+    rows = torch.arange(len(batch))[batch.lengths < 20]  # none of them as long as the batch's longest
     learner = make_learner(model, policy, **settings)
-    measures = learner.accumulate(experience, rows)
+    measures = learner.accumulate(batch, rows)
     gradient = torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()])
     return gradient, float(measures.table.judged().clipped.mean())
 

@@ -12,8 +12,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlzoo.models.pretrained import load_pretrained
 from rlzoo.errors import UserError
+from rlzoo.models.pretrained import load_pretrained
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = ["<end>", "<pad>", *ALPHABET]

@@ -6,8 +6,8 @@ import time
 import pytest
 
 import rlzoo
-from rlzoo.rollout import vllm_server
 from rlzoo.errors import RunError, UserError
+from rlzoo.rollout import vllm_server
 from tests.engine.short import lines, quick
 from tests.engine.stand_in import running
 

@@ -25,7 +25,7 @@ IMPORTED = (
     "rlzoo.cli.replay",
     "rlzoo.cli.sweep",
     "rlzoo.cli.train",
-    "rlzoo.train.loop",
+    "rlzoo.training.train",
 )
 
 

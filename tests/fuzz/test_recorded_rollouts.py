@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 from rlzoo import load_zoo
+from rlzoo.journal.tracking.completions import sampled_completions
 from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
-from rlzoo.journal.tracking.completions import sampled_completions
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import holding, spoiled_bytes, spoiled_json
 

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 
 from rlzoo import ClipInputs, load_zoo, ops
-from rlzoo.models.pretrained import load_pretrained
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_index
 from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
+from rlzoo.models.pretrained import load_pretrained
 from tests.engine.conftest import plain_log_probs
 
 NAMES = ["fspo", "gspo", "rloo", "grpo"]

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from rlzoo import UserError
 from rlzoo.config.run_config import RunConfig
-from rlzoo.processes import deal, deepspeed_settings
 from rlzoo.config.sections import LaunchConfig
+from rlzoo.processes import deal, deepspeed_settings
 from tests.engine.conftest import make_model
 from tests.processes.worker import RULES, three_updates
 

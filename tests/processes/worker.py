@@ -1,4 +1,4 @@
-"""Run by several processes: three updates for each rule on one experience; process 0 writes what came of them."""
+"""Run by several processes: three updates for each rule on one batch; process 0 writes what came of them."""
 
 import json
 import sys
@@ -10,10 +10,10 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 
 from rlzoo import load_zoo
+from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.learner import Learner
 from rlzoo.processes import make_accelerator
-from rlzoo.config.sections import LaunchConfig, LearnerConfig
-from tests.engine.conftest import PAD, make_model, off_policy_experience
+from tests.engine.conftest import PAD, make_model, off_policy_batch
 
 RULES = ("grpo", "fspo", "m2po")  # of scope token, sequence and batch
 
@@ -22,17 +22,17 @@ def three_updates(rule, launch, num_responses=18, **settings):
     """Metrics of three updates, and the weights after them."""
     policy = load_zoo()[rule]()
     model = make_model()
-    experience = off_policy_experience(model, policy, num_responses)
+    batch = off_policy_batch(model, policy, num_responses)
     settings = {"lr": 1e-3, "max_grad_norm": 0.5, "num_minibatches": 3, "max_tokens_per_micro_batch": 60, **settings}
     config = LearnerConfig(**settings)
     accelerator = make_accelerator(LaunchConfig(**launch), config)
     learner = Learner(model, policy, config, pad_id=PAD, max_length=30, num_updates=10, accelerator=accelerator)
     if learner.has_reference:
-        experience = replace(learner.with_old_log_probs(experience), old_log_probs=experience.old_log_probs)
+        batch = replace(batch, ref_log_probs=learner.reference_log_probs(batch))
     updates = []
     # 7, 7 and 4 (or 1) responses: a last step that is smaller, and shares of different numbers of micro-batches
     for number, rows in enumerate(torch.arange(num_responses).split(7)):
-        update = learner.step(experience, rows, seed=number)
+        update = learner.apply(rows, learner.accumulate(batch, rows, seed=number))
         updates.append(
             {
                 "objective": update.objective,

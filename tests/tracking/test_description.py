@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from rlzoo import ClipPolicy, RunConfig
-from rlzoo.train.tags import description
 from rlzoo.journal.tracking.command import COMMAND, redact_words, source_name, typed_command
 from rlzoo.journal.tracking.description import MOST_ROWS, describe_run, differences
+from rlzoo.training.tags import description
 
 RUN = Path("/runs/mine")
 

@@ -6,8 +6,8 @@ import mlflow
 import pytest
 
 from rlzoo.journal.state import RunState
-from rlzoo.tasks.task import is_held_out
 from rlzoo.journal.tracking.record import tracking_uri
+from rlzoo.tasks.task import is_held_out
 from tests.quick import quick_run
 
 

@@ -5,11 +5,11 @@ import pytest
 
 from rlzoo.cli.sync import sync
 from rlzoo.errors import UserError
-from rlzoo.support.lock import Lock
 from rlzoo.journal.tracking.completions import sampled_completions
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
 from rlzoo.journal.tracking.sync import Sync
+from rlzoo.support.lock import Lock
 from tests.tracking.followed import add_row, end, history, send, store, told
 
 THREE_STEPS = [(0, 0.0, 1000500), (1, 0.1, 1001500), (2, 0.2, 1002500)]

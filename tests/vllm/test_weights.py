@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rlzoo import load_zoo
-from rlzoo.learner.batch import Experience
-from rlzoo.learner.learner import Learner
 from rlzoo.config.sections import LearnerConfig
+from rlzoo.learner.batch import collate
+from rlzoo.learner.learner import Learner
 from rlzoo.types import Problem, RolloutGroup
 
 # one token a character; longer than a block of vLLM's cache (128 tokens on the CPU), so that its start is cached
@@ -58,26 +58,25 @@ def test_after_an_optimizer_step_sampler_and_trainer_agree(pair):
         max_length=24,
         num_updates=2,
     )
-    experience = experience_of(pair.sampler.sample(PROMPTS, 8, seed=4))
-    recorded = learner.with_old_log_probs(experience)
-    assert largest_difference(recorded) < CLOSE
-    _, updates = learner.update(experience, seed=0)
+    batch = batch_of(pair.sampler.sample(PROMPTS, 8, seed=4))
+    assert largest_difference(learner, batch) < CLOSE
+    _, updates = learner.update(learner.score(batch), 0)
     assert not any(update.skipped for update in updates)
-    assert largest_difference(learner.with_old_log_probs(experience_of(pair.sampler.sample(PROMPTS, 8, seed=4)))) > FAR
+    assert largest_difference(learner, batch_of(pair.sampler.sample(PROMPTS, 8, seed=4))) > FAR
     pair.sync()
-    assert largest_difference(learner.with_old_log_probs(experience_of(pair.sampler.sample(PROMPTS, 8, seed=4)))) < CLOSE
+    assert largest_difference(learner, batch_of(pair.sampler.sample(PROMPTS, 8, seed=4))) < CLOSE
 
 
-def experience_of(rollouts):
+def batch_of(rollouts):
     """Graded in turns with 0 and 1, so that there is something to learn."""
     rewards = itertools.cycle((0.0, 1.0))
     graded = [dataclasses.replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=False)]
     groups = [RolloutGroup(Problem("q", "a"), tuple(graded[:8])), RolloutGroup(Problem("q", "a"), tuple(graded[8:]))]
-    return Experience.from_groups(groups, "group_norm")
+    return collate(groups)
 
 
-def largest_difference(experience):
-    return float((experience.old_log_probs - experience.rollout_log_probs).abs().max())
+def largest_difference(learner, batch):
+    return float((learner.log_probs(batch) - batch.rollout_log_probs).abs().max())
 
 
 def test_nothing_is_sampled_before_the_first_weights(pair):

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlzoo.errors import UserError
-from rlzoo.support.garbage import collect_seldom
-from rlzoo.support.lock import Lock
-from rlzoo.support.redaction import redact
 from rlzoo.journal.tracking.machine import Machine
 from rlzoo.journal.tracking.record import FOLDER, Record, tracking_uri, without_password
 from rlzoo.journal.tracking.store import bounded_store
 from rlzoo.journal.tracking.sync import Sync, describe
+from rlzoo.support.garbage import collect_seldom
+from rlzoo.support.lock import Lock
+from rlzoo.support.redaction import redact
 
 POLL = 1.0
 """Seconds between looks at the directory."""

@@ -16,13 +16,13 @@ from typing import Any, Literal, Self, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlzoo.support.atomic import write_text
 from rlzoo.errors import UserError, first_mistake
-from rlzoo.support.parsing import parse_json
-from rlzoo.support.redaction import redact, redact_settings, without_userinfo
 from rlzoo.journal.tracking.command import source_name
 from rlzoo.journal.tracking.inputs import Data
 from rlzoo.journal.tracking.rows import Curves
+from rlzoo.support.atomic import write_text
+from rlzoo.support.parsing import parse_json
+from rlzoo.support.redaction import redact, redact_settings, without_userinfo
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlzoo.errors import UserError
-from rlzoo.support.redaction import redact
 from rlzoo.journal.tracking.completions import LOGGED, TABLE, logged_table, table_of
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.inputs import send_inputs
@@ -16,6 +15,7 @@ from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.model import final_checkpoint, send_model
 from rlzoo.journal.tracking.record import FOLDER, Record, Sent, without_password
 from rlzoo.journal.tracking.rows import Rows, has_point, points
+from rlzoo.support.redaction import redact
 
 ID_TAG = "rlzoo_id"
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")

@@ -1,10 +1,9 @@
-"""The training loop: sample, grade, learn, measure, repeat."""
+"""Trains a model as a configuration says: what ``rlzoo train`` and `rlzoo.train` do."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,29 +11,28 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from rlzoo.measure.profile import LengthProfile
 from rlzoo.config.run_config import RunConfig
-from rlzoo.train.checks import check_plugins_unchanged, check_run
-from rlzoo.train.metrics import aggregate_metrics
-from rlzoo.measure.monitor import WINDOW
-from rlzoo.train.run import Run
-from rlzoo.journal.run_directory import why_not_written
-from rlzoo.train.tags import run_record
 from rlzoo.errors import PolicyError, RunError
+from rlzoo.fast_cpu.waiting import waiting_by_load
+from rlzoo.journal.run_directory import why_not_written
+from rlzoo.journal.tracking.tracker import Tracker
+from rlzoo.measure.monitor import WINDOW
+from rlzoo.measure.profile import LengthProfile
 from rlzoo.support.garbage import quick_garbage_collection
 from rlzoo.support.signals import StopRequest, requested_stop
-from rlzoo.journal.tracking.tracker import Tracker
-from rlzoo.fast_cpu.waiting import waiting_by_load
+from rlzoo.training.after import AfterStep, Observer
+from rlzoo.training.checks import check_plugins_unchanged, check_run
+from rlzoo.training.loop import steps
+from rlzoo.training.metrics import aggregate_metrics
+from rlzoo.training.run import Run
+from rlzoo.training.tags import run_record
 
 logger = logging.getLogger("rlzoo")
-
-Observer = Callable[[int, Mapping[str, float]], None]
-"""Called with the step and its metrics after each step, and with step 0 after the first evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run came to.
+    """The outcome of a run.
 
     Example:
         ``result.metrics[-1]["reward/mean"]``
@@ -49,19 +47,19 @@ class RunResult:
 def train(
     config: RunConfig, observer: Observer | None = None, *, resume: bool = False, allow_changed_plugin: bool = False
 ) -> RunResult:
-    """Train a model as the configuration says; what ``rlzoo train`` does.
+    """Train a model; what ``rlzoo train`` does.
 
-    Ctrl-C or SIGTERM end the run after the step that is under way, once it is saved; a second one at once.
+    Ctrl-C or SIGTERM end the run after the current step, once it is saved; a second one ends it at once.
 
     Args:
         config: the complete run.
-        observer: told every step's metrics, for progress displays.
+        observer: called with every step's metrics, for progress displays.
         resume: resume from the newest checkpoint in ``config.output``.
-        allow_changed_plugin: resume also where a plugin is not what the run was started with, after a warning.
+        allow_changed_plugin: resume even if a plugin is not what the run was started with, after a warning.
 
     Raises:
-        UserError: the run cannot start as configured; nothing has been written then.
-        RunError: it cannot go on.
+        UserError: the run cannot start as configured; nothing has been written.
+        RunError: the run cannot continue.
         KeyboardInterrupt: Ctrl-C.
         SystemExit: SIGTERM, code 143.
     """
@@ -78,7 +76,7 @@ def train(
             # on other devices, operations have no threads that wait for each other
             threads = torch.get_num_threads() if run.accelerator.device.type == "cpu" else 1
             with requested_stop() as stop, quick_garbage_collection(), waiting_by_load(threads):
-                result = run_steps(run, tracker, stop, observer)
+                result = _run(run, tracker, stop, observer)
     except (OSError, SafetensorError) as error:
         reason = why_not_written(error)
         if reason is None:
@@ -87,38 +85,26 @@ def train(
     return replace(result, mlflow_run_id=tracker.run_id)
 
 
-def run_steps(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None) -> RunResult:
-    """Run every step; a run that fails leaves its last checkpoint, and if it can the weights it failed with."""
-    config = run.config
+def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None) -> RunResult:
+    """Do all steps; a run that fails leaves its last checkpoint and, if possible, the weights that it failed with."""
+    config, after = run.config, AfterStep(run, tracker, stop, observer)
     run.directory.summarise(run.summary(finished=False))
     _warn_of_an_inert_clip(config)
-    step = first = run.done + 1 if run.metrics else 0
     try:
-        for step in range(first, config.steps + 1):
-            metrics = run.step(step) if step else run.evaluate()
-            run.report(step, metrics)
-            tracker.look()
-            if observer is not None and run.is_main:
-                observer(step, metrics)
-            run.complete(step)
-            is_stopping = run.is_any(stop.signal is not None)
-            # with the checkpoint of step 0, a run that has steps can always be resumed
-            if run.is_due(step, config.checkpoint.every) or step in (0, config.steps) or is_stopping:
-                run.save(step)
-            if run.is_due(step, config.tracking.figure_every) or step == config.steps:
-                run.draw(step, wanted=tracker.is_on)
-            if is_stopping and step < config.steps:
-                stop.end(f"stopped after step {step} of {config.steps}; go on with: {run.how_to_resume}")
+        if not run.metrics:
+            after(0, {})
+        for step, row, updates in steps(run):
+            after(step, row, updates)
     except (PolicyError, RunError) as error:
-        error.add_note(f"step {step}, everything so far in {run.directory.path}")
+        error.add_note(f"step {run.attempted}, everything so far in {run.directory.path}")
         raise
     except (OSError, SafetensorError) as error:
         reason = why_not_written(error)
         if reason is None:
             raise
-        raise RunError(f"step {step}: {reason}; once that is fixed, resume with: {run.how_to_resume}") from error
+        raise RunError(f"step {run.attempted}: {reason}; once that is fixed, resume with: {run.how_to_resume}") from error
     finally:
-        run.leave(step)
+        run.leave(run.attempted)
     profile = run.monitor.profile()
     aggregates = aggregate_metrics(run.metrics, profile, WINDOW)
     seconds = {"seconds": round(run.seconds, 3)}

@@ -1,24 +1,73 @@
-"""Summaries of one step, by their MLflow names."""
+"""The metrics of a step and of a run, by their MLflow names."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 
+from rlzoo.fairness import NUM_BINS, bin_index
+from rlzoo.learner.mismatch import mismatch_metrics
+from rlzoo.learner.shaping import reward_metrics
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
-from rlzoo.fairness import NUM_BINS, bin_index
 from rlzoo.policy import ClipPolicy
 from rlzoo.types import RolloutGroup
 
 if TYPE_CHECKING:
+    from rlzoo.learner.batch import Batch, ScoredBatch
     from rlzoo.learner.learner import Update
+    from rlzoo.rollout.dynamic_sampling import Sampled
+    from rlzoo.training.run import Run
 
-FEWEST_NORMS = 10
-"""Steps before a gradient is called a spike."""
+
+class Stopwatch:
+    """Times the parts of a step.
+
+    Example:
+        ``watch.lap("rollout")`` after sampling gives ``time/rollout`` in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._started = self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """End a part that began at the end of the one before."""
+        now = time.perf_counter()
+        self.laps[f"time/{name}"], self._last = now - self._last, now
+
+    def metrics(self, batch: Batch) -> dict[str, float]:
+        """Seconds of each part, and tokens per second over all of them."""
+        tokens = int(batch.lengths.sum())
+        return {**self.laps, "throughput/tokens_per_second": tokens / (self._last - self._started)}
+
+
+def measure(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> dict[str, float]:
+    """Compute the metrics of one step, by their MLflow names.
+
+    Args:
+        run: the run.
+        sampled: the step's responses.
+        batch: the same, as the learner left them.
+        updates: the optimizer steps that were taken.
+    """
+    config, policy = run.config, run.learner.policy
+    metrics = rollout_metrics(sampled.groups) | reward_metrics(batch, config.reward)
+    metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0, with_band=policy != config.clip)
+    metrics |= policy_settings(policy, config.clip)
+    # where the sampler's log-probs may differ from the trainer's
+    if updates and (run.rollouts.sampler.needs_weights or config.mismatch.correction != "none"):
+        metrics |= mismatch_metrics(batch)
+    metrics["reward/failed"] = sampled.failed
+    if config.rollout.dynamic_sampling:
+        metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
+    if config.rollout.max_staleness:
+        taken = sum(not update.skipped for update in updates)
+        metrics["rollout/staleness"] = run.learner.num_optimizer_steps - taken - mean_version(sampled.groups)
+    return metrics
 
 
 def clip_metrics(table: ResponseTable, with_kl: bool, with_band: bool = False) -> dict[str, float]:
@@ -96,14 +145,6 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool, with_band: bool)
         "learner/nonfinite": sum(update.nonfinite for update in updates) / count,
         "learner/skipped": sum(update.skipped for update in updates) / count,
     }
-
-
-def is_spike(metrics: Mapping[str, float], before: Sequence[Mapping[str, float]], limit: float | None) -> bool:
-    """Whether a step's gradient norm is more than ``limit`` times the median of those before; None: never."""
-    norms = [row["learner/grad_norm"] for row in before if "learner/grad_norm" in row]
-    if limit is None or len(norms) < FEWEST_NORMS:
-        return False
-    return metrics.get("learner/grad_norm", 0.0) > limit * median(norms)
 
 
 def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, float]:

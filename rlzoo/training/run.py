@@ -1,52 +1,42 @@
-"""The pieces of one run, and what one step does with them."""
+"""What one run is made of, and how it is resumed and saved."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import shlex
 import time
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import cached_property, partial
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from safetensors import SafetensorError
 from torch import nn
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.journal.checkpoints import own_checkpoints
-from rlzoo.rollout.dynamic_sampling import Batch
-from rlzoo.learner.batch import Experience
-from rlzoo.learner.learner import Learner, Update
-from rlzoo.journal.manifest import damage
-from rlzoo.train.metrics import is_spike, mean_version, policy_settings, rollout_metrics, update_metrics
-from rlzoo.learner.mismatch import mismatch_metrics
-from rlzoo.measure.monitor import WINDOW, Monitor
-from rlzoo.learner.optimization import is_shared, is_spread, kept_weights
-from rlzoo.processes import gather
-from rlzoo.models.pretrained import eos_token_ids, load_named
-from rlzoo.processes import make_accelerator, peak_memory
-from rlzoo.rollout.prompts import check_task
-from rlzoo.rollout.sampler import Sampler
+from rlzoo.errors import UserError
 from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
-from rlzoo.rollout.make_sampler import make_sampler
-from rlzoo.rollout.rollouts import RolloutSource
-from rlzoo.support.seeds import LEARNER, step_seed
-from rlzoo.learner.shaping import reward_metrics
 from rlzoo.journal.state import RunState, newest_state
-from rlzoo.errors import PolicyError, RunError, UserError
+from rlzoo.learner.learner import Learner
+from rlzoo.learner.optimization import is_shared, is_spread, kept_weights
+from rlzoo.measure.monitor import Monitor
+from rlzoo.models.pretrained import eos_token_ids, load_named
+from rlzoo.processes import gather, make_accelerator, peak_memory
+from rlzoo.rollout.dynamic_sampling import Sampled
+from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.rollout.prompts import check_task
+from rlzoo.rollout.rollouts import Rollouts
+from rlzoo.rollout.sampler import Sampler
 from rlzoo.tasks import Task
-from rlzoo.types import RolloutGroup
 
 logger = logging.getLogger("rlzoo")
 
 
 class Run:
-    """What samples, grades, learns, measures and writes for one run, made from its configuration.
+    """The rollouts, learner, monitor and run directory of one run, made from its configuration.
 
     Example:
-        ``run = Run(config, task)``, then for every step ``run.report(step, run.step(step))``.
+        ``for step, row, updates in steps(Run(config, task)): ...``
     """
 
     def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
@@ -96,14 +86,15 @@ class Run:
         self.model, self.tokenizer = load_named(config.model)
         self._check_prompts()
         # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
-        self.source = RolloutSource(config, self.task, self._make_sampler(), self.accelerator)
+        self.rollouts = Rollouts(config, self.task, self._make_sampler(), self.accelerator)
         self.learner = self._make_learner()
         self.monitor = Monitor(config.clip)
         self.metrics: list[dict[str, float]] = []
         self.done = 0  # steps
         self._began, self._before = time.perf_counter(), 0.0
-        self._saved = -1  # the step that was saved last
-        self._is_clean = True  # everything is as it was after the last step that is done
+        self.saved = -1  # the step that was saved last
+        self.attempted = 0  # the step that was begun last
+        self.is_clean = True  # everything is as it was after the last step that is done
         self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
 
     def _check_prompts(self) -> None:
@@ -157,13 +148,13 @@ class Run:
             )
         self.learner.load(folder, state.num_optimizer_steps, state.scheduler)
         self.learner.num_nonfinite = state.num_nonfinite
-        self.source.restore(state.next_problem, state.ahead)
+        self.rollouts.restore(state.next_problem, state.ahead)
         self.monitor.restore(folder, state.alarms)
-        self.done, self._saved, self._before = state.step, state.step, state.seconds
+        self.done, self.saved, self._before = state.step, state.step, state.seconds
         self.accelerator.wait_for_everyone()
         self.metrics = self.directory.cut_after(state.step)
-        if self.source.sampler.needs_weights:
-            self.source.sampler.update_weights(self.learner.weights())
+        if self.rollouts.sampler.needs_weights:
+            self.rollouts.sampler.update_weights(self.learner.weights())
         self._given = state.num_optimizer_steps
 
     def _check(self, state: RunState, folder: Path) -> None:
@@ -193,101 +184,42 @@ class Run:
             "warnings": self.monitor.alarms.raised,
         }
 
-    def step(self, step: int) -> dict[str, float]:
-        """One rollout batch and everything learned from it; if that fails before anything was learned, as if not begun."""
-        position = self.source.position()
+    @contextmanager
+    def attempt(self, step: int) -> Iterator[None]:
+        """A step; if it fails before anything was learned, the run is as it was before the step."""
+        self.attempted, position, updates = step, self.rollouts.position(), self.learner.scheduler.last_epoch
         try:
-            return self._step(step)
+            yield
         except BaseException:
-            if self._is_clean:
-                self.source.go_back(position)
+            self.is_clean = self.is_clean and self.learner.scheduler.last_epoch == updates
+            if self.is_clean:
+                self.rollouts.go_back(position)
             raise
+        self.is_clean = False
 
-    def _step(self, step: int) -> dict[str, float]:
-        started = time.perf_counter()
-        batch = self._sample(step)
-        groups = batch.groups
-        sampled, sampled_at = time.perf_counter(), self.learner.num_optimizer_steps
-        settings, limit = self.config.reward, self.config.rollout.max_new_tokens
-        experience = replace(Experience.from_groups(groups, self.learner.policy.advantage, settings, limit), step=step)
-        experience, updates = self._learn(step, groups, experience)
-        learned = time.perf_counter()
-        self.directory.record_rollouts(step, groups, experience, updates)
-        metrics = self._measured(batch, experience, updates)
-        if self.config.rollout.max_staleness:
-            metrics["rollout/staleness"] = sampled_at - mean_version(groups)
-        metrics |= {
-            "time/rollout": sampled - started,
-            "time/learner": learned - sampled,
-            "throughput/tokens_per_second": int(experience.lengths.sum()) / (learned - started),
-        }
-        if is_spike(metrics, self.metrics[-WINDOW:], self.config.learner.rollback_above):
-            metrics["learner/rolled_back"] = float(self._roll_back(step))
-        self._is_clean = False
-        self.monitor.after_step(step, [update.table for update in updates], metrics)
-        if self.is_due(step, self.config.eval.every) or step == self.config.steps:
-            metrics |= self.evaluate()
-        return metrics
+    def before_update(self, index: int) -> None:
+        """Keep the weights that an update starts from, if they are wanted for replay."""
+        self.is_clean = False
+        if self.is_due(self.attempted, self.config.checkpoint.keep_for_replay):
+            self.directory.save_weights(self.attempted, index, kept_weights(self.learner.weights(), keep=self.is_main))
 
-    def _learn(self, step: int, groups: list[RolloutGroup], experience: Experience) -> tuple[Experience, list[Update]]:
-        """The optimizer steps of one batch; none if nothing can be learned from it."""
-        self._is_clean = False
-        if not self.learner.learns_from(experience) and not self.learner.has_reference:
-            self.learner.pass_over(self.config.learner.num_minibatches * self.config.learner.num_epochs)
-            return experience, []
-        keep = self.is_due(step, self.config.checkpoint.keep_for_replay)
-        before = partial(self._keep_weights, step) if keep else None
-        try:
-            return self.learner.update(experience, step_seed(self.config.seed, LEARNER, step), before)
-        except (PolicyError, RunError):
-            self.directory.record_rollouts(step, groups, experience, [])  # the data it stumbled over
-            raise
-
-    def _roll_back(self, step: int) -> bool:
-        """Take the newest periodic checkpoint's weights, and continue with other data; False if there is none yet.
-
-        A checkpoint that was saved because the run was stopped does not count: a run that was never stopped has none.
-        """
-        periodic = [folder for state, folder in own_checkpoints(self.directory.path, step - 1) if state.periodic]
-        folder = next((folder / "state" for folder in reversed(periodic) if damage(folder) is None), None)
-        if folder is None:
-            logger.warning("step %d: a spike of the gradient, and no checkpoint to roll back to", step)
-            return False
-        state = RunState.read(folder)
-        # the schedule continues from here, so that it still ends with the run
-        self.learner.load(folder, state.num_optimizer_steps, self.learner.scheduler.state_dict())
-        logger.warning("step %d: a spike of the gradient; the weights are those after step %d again", step, state.step)
-        return True
-
-    def _measured(self, batch: Batch, experience: Experience, updates: list[Update]) -> dict[str, float]:
-        """Metrics of one step's data and updates."""
-        config, policy = self.config, self.learner.policy
-        metrics = rollout_metrics(batch.groups) | reward_metrics(experience, config.reward)
-        metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0, with_band=policy != config.clip)
-        metrics |= policy_settings(policy, config.clip)
-        # where the sampler's log-probs may be others than the trainer's
-        if updates and (self.source.sampler.needs_weights or config.mismatch.correction != "none"):
-            metrics |= mismatch_metrics(experience)
-        metrics["reward/failed"] = batch.failed
-        return metrics | (batch.metrics() if config.rollout.dynamic_sampling else {})
-
-    def _sample(self, step: int) -> Batch:
-        """One step's batch, by the newest weights; where it was sampled ahead, only what dynamic sampling adds to it.
+    def sample(self, step: int) -> Sampled:
+        """Sample and grade the responses of a step; where they were sampled ahead, only what dynamic sampling adds.
 
         Weights older than the learner's are never sampled from again, so a checkpoint need not hold them.
         """
         version = self._give_weights()
-        batch = self.source.take(step, version)
+        sampled = self.rollouts.take(step, version)
         if self.config.rollout.max_staleness and step < self.config.steps:
-            self.source.look_ahead(step + 1, version)
-        return batch
+            self.rollouts.look_ahead(step + 1, version)
+        return sampled
 
     def _give_weights(self) -> int:
         """Bring the sampler's weights up to date; returns the optimizer steps they have taken."""
         version = self.learner.num_optimizer_steps
-        if self.source.sampler.needs_weights and version != self._given:
-            self.source.settle()
-            self.source.sampler.update_weights(self.learner.weights())
+        if self.rollouts.sampler.needs_weights and version != self._given:
+            self.rollouts.settle()
+            self.rollouts.sampler.update_weights(self.learner.weights())
             self._given = version
         return version
 
@@ -295,9 +227,6 @@ class Run:
     def data(self) -> str:
         """The fingerprint of the training problems."""
         return self.task.fingerprint()
-
-    def _keep_weights(self, step: int, update: int) -> None:
-        self.directory.save_weights(step, update, kept_weights(self.learner.weights(), keep=self.is_main))
 
     def save(self, step: int) -> None:
         """Save the model after a step that is done, the policy's state beside it, and what it takes to resume from it."""
@@ -317,7 +246,7 @@ class Run:
         except Exception:
             self.directory.drop_unfinished(name)
             raise
-        self._saved = step
+        self.saved = step
 
     def _begin_checkpoint(self, name: str) -> Path:
         weights = kept_weights(self.learner.weights(), keep=self.is_main)
@@ -327,10 +256,10 @@ class Run:
         return RunState(
             step=step,
             num_optimizer_steps=self.learner.num_optimizer_steps,
-            next_problem=self.source.next_problem,
+            next_problem=self.rollouts.next_problem,
             num_nonfinite=self.learner.num_nonfinite,
             scheduler=self.learner.scheduler.state_dict(),
-            ahead=self.source.sampled_ahead(),
+            ahead=self.rollouts.sampled_ahead(),
             alarms=self.monitor.alarms.state(),
             data=self.data,
             seconds=self.seconds,
@@ -340,7 +269,7 @@ class Run:
 
     def complete(self, step: int) -> None:
         """Count a step as done, after which the run can be saved."""
-        self.done, self._is_clean = step, True
+        self.done, self.is_clean = step, True
 
     def leave(self, step: int) -> None:
         """End what the run started; if a step was not completed, save what there is.
@@ -351,13 +280,13 @@ class Run:
         # with ZeRO a checkpoint takes all processes, and who knows where the others are
         if step > max(self.done, 0) and not is_shared(self.accelerator):
             try:
-                if not self._is_clean:
+                if not self.is_clean:
                     self._save_stopped(step)
-                elif self._saved != self.done:
+                elif self.saved != self.done:
                     self.save(self.done)
             except (OSError, SafetensorError, UserError) as error:
                 logger.warning("the weights of step %d could not be saved: %s", step, why_not_written(error) or error)
-        self.source.close()
+        self.rollouts.close()
 
     def _save_stopped(self, step: int) -> None:
         name = f"stopped-step-{step:06d}"
@@ -367,23 +296,9 @@ class Run:
             self.directory.drop_unfinished(name)
             raise
 
-    def report(self, step: int, metrics: dict[str, float]) -> None:
-        """Write a step's metrics down."""
-        metrics["time/clock"] = time.time()
-        self.metrics.append(metrics)
-        self.directory.log(step, metrics)
-
-    def draw(self, step: int, *, wanted: bool) -> None:
-        """Keep a picture of the clip fraction by length."""
-        figure = self.monitor.figure(step) if wanted else None
-        if figure is not None:
-            self.directory.save_figure(figure, f"clip_by_length/step-{step:06d}.png")
-            del figure
-            gc.collect()  # two megabytes that refer to themselves, and would wait long for their turn
-
     def evaluate(self) -> dict[str, float]:
-        """Metrics on the held-out problems."""
-        return self.source.evaluate(self._give_weights())
+        """Evaluate on the held-out problems."""
+        return self.rollouts.evaluate(self._give_weights())
 
     @property
     def seconds(self) -> float:
@@ -392,7 +307,7 @@ class Run:
 
     def is_any(self, flag: bool) -> bool:
         """Whether it is true in any process."""
-        return self.learner.passes.any(flag)
+        return self.learner.micro_batches.any(flag)
 
     def is_due(self, step: int, every: int) -> bool:
         """Whether this step is one of every so many; 0 for none."""

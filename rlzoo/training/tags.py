@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.train.run import Run
 from rlzoo.errors import UserError
-from rlzoo.support.redaction import redact_settings
-from rlzoo.tasks import Task
-from rlzoo.tasks.task import fingerprint
 from rlzoo.journal.tracking.command import typed_command
 from rlzoo.journal.tracking.description import NOTE, describe_run, differences
 from rlzoo.journal.tracking.inputs import Data
 from rlzoo.journal.tracking.record import Record, flatten, git_commit
+from rlzoo.support.redaction import redact_settings
+from rlzoo.tasks import Task
+from rlzoo.tasks.task import fingerprint
+from rlzoo.training.run import Run
 from rlzoo.zoo import load_zoo
 
 OWN = ("output", "plugins", "tracking.")
@@ -92,7 +92,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 def data_of(run: Run) -> tuple[Data, ...]:
     """The problems that a run learns from, and those it is evaluated on."""
-    config, held_out = run.config, run.source.held_out
+    config, held_out = run.config, run.rollouts.held_out
     drawn = config.steps * config.rollout.num_prompts
     train = _data(run.task, run.data, "train", drawn)
     return (train, _data(run.task, fingerprint(held_out), "eval", len(held_out))) if held_out else (train,)

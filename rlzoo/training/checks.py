@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.models.model_path import local_model
-from rlzoo.processes import check_launch, check_launcher
-from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.errors import UserError
+from rlzoo.journal.run_directory import RunDirectory
+from rlzoo.models.model_path import local_model
 from rlzoo.plugin_files import changed_plugins, plugin_files
+from rlzoo.processes import check_launch, check_launcher
 
 logger = logging.getLogger("rlzoo")
 

@@ -1,0 +1,31 @@
+"""The training loop: the algorithm, without what follows a step (`rlzoo.training.after`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlzoo.errors import PolicyError, RunError
+from rlzoo.learner.batch import collate
+from rlzoo.learner.learner import Update
+from rlzoo.support.seeds import LEARNER, step_seed
+from rlzoo.training.metrics import Stopwatch, measure
+from rlzoo.training.run import Run
+
+
+def steps(run: Run) -> Iterator[tuple[int, dict[str, float], list[Update]]]:
+    """Train; yields every step's number, metrics and updates as soon as it is done."""
+    for step in range(run.done + 1, run.config.steps + 1):
+        seed, watch = step_seed(run.config.seed, LEARNER, step), Stopwatch()
+        with run.attempt(step):
+            sampled = run.sample(step)  # sample and grade: a group of responses for each prompt
+            watch.lap("rollout")
+            batch = run.learner.score(collate(sampled.groups, step), seed)  # advantages, old and reference log-probs
+            try:
+                batch, updates = run.learner.update(batch, seed, run.before_update)  # one optimizer step for each minibatch
+            except (PolicyError, RunError):
+                run.directory.record_rollouts(step, sampled.groups, batch, [])  # the data that it failed on
+                raise
+            watch.lap("learner")
+            run.directory.record_rollouts(step, sampled.groups, batch, updates)
+            row = measure(run, sampled, batch, updates) | watch.metrics(batch)
+        yield step, row, updates

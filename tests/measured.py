@@ -1,0 +1,17 @@
+"""Rows of the response table for given inputs, as the learner measures them."""
+
+import torch
+
+from rlzoo.learner.judge import judgement
+from rlzoo.learner.on_policy import OnPolicyGradient
+from rlzoo.measure.response_table import ResponseTable
+from rlzoo.reductions import StepCounts
+
+
+def table_of(policy, inputs, *, counts=None, group=None, entropy=None):
+    """Evaluate a rule on whole inputs; each response answers a prompt of its own unless ``group`` says otherwise."""
+    counts = counts or StepCounts.of(inputs.response_mask)
+    judged = judgement(policy, inputs, counts)
+    at_ratio_1 = OnPolicyGradient(policy)(inputs, judged.result, counts)
+    group = torch.arange(len(inputs.log_probs)) if group is None else group
+    return ResponseTable.measure(inputs, judged.result, judged.gradient, at_ratio_1, group=group, entropy=entropy)
