@@ -82,8 +82,8 @@ def folded(text: str, width: int) -> str:
     """Lines folded between words where they are longer than a screen; a command at the end stays in one line, to be copied.
 
     Example:
-        >>> print(folded("stopped after step 3; go on with: rlzoo train --resume --output runs/mine", 40))
-        stopped after step 3; go on with:
+        >>> print(folded("stopped after step 3; resume with: rlzoo train --resume --output runs/mine", 40))
+        stopped after step 3; resume with:
         rlzoo train --resume --output runs/mine
     """
     return "\n".join(part for line in text.split("\n") for part in _parts(line, width))

@@ -10,7 +10,7 @@ import pytest
 from rlzoo.cli.display import Bars, Plain, counted, folded, printable, show_log, timed
 
 LONG = "clip is inert: nothing clipped for 10 steps; narrow clip.width_low, or find a width with `rlzoo calibrate`"
-STOPPED = "stopped after step 3 of 40; go on with: rlzoo train --resume --output runs/fspo-arithmetic-0-20261122-054750"
+STOPPED = "stopped after step 3 of 40; resume with: rlzoo train --resume --output runs/fspo-arithmetic-0-20261122-054750"
 
 
 def test_lines_are_folded_between_words():
@@ -21,7 +21,7 @@ def test_lines_are_folded_between_words():
 
 def test_a_command_stays_in_one_line_to_be_copied():
     assert folded(STOPPED, 60).split("\n") == [
-        "stopped after step 3 of 40; go on with:",
+        "stopped after step 3 of 40; resume with:",
         "rlzoo train --resume --output runs/fspo-arithmetic-0-20261122-054750",
     ]
     assert folded("an MLflow run; look at it with: rlzoo ui", 30).split("\n") == ["an MLflow run; look at it", "with: rlzoo ui"]
@@ -86,7 +86,7 @@ def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatc
     *above, drawn, after = screen.text.split("\n")
     assert "\n".join(above) == "\n".join(
         [
-            "stopped after step 3 of 40; go on with:",
+            "stopped after step 3 of 40; resume with:",
             "rlzoo train --resume --output runs/fspo-arithmetic-0-2026112",
             "2-054750",  # the terminal's own fold, which is none in what is copied
             "to stderr by another library",

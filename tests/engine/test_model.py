@@ -7,8 +7,8 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from rlzoo.learner import log_probs as model_module
-from rlzoo.learner.batch import ModelBatch
 from rlzoo.learner.log_probs import ResponseLogProbs
+from rlzoo.learner.micro_batches import ModelInputs
 from tests.engine.conftest import VOCABULARY, make_model
 
 
@@ -18,7 +18,7 @@ def batch():
     predicts = torch.zeros(5, 12, dtype=torch.bool)
     predicts[:, 3:11] = True
     ones = torch.ones_like(input_ids)
-    return ModelBatch(input_ids, ones, torch.arange(12).expand(5, -1), predicts)
+    return ModelInputs(input_ids, ones, torch.arange(12).expand(5, -1), predicts)
 
 
 def plain(model, temperature=1.0):

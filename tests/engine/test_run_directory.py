@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import rlzoo
-from rlzoo import UserError, signals
+from rlzoo import UserError
 from rlzoo.errors import RunError
 from rlzoo.journal import run_directory
 from rlzoo.journal.checkpoints import FILES, own_checkpoints, rotate
@@ -24,6 +24,7 @@ from rlzoo.journal.state import identity, newest_state
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.run_records import find_runs
+from rlzoo.support import signals
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
 from tests.engine.short import lines, quick, resumes_after, without_times

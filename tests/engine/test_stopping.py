@@ -57,7 +57,7 @@ def test_a_signal_ends_the_run_after_the_step_and_nothing_is_lost(number, error,
     if error is SystemExit:
         assert raised.value.code == 143
     assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(step + 1))
-    assert f"stopped after step {step} of 4; go on with: rlzoo train --resume --output {tmp_path}/run" in caplog.text
+    assert f"stopped after step {step} of 4; resume with: rlzoo train --resume --output {tmp_path}/run" in caplog.text
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"] is False
     with resumes_after(step, tmp_path / "run"):
         result = rlzoo.train(config(tmp_path), resume=True)
@@ -100,7 +100,7 @@ def test_a_scheduler_reads_that_the_command_was_stopped(number, code, tmp_path):
                 break
         _, errors = process.communicate(timeout=120)
     assert process.returncode == code
-    assert f"go on with: rlzoo train --resume --output {tmp_path / 'run'}" in errors
+    assert f"resume with: rlzoo train --resume --output {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert (saved / "model.safetensors").is_file()

@@ -71,7 +71,7 @@ def test_sigterm_to_the_launcher_ends_all_after_the_step_and_they_go_on(running)
     process.terminate()
     assert process.wait(timeout=60) == 143
     text = log.read_text()
-    (stopped,) = set(re.findall(r"stopped after step (\d+) of 400; go on with: rlzoo train --resume --output", text))
+    (stopped,) = set(re.findall(r"stopped after step (\d+) of 400; resume with: rlzoo train --resume --output", text))
     assert lines(folder / "metrics.jsonl")[-1]["step"] == int(stopped)
     assert (folder / "checkpoints" / f"step-{int(stopped):06d}" / "state" / "state.json").exists()
     assert "Traceback" not in text
