@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UNFINISHED_TENSORS = re.compile(r"\.tmp\w{6}")
+"""What safetensors calls a file while it writes it."""
 
 
 def temporary_path(path: Path, key: str) -> Path:
@@ -29,12 +38,49 @@ def write_text(file: Path, text: str, key: str) -> None:
     sync(file.parent)
 
 
-def remove_temporary(temporary: Path) -> None:
-    """Remove what an earlier process left under the temporary name of its own, if anything."""
-    if temporary.is_dir() and not temporary.is_symlink():
-        shutil.rmtree(temporary)
-    else:
-        temporary.unlink(missing_ok=True)
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str) -> None:
+    """Write a safetensors file that is either complete or not there.
+
+    It is written in a folder of its own, because safetensors gives unfinished files a random name.
+    """
+    from safetensors.torch import save_file
+
+    folder = temporary_path(file, key)
+    folder.mkdir(exist_ok=True)
+    try:
+        save_file(dict(tensors), folder / file.name)
+        (folder / file.name).replace(file)
+    finally:
+        remove_unfinished_tensors(folder)
+
+
+def remove_unfinished_tensors(folder: Path) -> None:
+    """Remove the folder of `write_tensors` and what is unfinished in it; other files stay."""
+    name = folder.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
+    remove_files(folder, lambda file: file == name or UNFINISHED_TENSORS.fullmatch(file))
+
+
+def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
+    """Remove some of the files in a folder, and the folders that are empty then.
+
+    Args:
+        folder: links in it are neither followed nor removed.
+        is_own: whether a file is to be removed, by its name below the folder, such as ``"state/state.json"``.
+    """
+    for path in list(_files(folder)):
+        if is_own(path.relative_to(folder).as_posix()):
+            path.unlink(missing_ok=True)
+    for parent, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):  # it holds another file
+            Path(parent).rmdir()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The regular files below a folder."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if (path := Path(parent, name)).is_file() and not path.is_symlink():
+                yield path
 
 
 def sync(path: Path) -> None:

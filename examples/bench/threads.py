@@ -27,7 +27,7 @@ from rlzoo.waiting import SETTINGS as WAITING
 from rlzoo.waiting import prepare_waiting, waiting_by_load
 
 BUSY = 2
-STEPS = {"embedded": 10, "5m": 1, "smollm2": 1}
+STEPS = {"embedded": 10, "5m": 1, "smollm2": 5}
 CASES = {"5m": "long-tail", "smollm2": "smollm2"}
 OVERRIDES = {"smollm2": ("rollout.num_prompts=2", "rollout.max_new_tokens=32")}
 SETTINGS, LOADS = ("old", "new"), ("alone", "busy")

@@ -13,13 +13,26 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlzoo.atomic import remove_temporary, temporary_path
+from rlzoo.atomic import UNFINISHED_TENSORS, remove_files, temporary_path
 from rlzoo.engine.manifest import remove_sealed, sealed_files
 from rlzoo.engine.state import FILE, RunState, identity, numbered
 from rlzoo.errors import UserError
 
 STATE = f"state/{FILE}"
 STOPPED = "stopped.json"
+FILES = re.compile(
+    r"""
+    clip\.json | stopped\.json | manifest\.json | state/(state|policy)\.json | state/(monitor|optimizer)\.safetensors
+    | config\.json | generation_config\.json | model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?
+    | (tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json | merges\.txt | vocab\.txt
+    | (tokenizer|spiece|sentencepiece\.bpe)\.model | chat_template\.jinja | additional_chat_templates/\w+\.jinja
+    | adapter/(adapter_config\.json | adapter_model\.safetensors | generation_config\.json | README\.md)
+    | state/(latest | zero_to_fp32\.py | zero_to_torch\.py | deepspeed/\w+_states\.pt)
+    | (adapter/ | state/)?"""
+    + UNFINISHED_TENSORS.pattern,
+    re.VERBOSE,
+)
+"""Names of the files in a checkpoint, from its folder: rlzoo's, transformers', PEFT's, DeepSpeed's and safetensors'."""
 
 logger = logging.getLogger("rlzoo")
 
@@ -86,13 +99,27 @@ def tidy(run: Path) -> None:
         name = re.fullmatch(r"\.((?:stopped-)?step-[0-9]{6,9})\..*", path.name)
         folder = path.with_name(name[1]) if name is not None else path
         if path == temporary_path(folder, key):
-            remove_temporary(path)
+            remove_unfinished(folder, run)
         elif path != _former(folder, key) or path.is_symlink():
             continue
         elif os.path.lexists(folder):
             _drop_former(path, folder.name)
         else:
             path.replace(folder)
+
+
+def remove_unfinished(folder: Path, run: Path) -> None:
+    """Remove what a run has written of a checkpoint that it did not finish; if other files are in it, rename it.
+
+    Args:
+        folder: what the checkpoint would have been called.
+        run: the run directory.
+    """
+    temporary = temporary_path(folder, identity(run))
+    if temporary.is_dir() and not temporary.is_symlink():
+        remove_files(temporary, FILES.fullmatch)
+    if os.path.lexists(temporary):
+        set_aside(temporary, folder.name)
 
 
 def _former(folder: Path, key: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from rlzoo.atomic import sync
@@ -13,9 +14,15 @@ from rlzoo.reading import SETTINGS, read_text
 FILE = "manifest.json"
 
 
-def seal(folder: Path) -> None:
-    """Write ``manifest.json``, the SHA-256 of every file beneath; all of it is on the disk before this returns."""
-    files = {str(path.relative_to(folder)): _checksum(path) for path in _files(folder)}
+def seal(folder: Path, is_own: Callable[[str], bool] = lambda name: True) -> None:
+    """Write ``manifest.json``, the SHA-256 of the files beneath; all of it is on the disk before this returns.
+
+    Args:
+        folder: that is complete.
+        is_own: whether a file, by its name below the folder, belongs to it. Others stay in the folder and are not sealed.
+    """
+    names = {str(path.relative_to(folder)): path for path in _files(folder)}
+    files = {name: _checksum(path) for name, path in names.items() if is_own(name)}
     (folder / FILE).write_text(json.dumps(files, indent=2) + "\n", encoding="utf-8")
     for path in (*_files(folder), folder / FILE, *(path for path in folder.rglob("*") if path.is_dir()), folder):
         sync(path)

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from rlzoo.atomic import remove_temporary, sync, temporary_path, write_text
+from rlzoo.atomic import remove_unfinished_tensors, sync, temporary_path, write_tensors, write_text
 from rlzoo.engine import checkpoints
 from rlzoo.engine.adapters import has_adapter
 from rlzoo.engine.manifest import seal
@@ -124,6 +123,7 @@ class RunDirectory:
         self.path = path
         self.is_writer = is_writer  # of several processes, one writes; the others' calls do nothing
         self._lock = (lock or Lock(path)) if is_writer else None
+        self._transformers_files: frozenset[str] = frozenset()
 
     def close(self) -> None:
         """Let another process write here."""
@@ -273,9 +273,7 @@ class RunDirectory:
             temporary.replace(texts)
         file = texts.with_suffix(".safetensors")
         with writing(file, _num_bytes(tensors.values())):
-            temporary = temporary_path(file, self.identity)
-            save_file(tensors, temporary)
-            temporary.replace(file)  # with it the step counts as recorded
+            write_tensors(file, tensors, self.identity)  # with it the step counts as recorded
 
     def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights that one update starts from, so that replay can differentiate through them."""
@@ -284,7 +282,7 @@ class RunDirectory:
         file = self.path / "replay" / f"{step:06d}-{update}.safetensors"
         with writing(file, _num_bytes(weights.values())):
             file.parent.mkdir(exist_ok=True)
-            save_file(dict(weights), file)
+            write_tensors(file, weights, self.identity)
 
     def summarise(self, facts: Mapping[str, object]) -> None:
         """Write ``summary.json``: whether the run is over, and what it took."""
@@ -327,6 +325,7 @@ class RunDirectory:
                 skeleton = type(model)(model.config)  # without weights of its own, without adapters
             skeleton.generation_config = model.generation_config
             with quiet():
+                self._transformers_files = self._transformers_files or _transformers_files(skeleton, tokenizer)
                 skeleton.save_pretrained(temporary, state_dict=dict(weights))
                 tokenizer.save_pretrained(temporary)
                 if has_adapter(model):
@@ -356,18 +355,22 @@ class RunDirectory:
         """Free the space of a checkpoint that could not be written."""
         if self.is_writer:
             with suppress(OSError):
-                remove_temporary(temporary_path(self.path / "checkpoints" / name, self.identity))
+                checkpoints.remove_unfinished(self.path / "checkpoints" / name, self.path)
 
     def _put_in_place(self, temporary: Path) -> Path | None:
         if not self.is_writer:
             return None
         folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
         with writing(folder):
-            seal(temporary)
+            seal(temporary, self._is_checkpoint_file)
             self._check_lock()
             checkpoints.put_in_place(temporary, folder, self.path)
             sync(folder.parent)
         return folder
+
+    def _is_checkpoint_file(self, name: str) -> bool:
+        """Whether a file in a checkpoint, named from there, is one that this run writes."""
+        return name in self._transformers_files or checkpoints.FILES.fullmatch(name) is not None
 
     def _check_lock(self) -> None:
         if self._lock is not None:
@@ -419,11 +422,18 @@ class RunDirectory:
 
     def _remove_leftovers(self) -> None:
         """Remove the files that a killed process of this run had begun to write."""
-        folders = (self.path, self.path / "rollouts", *(path for path in (self.path / "figures").rglob("*") if path.is_dir()))
-        for file in (file for folder in folders for file in folder.glob(".*.part")):
-            name = file.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
-            if file == temporary_path(file.with_name(name), self.identity):
-                remove_temporary(file)
+        figures = [path for path in (self.path / "figures").rglob("*") if path.is_dir()]
+        folders = (self.path, self.path / "rollouts", self.path / "replay", self.path / "figures", *figures)
+        for path in (path for folder in folders for path in list(folder.glob(".*.part"))):
+            file = path.with_name(path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0])
+            if path != temporary_path(file, self.identity):
+                continue
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
+            elif path.is_dir() and not path.is_symlink():
+                remove_unfinished_tensors(path)
+            if os.path.lexists(path):
+                checkpoints.set_aside(path, file.name)
 
 
 def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
@@ -433,6 +443,14 @@ def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
     (folder / "config.yaml").write_text(config_yaml, encoding="utf-8")
     (folder / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
     copy_plugins(plugins, folder / "plugins")
+
+
+def _transformers_files(skeleton: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """What transformers calls a model's and tokenizer's files, including code that came with them, apart from weights."""
+    with tempfile.TemporaryDirectory(prefix="rlzoo-names-") as folder:
+        skeleton.save_pretrained(folder, state_dict={})
+        tokenizer.save_pretrained(folder)
+        return frozenset(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
 
 
 def _umask() -> int:

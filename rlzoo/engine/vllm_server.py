@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from torch import Tensor
 
+from rlzoo.atomic import UNFINISHED_TENSORS, remove_files
 from rlzoo.engine.rollout import make_rollout
 from rlzoo.engine.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.engine.vllm_sampler import check_length, prompt_rows, request_seed, request_settings
@@ -149,7 +150,8 @@ class ServerSampler:
         self.http.clear()
         self._forget_weights()
         if self.own_folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):  # somebody else's file is in it
+                self.folder.rmdir()
 
     def _write_and_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         from safetensors.torch import save_file
@@ -165,7 +167,7 @@ class ServerSampler:
         except OSError as error:
             raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: cannot be written: {error.strerror}") from error
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            self._remove(part)
         self._forget_weights()
         self.weights = whole  # kept, for a server that is started again
         try:
@@ -186,7 +188,12 @@ class ServerSampler:
 
     def _forget_weights(self) -> None:
         if self.weights is not None:
-            shutil.rmtree(self.weights, ignore_errors=True)
+            self._remove(self.weights)
+
+    @staticmethod
+    def _remove(folder: Path) -> None:
+        with suppress(OSError):
+            remove_files(folder, lambda name: name == "model.safetensors" or UNFINISHED_TENSORS.fullmatch(name))
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Do it, and if the server does not answer, again after pauses.

@@ -6,9 +6,12 @@ import os
 import pytest
 import torch
 
+import rlzoo
 from rlzoo.composition import config_names, read_config
+from rlzoo.engine.manifest import sealed_files
 from rlzoo.engine.pretrained import load_named, load_pretrained
 from rlzoo.sections import ModelConfig
+from tests.engine.short import quick
 from tests.engine.tiny import refuses, save
 
 
@@ -62,6 +65,17 @@ def test_a_models_own_code_runs_only_if_it_is_asked_for_by_name(with_code, caplo
     load_named(ModelConfig(path=str(folder), trust_remote_code=True))
     assert trap.exists()
     assert f"Python code that comes with '{folder}' is run" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"])
+def test_a_models_own_code_belongs_to_its_checkpoints(with_code, tmp_path, part):
+    folder, _ = with_code(part)
+    settings = [f"model.path={folder}", "model.trust_remote_code=true", "checkpoint.keep=1", "checkpoint.every=1"]
+    run = rlzoo.train(quick(tmp_path / "run", steps=2, overrides=[*settings, "tracking.mlflow=false", "eval.num_problems=0"]))
+    (checkpoint,) = (run.path / "checkpoints").iterdir()
+    code = f"own_{part.lower()}.py"
+    assert (checkpoint / code).exists() == (code in sealed_files(checkpoint))
+    assert (checkpoint / code).exists()
 
 
 def test_trust_in_a_models_code_is_off_everywhere_it_is_not_named():

@@ -1,5 +1,6 @@
 """Nothing in a run directory is lost: attacks on one short run, each on a copy of it."""
 
+import errno
 import json
 import logging
 import os
@@ -15,8 +16,9 @@ from safetensors.torch import load_file, save_file
 import rlzoo
 from rlzoo import UserError, signals
 from rlzoo.atomic import temporary_path
-from rlzoo.engine.checkpoints import own_checkpoints, rotate
-from rlzoo.engine.manifest import seal
+from rlzoo.engine import run_directory
+from rlzoo.engine.checkpoints import FILES, own_checkpoints, rotate
+from rlzoo.engine.manifest import damage, seal, sealed_files
 from rlzoo.engine.run_directory import RunDirectory
 from rlzoo.engine.state import identity, newest_state
 from rlzoo.errors import RunError
@@ -298,15 +300,105 @@ def test_a_users_files_with_names_of_temporary_files_stay(run):
     assert {name: (run / name).read_text() for name in TEMPORARY} == dict.fromkeys(TEMPORARY, "mine")
 
 
+FOLDERS = ("checkpoints/step-000005", "rollouts/000005.safetensors", "replay/000005-0.safetensors")
+
+
 def test_what_a_killed_process_left_of_this_run_is_removed(run):
-    names = ("checkpoints/step-000005", "rollouts/000005.jsonl", "metrics.jsonl", "figures/clip_by_length/step-000005.png")
-    left = [temporary_path(run / name, identity(run)) for name in names]
-    left[0].mkdir()
-    for file in (left[0] / "model.safetensors", *left[1:]):
+    names = ("rollouts/000005.jsonl", "metrics.jsonl", "figures/clip_by_length/step-000005.png", "figures/lre.png")
+    folders, left = ([temporary_path(run / name, identity(run)) for name in part] for part in (FOLDERS, names))
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / ".tmpAb1Cd2").write_text("half of it")  # as safetensors names it
+    shutil.copytree(run / "checkpoints" / "step-000004", folders[0], dirs_exist_ok=True)
+    (folders[0] / "state" / ".tmpAb1Cd2").write_text("half of it")
+    for file in left:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("half of it")
+    before = {path for path in run.rglob("*") if not path.is_relative_to(folders[0])} - {*folders, *left}
     resume(run, steps=5)
-    assert [path for path in left if path.exists()] == []
+    assert [path for path in (*folders, *left) if path.exists()] == []
+    assert not [path for path in set(run.rglob("*")) - before if "aside" in path.name or ".tmp" in path.name]
+
+
+MINE = ("notes.txt", "state/mine.safetensors", "state/deepspeed/mine", "adapter/mine", "mine/config.json", "model.bak")
+
+
+def test_a_users_files_in_an_unfinished_checkpoint_stay(run, caplog):
+    checkpoint = run / "checkpoints" / "step-000004"
+    left = temporary_path(run / "checkpoints" / "step-000005", identity(run))
+    shutil.copytree(checkpoint, left)
+    for name in MINE:
+        (left / name).parent.mkdir(exist_ok=True)
+        (left / name).write_text("mine")
+    (left / "vocab.json").symlink_to(run / "config.yaml")
+    (left / "elsewhere").symlink_to(checkpoint)
+    before = tree(checkpoint)
+    resume(run, steps=5)
+    aside = run / "checkpoints" / "step-000005.aside-1"
+    found = {str(path.relative_to(aside)) for path in aside.rglob("*") if not path.is_dir() or path.is_symlink()}
+    assert found == {*MINE, "vocab.json", "elsewhere"}
+    assert {(aside / name).read_text() for name in MINE} == {"mine"}
+    assert "renamed to step-000005.aside-1" in caplog.text
+    assert not left.exists()
+    assert tree(checkpoint) == before
+    assert newest_state(run).parent.name == "step-000005"
+
+
+def test_a_users_files_in_a_checkpoint_that_is_being_written_stay(tmp_path, monkeypatch):
+    seal = run_directory.seal
+
+    def plant(folder, is_own):
+        for name in MINE:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("mine")
+        seal(folder, is_own)
+
+    monkeypatch.setattr(run_directory, "seal", plant)
+    run = rlzoo.train(config(tmp_path / "run", "checkpoint.keep=1")).path
+    assert names(run) == ["step-000000", "step-000002", "step-000004"]
+    for folder in (run / "checkpoints").iterdir():
+        kept = tree(folder)
+        assert {name: kept.get(name) for name in MINE} == dict.fromkeys(MINE, b"mine")
+        assert folder.name == "step-000004" or len(kept) == len(MINE)
+    assert damage(run / "checkpoints" / "step-000004") is None
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_users_files_under_a_runs_temporary_name_stay(run, name):
+    left = temporary_path(run / name, identity(run))
+    left.parent.mkdir(exist_ok=True)
+    if name.startswith("checkpoints"):
+        left.write_text("mine")
+    else:
+        left.mkdir()
+        (left / "mine").write_text("mine")
+    resume(run, steps=5)
+    aside = next((run / name).parent.glob("*.aside-1"))
+    assert (aside if aside.is_file() else aside / "mine").read_text() == "mine"
+    assert not left.exists()
+
+
+def test_what_a_checkpoint_that_could_not_be_written_leaves_is_removed_without_a_users_files(run, monkeypatch):
+    def fail(learner, folder):
+        folder.mkdir()
+        (folder / "optimizer.safetensors").write_text("half of it")
+        if not list((run / "checkpoints").glob("*aside*")):
+            (folder.parent / "notes.txt").write_text("mine")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rlzoo.engine.learner.Learner.save", fail)
+    with pytest.raises(RunError, match="No space left"):
+        resume(run, steps=6)
+    assert tree(run / "checkpoints" / "step-000006.aside-1") == {"notes.txt": b"mine"}
+    assert names(run) == ["step-000002", "step-000004", "step-000006.aside-1"]
+
+
+@pytest.mark.parametrize("settings", [(), ("learner.lora.rank=2",)], ids=["plain", "lora"])
+def test_the_names_of_all_files_in_a_checkpoint_are_known(tmp_path, settings):
+    folder = rlzoo.train(config(tmp_path / "run", *settings, steps=1)).path / "checkpoints" / "step-000001"
+    files = [name for name in tree(folder) if name != "manifest.json"]
+    assert [name for name in files if not FILES.fullmatch(name)] == []
+    assert sorted(sealed_files(folder)) == sorted(files)
 
 
 def test_a_run_whose_checkpoints_hold_weights_alone_is_refused_and_stays(run):

@@ -3,6 +3,8 @@
 A small server stands in for vLLM's; tests/vllm has the real one.
 """
 
+from pathlib import Path
+
 import pytest
 
 import rlzoo
@@ -94,3 +96,21 @@ def test_a_server_that_is_not_vllm_is_one_line(attack):
         settings = VLLMConfig(server=address, timeout=1.0)
         with pytest.raises(UserError, match=r"rollout.vllm.server='http://127.0.0.1:\d+': "):
             ServerSampler(model, tokenizer, end_ids=frozenset({1}), max_new_tokens=8, served="embedded", settings=settings)
+
+
+def test_a_users_files_beside_the_weights_stay(server, tmp_path):
+    model, tokenizer = load_pretrained("embedded", "float32")
+    settings = VLLMConfig(server=server.address, sync_folder=str(tmp_path))
+    sampler = ServerSampler(
+        model, tokenizer, end_ids=frozenset({1}), max_new_tokens=8, served="embedded", settings=settings, batch_size=4
+    )
+    sampler.update_weights(model.state_dict().items())
+    (weights,) = tmp_path.iterdir()
+    (weights / "mine").write_text("mine")
+    (tmp_path / "mine").write_text("mine")
+    sampler.update_weights(model.state_dict().items())
+    sampler.close()
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()) == [
+        Path("mine"),
+        Path(weights.name, "mine"),
+    ]

@@ -116,6 +116,38 @@ def resealed(change, name: str = "state/state.json"):
     return do
 
 
+def unfinished(*names: str):
+    """Checkpoints of this run that a killed process has not finished, with files of the user's in them."""
+
+    def make(case: Case) -> None:
+        key = json.loads((case.run / "run.json").read_text())["id"][:16]
+        for step in ("step-000005", "stopped-step-000005"):
+            folder = case.run / f"checkpoints/.{step}.{key}.part"
+            shutil.copytree(case.newest(), folder)
+            for name in names:
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_text("mine")
+
+    return make
+
+
+def kept_aside(*names: str):
+    """Whether these files, and no others, are in folders that were set aside."""
+
+    def check(case: Case, command: Command) -> str:
+        for step in ("step-000005", "stopped-step-000005"):
+            folder = case.run / f"checkpoints/{step}.aside-1"
+            found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+            if found != set(names) or any((folder / name).read_text() != "mine" for name in found):
+                return f"{folder.name} holds {sorted(found)[:4]}, not {sorted(names)}"
+        return ""
+
+    return check
+
+
+MINE = ("mine.txt", "state/mine.bin", "adapter/mine.bin", "mine/config.json")
+
+
 def moved_aside(case: Case) -> None:
     (case.run / "rollouts").rename(case.box / "elsewhere")
     (case.run / "rollouts").symlink_to(case.box / "elsewhere")
@@ -784,6 +816,8 @@ RUN_DIRECTORY = [
     attack("hidden folders of the user's in checkpoints", lambda case: [case.plant(f"run/checkpoints/{name}/HEAD") for name in (".git", ".ipynb_checkpoints", ".mine")], expect=DONE, quick=True),
     attack("a git repository in the run directory", lambda case: case.plant("run/.git/HEAD"), expect=DONE),
     attack("the user's files under names of temporary checkpoints", lambda case: [case.plant(f"run/checkpoints/.step-{step:06d}.{name}/mine") for step in (0, 2, 4, 6) for name in ("part", "former", "0123456789abcdef.part", "0123456789abcdef.former")], expect=DONE),
+    attack("the user's files in checkpoints that were not finished", unfinished(*MINE), check=kept_aside(*MINE), expect=DONE, quick=True),
+    attack("checkpoints that were not finished", unfinished(), check=lambda case, command: str(next(case.run.glob("checkpoints/*aside*"), "")), expect=DONE),
     attack("the user's files under names of temporary rollouts", lambda case: [case.plant(f"run/rollouts/{name}") for name in (".part", ".000005.jsonl.part", ".000005.safetensors.part")], expect=DONE),
     attack("the user's files under names of temporary files of a run", lambda case: [case.plant(f"run/{name}") for name in (".part", ".metrics.jsonl.part", ".summary.json.part", "figures/.part", "tracking/.record.json.part", "tracking/.sent.json.part")], expect=DONE),
     attack("the user's folders under names of temporary files", lambda case: [case.plant(f"run/{name}/mine") for name in ("rollouts/.part", ".metrics.jsonl.part", ".summary.json.part")], expect=DONE),

@@ -8,6 +8,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from rlzoo.engine.checkpoints import FILES
+from rlzoo.engine.manifest import sealed_files
 from tests.engine.short import lines, without_times
 from tests.faults.test_kill import start
 
@@ -57,6 +59,11 @@ def test_zero_killed_and_resumed(whole, tmp_path, victim):
     _, alive = psutil.wait_procs(ranks.values(), timeout=30)
     assert not alive
     assert ended(start(folder, tmp_path / "mlflow.db", "--resume"), folder) == 0
+    for checkpoint in folder.glob("checkpoints/step-*"):
+        assert [name for name in sealed_files(checkpoint) if not FILES.fullmatch(name)] == []
+        files = {str(file.relative_to(checkpoint)) for file in checkpoint.rglob("*") if file.is_file()}
+        assert files == {*sealed_files(checkpoint), "manifest.json"}
+    assert not list(folder.glob("checkpoints/*aside*"))
     rows, wanted = (without_times(lines(path / "metrics.jsonl")) for path in (folder, expected))
     assert rows == wanted
     weights, others = (load_file(path / f"checkpoints/step-{STEPS:06d}/model.safetensors") for path in (folder, expected))
