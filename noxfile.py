@@ -57,10 +57,10 @@ def project(session: nox.Session) -> Path:
 def audit(session: nox.Session) -> None:
     """Licences, and what is known against the pinned versions; not part of continuous integration, for it asks PyPI."""
     python = str(project(session) / "python")
-    session.run(python, "-m", "tools.audit", "licences", external=True)
+    session.run(python, "-m", "tests.audit", "licences", external=True)
     pip_audit = environment(session, "audit", "pip-audit>=2.9", constraints=TORCH_ALONE) / "pip-audit"
     # exit code 3: the service could not be asked, which is no good news
-    session.run(python, "-m", "tools.audit", "advisories", str(pip_audit), external=True)
+    session.run(python, "-m", "tests.audit", "advisories", str(pip_audit), external=True)
 
 
 @nox.session
@@ -136,13 +136,13 @@ def docs(session: nox.Session) -> None:
     ours = ".[dev,math-verify,reasoning-gym,gguf]"  # with what the modules import whose examples are run
     bin_folder = environment(session, "docs", "-e", ours, *site, constraints=TORCH_ALONE)
     python, env = str(bin_folder / "python"), {**OFFLINE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
-    session.run(python, "docs/generate.py", "--check", external=True, env=env)
-    session.run(python, "-m", "tools.pages", external=True)
+    session.run(python, "docs/scripts/generate.py", "--check", external=True, env=env)
+    session.run(python, "-m", "docs.scripts.pages", external=True)
     session.run(str(bin_folder / "zensical"), "build", "--strict", "--clean", external=True)
-    session.run(python, "-m", "tools.links", external=True)
+    session.run(python, "-m", "docs.scripts.links", external=True)
     pytest, examples = str(bin_folder / "pytest"), "docstrings or readme or quickstart"
     session.run(pytest, "tests/test_site.py", "tests/test_docs.py", "-k", f"test_site or {examples}", external=True, env=env)
-    session.run(python, "-m", "tools.runnable", *session.posargs, external=True, env=env)
+    session.run(python, "-m", "docs.scripts.runnable", *session.posargs, external=True, env=env)
 
 
 @nox.session
@@ -236,21 +236,21 @@ def package(session: nox.Session) -> None:
     session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
     with session.chdir(session.create_tmp()):
         session.run(python, str(ROOT / "tests" / "installed.py"), external=True, env=env)
-    session.run(python, "-m", "tools.examples", "--quick", "--jobs", "2", external=True, env=env)
+    session.run(python, "-m", "tests.examples", "--quick", "--jobs", "2", external=True, env=env)
     pages = sorted(map(str, (ROOT / "docs" / "how-to").glob("*.md")))
-    session.run(python, "-m", "tools.runnable", "--steps", "2", "--jobs", "2", *pages, external=True, env=env)
+    session.run(python, "-m", "docs.scripts.runnable", "--steps", "2", "--jobs", "2", *pages, external=True, env=env)
 
 
 @nox.session
 def guides(session: nox.Session) -> None:
     """The commands of every page, as `package` runs those of the how-tos; not part of continuous integration.
 
-    Arguments after ``--`` go to `tools.runnable`, such as ``--steps 2``; without them everything runs as it is written.
+    Arguments after ``--`` go to `docs.scripts.runnable`, such as ``--steps 2``; without them everything runs as it is written.
     """
     bin_folder = installed(session)
     python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
     session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
-    session.run(python, "-m", "tools.runnable", *session.posargs, external=True, env=env)
+    session.run(python, "-m", "docs.scripts.runnable", *session.posargs, external=True, env=env)
 
 
 @nox.session
@@ -258,7 +258,7 @@ def examples(session: nox.Session) -> None:
     """The examples that `package` runs, and the notebook; not part of continuous integration."""
     bin_folder = project(session)
     install(session, bin_folder, "nbclient>=0.10", "ipykernel>=6")
-    session.run(str(bin_folder / "python"), "-m", "tools.examples", external=True, env=OFFLINE)
+    session.run(str(bin_folder / "python"), "-m", "tests.examples", external=True, env=OFFLINE)
     with session.chdir(session.create_tmp()):
         notebook = str(ROOT / "examples" / "replay_and_plot.ipynb")
         session.run(str(bin_folder / "jupyter-execute"), notebook, external=True, env=OFFLINE)

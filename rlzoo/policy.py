@@ -76,7 +76,7 @@ class ClipPolicy(BaseModel, ABC):
     A subclass sets `name`, `paper` and `scope`, declares its settings as fields with a description and a bound, and
     implements `__call__`. It never reduces, never sees a model, never logs. Instances are frozen and compare by value.
 
-    A subclass may override `__call__`, `scaled`, `updated` and the class variables, and may narrow `advantage` and `reduction`
+    A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables, and may narrow `advantage` and `reduction`
     to fewer of the known names. Every other name of this class and of pydantic's models is reserved.
 
     Example:
@@ -130,6 +130,10 @@ class ClipPolicy(BaseModel, ABC):
             raise ValueError(f"clip policy {self.name!r} has no width to scale")
         return self.replace(**{name: _below(type(self), name, width * factor) for name, width in widths.items()})
 
+    def targeting(self, clip_fraction: float) -> Self | None:
+        """The same rule told which share of the responses to clip; None for a rule that does not adapt to a share."""
+        return None
+
     def updated(self, stats: ClipStats) -> Self:
         """The policy for the next update; adaptive policies return a new frozen model."""
         return self
@@ -146,7 +150,7 @@ class ClipPolicy(BaseModel, ABC):
         )
 
 
-OVERRIDABLE = frozenset({"scaled", "updated", "model_config", "model_post_init"})
+OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})
 """Names of `ClipPolicy` that a subclass may override, besides its class variables and Python's own methods."""
 
 NAMED: Mapping[str, tuple[str, ...]] = {"advantage": get_args(Advantage), "reduction": get_args(Reduction)}

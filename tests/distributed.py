@@ -17,7 +17,7 @@ assert {top for top in tops if not top.endswith(".dist-info")} == packages, tops
 assert {f"{package}/py.typed" for package in packages} <= sizes.keys(), "a package without py.typed"
 assert any(name.endswith(".dist-info/licenses/LICENSE") for name in sizes), "no licence"
 assert {
-    "rlzoo/configs/fspo.yaml",
+    "rlzoo/configs/dapo.yaml",
     "rlzoo/configs/paper/qwen3-1.7b.yaml",
     "rlzoo/assets/embedded/model.safetensors",
 } <= sizes.keys()
@@ -27,7 +27,7 @@ assert {str(path) for path in ours} == {name for name in sizes if name.endswith(
 
 with tarfile.open(sdist) as archive:
     members = {member.name.partition("/")[2]: member.size for member in archive.getmembers() if member.isfile()}
-assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "tests/test_docs.py", "configs/fspo.yaml"} <= members.keys()
+assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "tests/test_docs.py", "configs/dapo.yaml"} <= members.keys()
 for name, size in (sizes | members).items():
     parts = Path(name).parts
     assert not {"__pycache__", "runs", "mlruns", ".nox", ".git", ".venv", ".hypothesis"} & set(parts), name

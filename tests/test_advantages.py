@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzoo.advantages import compute_advantages, compute_token_advantages
+from rlzoo.advantages import estimator, token_advantages
 from rlzoo.errors import UserError
 from tests import oracle
 
@@ -17,31 +17,31 @@ def test_estimators_equal_the_oracle(advantage):
     rng = torch.Generator().manual_seed(0)
     rewards, groups = torch.rand(40, generator=rng), torch.randint(0, 6, (40,), generator=rng)
     expected = getattr(oracle, advantage)(rewards.double().numpy(), groups.numpy())
-    np.testing.assert_allclose(compute_advantages(rewards, groups, advantage).numpy(), expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(estimator(advantage)(rewards, groups).numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_hand_worked_group():
     # group 7 has rewards 1 0 0 0: mean 1/4, std 1/2; group 3 is constant at 0.1, a number whose mean rounds
-    assert compute_advantages(REWARDS, GROUPS, "group_norm")[:3, 0].tolist() == pytest.approx([1.499997, 0.0, -0.499999])
-    assert compute_advantages(REWARDS, GROUPS, "leave_one_out")[:3, 0].tolist() == pytest.approx([1.0, 0.0, -1 / 3])
+    assert estimator("group_norm")(REWARDS, GROUPS)[:3, 0].tolist() == pytest.approx([1.499997, 0.0, -0.499999])
+    assert estimator("leave_one_out")(REWARDS, GROUPS)[:3, 0].tolist() == pytest.approx([1.0, 0.0, -1 / 3])
 
 
 @pytest.mark.parametrize("advantage", ["group_norm", "group_mean", "leave_one_out"])
 def test_equal_rewards_give_exactly_zero(advantage):
-    assert (compute_advantages(torch.full((3,), 0.1), torch.zeros(3, dtype=torch.long), advantage) == 0).all()
+    assert (estimator(advantage)(torch.full((3,), 0.1), torch.zeros(3, dtype=torch.long)) == 0).all()
 
 
 def test_batch_norm_ignores_groups_and_raw_is_the_reward():
     # mean 1/2; deviations +-1/2; std with n - 1 = sqrt(4 * 1/4 / 3) = .57735
     rewards, groups = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
-    batch = compute_advantages(rewards, groups, "batch_norm")[:, 0]
+    batch = estimator("batch_norm")(rewards, groups)[:, 0]
     assert batch.tolist() == pytest.approx([0.866, 0.866, -0.866, -0.866], abs=1e-3)
-    assert compute_advantages(rewards, groups, "raw").tolist() == [[1.0], [1.0], [0.0], [0.0]]
+    assert estimator("raw")(rewards, groups).tolist() == [[1.0], [1.0], [0.0], [0.0]]
 
 
 def test_leave_one_out_refuses_a_group_of_one():
     with pytest.raises(UserError, match=r"leave_one_out needs at least 2 responses per prompt, not 1; raise"):
-        compute_advantages(torch.tensor([1.0]), torch.tensor([0]), "leave_one_out")
+        estimator("leave_one_out")(torch.tensor([1.0]), torch.tensor([0]))
 
 
 def ragged_kl(seed=0):
@@ -55,9 +55,9 @@ def test_token_returns_equal_the_explicit_loops():
     rewards, token_kl, mask = ragged_kl()
     arrays = rewards.numpy(), token_kl.double().numpy(), mask.numpy()
     returns = oracle.kl_returns(*arrays, 0.3)
-    raw = compute_token_advantages(rewards, token_kl, mask, 0.3, "raw")
+    raw = token_advantages(rewards, token_kl, mask, 0.3, estimator("raw"))
     np.testing.assert_allclose(raw.numpy(), returns, rtol=1e-6, atol=1e-7)
-    normed = compute_token_advantages(rewards, token_kl, mask, 0.3, "batch_norm")
+    normed = token_advantages(rewards, token_kl, mask, 0.3, estimator("batch_norm"))
     np.testing.assert_allclose(normed.numpy(), oracle.token_norm(returns, mask.numpy()), rtol=1e-6, atol=1e-7)
 
 
@@ -65,21 +65,21 @@ def test_hand_worked_token_returns():
     # KL .5 1 -.5 and 2 under weight .1: returns 1 - .1, 1 - .05, 1 + .05 and 0 - .2; the padding's 9 is not read
     mask = torch.tensor([[True, True, True], [True, False, False]])
     token_kl = torch.tensor([[0.5, 1.0, -0.5], [2.0, 9.0, 9.0]])
-    raw = compute_token_advantages(torch.tensor([1.0, 0.0]), token_kl, mask, 0.1, "raw")
+    raw = token_advantages(torch.tensor([1.0, 0.0]), token_kl, mask, 0.1, estimator("raw"))
     assert raw.flatten().tolist() == pytest.approx([0.9, 0.95, 1.05, -0.2, 0.0, 0.0])
     # mean 2.7 / 4 = .675; deviations .225 .275 .375 -.875, their squares sum to 1.0325; std sqrt(1.0325 / 3) = .58666
-    normed = compute_token_advantages(torch.tensor([1.0, 0.0]), token_kl, mask, 0.1, "batch_norm")
+    normed = token_advantages(torch.tensor([1.0, 0.0]), token_kl, mask, 0.1, estimator("batch_norm"))
     assert normed.flatten().tolist() == pytest.approx([0.38353, 0.46876, 0.63921, -1.49150, 0.0, 0.0], abs=1e-4)
 
 
 def test_equal_returns_give_exactly_zero():
     mask = torch.tensor([[True, True], [True, False]])
     for rewards in (torch.full((2,), 0.1), torch.full((2,), 0.7)):
-        assert (compute_token_advantages(rewards, torch.zeros(2, 2), mask, 0.1, "batch_norm") == 0).all()
+        assert (token_advantages(rewards, torch.zeros(2, 2), mask, 0.1, estimator("batch_norm")) == 0).all()
     lone = torch.tensor([[True]])
-    assert compute_token_advantages(torch.ones(1), torch.ones(1, 1), lone, 0.1, "batch_norm").tolist() == [[0.0]]
+    assert token_advantages(torch.ones(1), torch.ones(1, 1), lone, 0.1, estimator("batch_norm")).tolist() == [[0.0]]
 
 
 def test_estimators_that_compare_groups_have_no_values_per_token():
     with pytest.raises(UserError, match=r"'group_norm' has no values per token \(allowed: batch_norm, raw\)"):
-        compute_token_advantages(*ragged_kl(), 0.1, "group_norm")
+        token_advantages(*ragged_kl(), 0.1, estimator("group_norm"))

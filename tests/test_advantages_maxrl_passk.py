@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlzoo import UserError
-from rlzoo.advantages import compute_advantages
+from rlzoo.advantages import estimator
 
 
 def members(group_ids, row):
@@ -78,7 +78,7 @@ def test_max_rl_equals_the_loops(kind, seed):
     groups = shuffled_groups([1, 2, 5, 8, 12], seed)
     rewards = rewards_of(kind, len(groups), seed)
     expected = max_rl(rewards.double().numpy(), groups.tolist())
-    np.testing.assert_allclose(compute_advantages(rewards, groups, "max_rl").numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(estimator("max_rl")(rewards, groups).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -88,7 +88,7 @@ def test_pass_at_k_equals_the_enumeration_of_subsets(k, kind, seed):
     groups = shuffled_groups(SIZES[k], seed)
     rewards = rewards_of(kind, len(groups), seed)
     expected = pass_at(k, rewards.double().numpy(), groups.tolist())
-    got = compute_advantages(rewards, groups, f"pass@{k}")
+    got = estimator(f"pass@{k}")(rewards, groups)
     assert got.shape == (len(groups), 1)
     assert got.dtype == torch.float32
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
@@ -98,7 +98,7 @@ def test_pass_at_k_equals_the_enumeration_of_subsets(k, kind, seed):
 def test_binary_rewards_give_the_published_combinatorial_form(k, size):
     for right in {0, 1, 2, size // 2, size - k, size - 1, size}:
         rewards = [1.0] * right + [0.0] * (size - right)
-        got = compute_advantages(torch.tensor(rewards), torch.zeros(size, dtype=torch.long), f"pass@{k}")
+        got = estimator(f"pass@{k}")(torch.tensor(rewards), torch.zeros(size, dtype=torch.long))
         np.testing.assert_allclose(got[:, 0].numpy(), pass_at_of_binary_rewards(k, rewards), rtol=1e-5, atol=1e-6)
 
 
@@ -124,7 +124,7 @@ def test_binary_rewards_give_the_published_combinatorial_form(k, size):
     ],
 )
 def test_hand_worked_groups(advantage, rewards, expected):
-    got = compute_advantages(torch.tensor(rewards), torch.full((len(rewards),), 5), advantage)
+    got = estimator(advantage)(torch.tensor(rewards), torch.full((len(rewards),), 5))
     assert got[:, 0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
@@ -132,21 +132,21 @@ def test_hand_worked_groups(advantage, rewards, expected):
 def test_equal_rewards_give_exactly_zero(advantage):
     for reward in (0.1, 1.0, 0.0, -0.7):  # 0.1 and -0.7 are numbers whose mean rounds
         rewards = torch.full((7,), reward)
-        assert (compute_advantages(rewards, torch.zeros(7, dtype=torch.long), advantage) == 0).all()
+        assert (estimator(advantage)(rewards, torch.zeros(7, dtype=torch.long)) == 0).all()
 
 
 @pytest.mark.parametrize("best", [0.1, 1.0, 0.7, 1e-3])
 def test_pass_at_k_is_exactly_zero_where_every_subset_holds_a_best_one(best):
     # three of the best and one other: every pair has the best in it, so the standard deviation is 0
     rewards = torch.tensor([best, best, 0.0, best])
-    assert (compute_advantages(rewards, torch.zeros(4, dtype=torch.long), "pass@2") == 0).all()
+    assert (estimator("pass@2")(rewards, torch.zeros(4, dtype=torch.long)) == 0).all()
 
 
 @pytest.mark.parametrize("k", [2, 4, 8])
 def test_pass_at_k_of_exactly_k_responses_is_zero(k):
     # the one subset is the group itself
     rewards = torch.rand(k, generator=torch.Generator().manual_seed(k))
-    assert (compute_advantages(rewards, torch.zeros(k, dtype=torch.long), f"pass@{k}") == 0).all()
+    assert (estimator(f"pass@{k}")(rewards, torch.zeros(k, dtype=torch.long)) == 0).all()
 
 
 @pytest.mark.parametrize("k", [2, 4, 8, 16, 32])
@@ -154,13 +154,13 @@ def test_pass_at_k_refuses_a_group_smaller_than_k(k):
     groups = torch.tensor([0] * (k + 1) + [1] * (k - 1))
     rewards = torch.rand(len(groups), generator=torch.Generator().manual_seed(0))
     with pytest.raises(UserError, match=rf"^(?!unknown).*pass@{k}"):
-        compute_advantages(rewards, groups, f"pass@{k}")
+        estimator(f"pass@{k}")(rewards, groups)
 
 
 @pytest.mark.parametrize("advantage", ["pass@1", "pass@3", "pass@64", "pass@k", "maxrl"])
 def test_an_estimator_that_does_not_exist_is_refused(advantage):
     with pytest.raises(UserError, match="unknown advantage estimator"):
-        compute_advantages(torch.zeros(64), torch.zeros(64, dtype=torch.long), advantage)
+        estimator(advantage)(torch.zeros(64), torch.zeros(64, dtype=torch.long))
 
 
 @pytest.mark.parametrize("advantage", ["max_rl", "pass@2", "pass@8"])
@@ -168,7 +168,7 @@ def test_advantages_of_a_group_sum_to_zero(advantage):
     # every k-subset counts for k members, so the mean of the members' means is the mean of all
     groups = shuffled_groups([9, 10, 12], seed=1)
     rewards = rewards_of("levels", len(groups), seed=1)
-    got = compute_advantages(rewards, groups, advantage)[:, 0]
+    got = estimator(advantage)(rewards, groups)[:, 0]
     assert got.abs().max() > 0.1
     for group in set(groups.tolist()):
         assert got[groups == group].sum().item() == pytest.approx(0.0, abs=1e-5)
@@ -178,7 +178,7 @@ def test_advantages_of_a_group_sum_to_zero(advantage):
 def test_pass_at_k_does_not_change_with_the_scale_or_the_origin_of_the_rewards(k):
     groups = shuffled_groups([6, 9], seed=2)
     rewards = rewards_of("normal", len(groups), seed=2)
-    plain, moved = (compute_advantages(values, groups, f"pass@{k}") for values in (rewards, 4 * rewards - 3))
+    plain, moved = (estimator(f"pass@{k}")(values, groups) for values in (rewards, 4 * rewards - 3))
     np.testing.assert_allclose(moved.numpy(), plain.numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -186,9 +186,9 @@ def test_pass_at_k_does_not_change_with_the_scale_or_the_origin_of_the_rewards(k
 def test_a_group_is_judged_by_itself_and_in_any_order(advantage):
     groups = shuffled_groups([5, 6], seed=3)
     rewards = rewards_of("normal", len(groups), seed=3).abs()
-    whole = compute_advantages(rewards, groups, advantage)
+    whole = estimator(advantage)(rewards, groups)
     for group in set(groups.tolist()):
         rows = groups == group
-        np.testing.assert_allclose(compute_advantages(rewards[rows], groups[rows], advantage), whole[rows], rtol=1e-6)
+        np.testing.assert_allclose(estimator(advantage)(rewards[rows], groups[rows]), whole[rows], rtol=1e-6)
     order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
-    np.testing.assert_allclose(compute_advantages(rewards[order], groups[order], advantage), whole[order], rtol=1e-6)
+    np.testing.assert_allclose(estimator(advantage)(rewards[order], groups[order]), whole[order], rtol=1e-6)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.audit import (
+from tests.audit import (
     EXCEPTIONS,
     FINE,
     FOUND,
@@ -94,7 +94,7 @@ def test_a_report_is_good_news_only_if_the_service_knew_every_package():
 def test_what_is_known_is_told_unless_it_is_accepted_by_name(monkeypatch):
     report = {"dependencies": [package("a", KNOWN), SKIPPED]}
     assert judge(report, "") == (FOUND, ["a 1.0: PYSEC-2026-1, mended in 1.1", f"b: {SKIPPED['skip_reason']}"])
-    monkeypatch.setitem(sys.modules["tools.audit"].ACCEPTED, "CVE-2026-1", "not reached from here")
+    monkeypatch.setitem(sys.modules["tests.audit"].ACCEPTED, "CVE-2026-1", "not reached from here")
     assert judge({"dependencies": [package("a", KNOWN)]}, "")[0] == FINE
 
 

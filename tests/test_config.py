@@ -55,9 +55,30 @@ def test_config_yaml_gives_the_run_again(tmp_path):
         assert RunConfig.compose([file]) == config
 
 
-def test_policy_overlays_state_the_class_defaults():
-    for name, policy in load_zoo().items():
-        assert read_config(name)["clip"] == {"name": name, **policy().model_dump(mode="json")}
+def leaves(settings, path=()):
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def without(settings, path):
+    key, *rest = path
+    if rest:
+        return {**settings, key: without(settings[key], rest)}
+    return {name: value for name, value in settings.items() if name != key}
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_a_shipped_config_holds_only_what_differs_from_the_defaults(name, tmp_path):
+    settings, file = read_config(name), tmp_path / "config.yaml"
+    whole = RunConfig.compose([name])
+    for path in leaves(settings):
+        if path[0] == "per_clip" or path in {("model", "path"), ("task", "name"), ("clip", "name")}:
+            continue  # they say what the rest is about
+        file.write_text(yaml.safe_dump(without(settings, path)))
+        assert RunConfig.compose([file]) != whole, f"{'.'.join(path)} repeats the default"
 
 
 @pytest.mark.parametrize("name", [name for name in config_names() if not name.startswith(("smollm2", "paper/"))])

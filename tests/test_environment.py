@@ -32,7 +32,7 @@ def test_the_module_is_the_command():
     [("rlzoo re", {"replay"}), ("rlzoo clips ", {"list", "show", "check", "new"}), ("rlzoo train --dev", {"--devices"})],
 )
 def test_the_shell_completes_commands_and_options(words, expected):
-    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'rlzoo'; from rlzoo.cli import main; main()"]
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'rlzoo'; from rlzoo.cli.main import main; main()"]
     count = len(words.split()) - (not words.endswith(" "))
     asked = os.environ | {"_RLZOO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(count)}
     said = subprocess.run(command, env=asked, capture_output=True, text=True, check=False)

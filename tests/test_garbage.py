@@ -39,5 +39,5 @@ def test_what_was_set_before_is_set_again_when_it_fails():
 
 
 def test_the_command_line_loads_with_few_looks():
-    help_alone = "import gc, sys; sys.argv = ['rlzoo', '--help']; from rlzoo.cli import main"
+    help_alone = "import gc, sys; sys.argv = ['rlzoo', '--help']; from rlzoo.cli.main import main"
     assert printed(f"{help_alone}\ntry: main()\nfinally: print(gc.get_threshold())").startswith("(50000,")

@@ -164,7 +164,7 @@ def test_a_policy_derived_from_another_may_change_its_settings_and_class_variabl
 def test_the_commands_of_clips_take_a_policy_with_a_required_field(written, command, capsys, monkeypatch):
     import sys
 
-    from rlzoo.cli import main
+    from rlzoo.cli.main import main
 
     file = str(written("must: float"))
     monkeypatch.setattr(sys, "argv", ["rlzoo", *command, *([file] if "check" in command else ["--plugin", file])])

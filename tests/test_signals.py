@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rlzoo.cli import Terminated, _terminate
+from rlzoo.cli.main import Terminated, _terminate
 from rlzoo.support.signals import held_signals
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import examples, links, pages, runnable
+from docs.scripts import links, pages, runnable
+from tests import examples
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -23,9 +23,9 @@ import torch
 from examples.bench.cases import CASES, GROUP
 from examples.bench.rlzoo_worker import make_run
 from rlzoo.fast_cpu import cpu as processor
-from rlzoo.fast_cpu.decode import Way
 from rlzoo.learner.batch import collate
 from rlzoo.learner.micro_batches import ModelInputs, overhead
+from rlzoo.rollout.decode import Way
 from rlzoo.training.loop import steps as train_steps
 from rlzoo.training.run import Run
 

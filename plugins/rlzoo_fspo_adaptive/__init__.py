@@ -85,6 +85,10 @@ class FSPOAdaptive(ClipPolicy):
         log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
         return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-low, high=high, ceiling=ceiling))
 
+    def targeting(self, clip_fraction: float) -> Self:
+        """See `ClipPolicy.targeting`."""
+        return self.replace(target_clip_fraction=clip_fraction)
+
     def updated(self, stats: ClipStats) -> Self:
         """The band for the next update, from the counts and sums of this one."""
         filled = stats.num_responses.sum(1) > 0

@@ -24,7 +24,7 @@ app.command()(train)
 @app.command()
 def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, such as runs/*.")]) -> None:
     """Tell MLflow what it missed while it could not be reached; nothing is sent twice."""
-    from rlzoo.cli import FAILED
+    from rlzoo.cli.exits import FAILED
     from rlzoo.cli.sync import sync as send
 
     if not send(runs):

@@ -27,7 +27,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and wh
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Within, Ctrl-C ends the command with its exit code, once what it has is saved."""
-    from rlzoo.cli import INTERRUPTED
+    from rlzoo.cli.exits import INTERRUPTED
 
     try:
         yield

@@ -88,7 +88,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and stop.")] = False,
 ) -> None:
     """Race policies: every policy with every seed, nested under one MLflow run; started again, it goes on."""
-    from rlzoo.cli import FAILED
+    from rlzoo.cli.exits import FAILED
 
     with interruptible(), lasting_output():
         with loading(is_quiet=quiet):
@@ -128,7 +128,7 @@ def calibrate(
     quiet: Quiet = False,
 ) -> None:
     """Find the width that clips a wanted share of the responses, by short pilot runs, and write it as a config."""
-    from rlzoo.cli import FAILED
+    from rlzoo.cli.exits import FAILED
 
     with interruptible(), lasting_output():
         with loading(is_quiet=quiet):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
 
-from rlzoo.advantages import TOKEN_ADVANTAGES, min_group_size
+from rlzoo.advantages import TOKEN_ADVANTAGES, estimator
 from rlzoo.config.composition import (
     clip_name,
     clip_settings,
@@ -119,7 +119,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        needed = min_group_size(self.clip.advantage)
+        needed = estimator(self.clip.advantage).min_group_size
         if self.rollout.group_size < needed:
             raise UserError(
                 f"rollout.group_size={self.rollout.group_size}: advantage {self.clip.advantage!r} compares the responses "
@@ -140,13 +140,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _corrects_what_the_policy_judges(self) -> Self:
-        pools = self.mismatch.correction not in ("none", "length_fair") and self.mismatch.pool == "token"
-        if pools and self.clip.scope == "sequence":
+        correction = self.mismatch.build()
+        if correction is not None and correction.is_per_token and self.clip.scope == "sequence":
             raise UserError(
                 f"mismatch.pool='token': {self.clip.name} has one objective per response, which has no weight for each token; "
                 "use mismatch.pool=sum or mismatch.pool=mean"
             )
-        if self.mismatch.correction != "none" and self.clip.ratio_to_sampler:
+        if correction is not None and self.clip.ratio_to_sampler:
             raise UserError(
                 f"mismatch.correction={self.mismatch.correction!r}: the ratio of {self.clip.name} is to the sampler already, "
                 "and would be corrected twice; use mismatch.correction=none"

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rlzoo.corrections import CORRECTIONS, Correction
 from rlzoo.reductions import KLEstimator
 
 
@@ -90,6 +91,13 @@ class MismatchConfig(Section):
     high: float = Field(2.0, gt=0, description="cap of tis; largest ratio that mis and icepop keep")
     width: float = Field(0.03, gt=0, description="length_fair: half-width of the band per square root of a token, in nats")
 
+    def build(self) -> Correction | None:
+        """The correction with its settings; None for none."""
+        if self.correction == "none":
+            return None
+        kind = CORRECTIONS[self.correction]
+        return kind(**{name: getattr(self, name) for name in kind.model_fields})
+
 
 class LoraConfig(Section):
     """A low-rank update instead of all weights (arXiv 2106.09685), through PEFT."""
@@ -134,6 +142,11 @@ class LearnerConfig(Section):
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass, to save memory")
     packing: bool = Field(False, description="rows of a micro-batch end to end in one, without padding")
     lora: LoraConfig = Field(default_factory=LoraConfig, description="train a low-rank update")
+
+
+def needs_reference(learner: LearnerConfig, reward: RewardConfig) -> bool:
+    """Whether the run keeps the starting model, for a KL to it in the loss or in the reward."""
+    return learner.kl_coef > 0 or reward.kl_coef > 0
 
 
 class LaunchConfig(Section):

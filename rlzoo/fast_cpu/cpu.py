@@ -32,7 +32,7 @@ STEADY = 8
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 
-def prepare_processor(model: PreTrainedModel) -> None:
+def prepare_cpu(model: PreTrainedModel) -> None:
     """Keep freed memory, and multiply by oneDNN where that is quicker; not where the model is on a GPU, or goes there next."""
     if model.device.type != "cpu" or torch.cuda.is_available():
         return

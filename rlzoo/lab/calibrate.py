@@ -12,7 +12,7 @@ import yaml
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import TARGET, clip_fraction_of, match_clip_fraction
+from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction
 from rlzoo.policy import ClipPolicy
 from rlzoo.training.after import Observer
 from rlzoo.training.train import train
@@ -53,7 +53,7 @@ def calibrate(
     Raises:
         UserError: the policy has no width, or none gives that share.
     """
-    if not config.clip.width_fields() and TARGET not in type(config.clip).model_fields:
+    if not config.clip.width_fields() and config.clip.targeting(target) is None:
         raise UserError(f"clip policy {config.clip.name!r} has no width to calibrate")
     pilots: list[Pilot] = []
     policy = config.clip
@@ -81,9 +81,14 @@ def nearest(pilots: list[Pilot], target: float) -> Pilot:
 
 def overlay(pilot: Pilot, target: float, config: RunConfig) -> str:
     """A config file with the widths found, and what they were found for."""
-    policy = pilot.policy
-    names = policy.width_fields() if TARGET not in type(policy).model_fields else (TARGET,)
-    found = {name: float(f"{value:.6g}") for name in names if (value := getattr(policy, name)) is not None}
+    policy, told = pilot.policy, pilot.policy.targeting(target)
+    if told is not None:
+        usual = {name: field.get_default(call_default_factory=True) for name, field in type(policy).model_fields.items()}
+        changed = {name for name, value in told.model_dump().items() if value != usual[name]}
+        found = told.model_dump(mode="json", include=changed)
+    else:
+        widths = {name: getattr(policy, name) for name in policy.width_fields()}
+        found = {name: float(f"{value:.6g}") for name, value in widths.items() if value is not None}
     lines = (
         f"# Clips {pilot.clip_fraction:.1%} of the responses (wanted {target:.1%}) over {config.steps} steps of",
         f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.",

@@ -13,7 +13,6 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.lab.rollout_file import read_rollouts
-from rlzoo.learner.mismatch import mismatch_weights
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import StepCounts
 from rlzoo.support.seeds import LEARNER, step_seed
@@ -99,7 +98,8 @@ def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
     sequences = torch.split(tensors["sequences"], tensors["sequence_lengths"].tolist())
     advantages = _spread(tensors["advantages"], mask) if tensors["advantages"].ndim == 1 else tensors["advantages"]
     old, sampled = (_spread(tensors[name], mask) for name in ("old_log_probs", "rollout_log_probs"))
-    weights = mismatch_weights(old - sampled, mask, config.mismatch)
+    correction = config.mismatch.build()
+    weights = None if correction is None else correction(old - sampled, mask)
     seed, edges, index = step_seed(config.seed, LEARNER, step), bin_edges(lengths), 0
     while f"rows/{index}" in tensors:
         rows = tensors[f"rows/{index}"]

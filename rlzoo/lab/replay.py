@@ -18,10 +18,6 @@ from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.policy import ClipPolicy
 from rlzoo.types import ClipInputs
 
-TARGET = "target_clip_fraction"
-"""A policy with a setting of this name finds its band itself; to match a clip fraction, it is told."""
-
-
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """One rule on recorded data.
@@ -117,15 +113,15 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
     """The policy with all its widths scaled by one factor, found by bisection, so that it clips a wanted share.
 
     Args:
-        policy: a rule with a width, or one that is told the share (`TARGET`).
+        policy: a rule with a width, or one that adapts to a share of clipped responses.
         target: share of the responses with non-zero advantage, between 0 and 1.
         fraction: what a policy clips; it falls as widths grow.
 
     Raises:
         UserError: no width gives that share; the message says what is possible.
     """
-    if TARGET in type(policy).model_fields:
-        return policy.replace(**{TARGET: target})
+    if (told := policy.targeting(target)) is not None:
+        return told
     if not policy.width_fields():
         raise UserError(f"clip policy {policy.name!r} has no width to match a clip fraction with")
     narrow, wide = _bracket(policy, target, fraction)

@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlzoo.advantages import compute_advantages, compute_token_advantages
-from rlzoo.config.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig
+from rlzoo.advantages import estimator, token_advantages
+from rlzoo.config.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig, needs_reference
 from rlzoo.errors import RunError, UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.learner.batch import Batch, ScoredBatch
@@ -23,7 +23,6 @@ from rlzoo.learner.judge import updated
 from rlzoo.learner.log_probs import ResponseLogProbs, check_packing
 from rlzoo.learner.micro_batches import MicroBatches, PaddingSide
 from rlzoo.learner.minibatch import Measured, Minibatch
-from rlzoo.learner.mismatch import mismatch_weights
 from rlzoo.learner.on_policy import OnPolicyGradient
 from rlzoo.learner.optimization import Applied, make_optimization, make_scheduler, named_weights
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
@@ -111,7 +110,7 @@ class Learner:
     @property
     def has_reference(self) -> bool:
         """Whether a KL to the starting model is wanted."""
-        return self.config.kl_coef > 0 or self.reward.kl_coef > 0
+        return needs_reference(self.config, self.reward)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight as it is now, by name, whole; every process must ask for all of them."""
@@ -173,24 +172,22 @@ class Learner:
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
         batch = replace(batch, rewards=rewards)
-        advantages = compute_advantages(rewards, batch.group_ids, self.policy.advantage)
-        advantages = without_truncated(advantages, batch.finished, self.reward)
-        needs_all = self.reward.kl_coef > 0 or self.mismatch.correction != "none"
+        estimate, correction = estimator(self.policy.advantage), self.mismatch.build()
+        advantages = without_truncated(estimate(rewards, batch.group_ids), batch.finished, self.reward)
         unscored = torch.zeros(len(batch), dtype=torch.bool)
         if not self.has_reference and not self._learns_from(advantages):
             unscored[:] = True  # nobody will ask
-        elif not needs_all:
+        elif self.reward.kl_coef == 0 and correction is None:
             unscored[self.minibatches(len(batch), seed)[0]] = True
         old_log_probs = self.log_probs(batch, ~unscored)
         ref_log_probs = self.reference_log_probs(batch) if self.has_reference else None
         if self.reward.kl_coef > 0:
             assert ref_log_probs is not None, "has_reference"
-            advantages = compute_token_advantages(
-                rewards, old_log_probs - ref_log_probs, batch.response_mask, self.reward.kl_coef, self.policy.advantage
-            )
+            token_kl = old_log_probs - ref_log_probs
+            advantages = token_advantages(rewards, token_kl, batch.response_mask, self.reward.kl_coef, estimate)
             advantages = without_truncated(advantages, batch.finished, self.reward)
-        log_ratio = torch.where(batch.response_mask, old_log_probs - batch.rollout_log_probs, 0.0)
-        weights = mismatch_weights(log_ratio, batch.response_mask, self.mismatch)
+        log_ratio = old_log_probs - batch.rollout_log_probs
+        weights = None if correction is None else correction(log_ratio, batch.response_mask)
         return ScoredBatch.of(
             batch,
             old_log_probs=old_log_probs,

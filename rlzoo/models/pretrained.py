@@ -100,7 +100,7 @@ def _from_pretrained(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from rlzoo.fast_cpu.cpu import prepare_processor
+    from rlzoo.acceleration import prepare_model
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config()
@@ -118,7 +118,7 @@ def _from_pretrained(
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    prepare_processor(model)
+    prepare_model(model)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     tokenizer.padding_side = "left"
     return model, tokenizer, set(report["missing_keys"])

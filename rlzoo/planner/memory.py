@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlzoo.acceleration import joined_bytes
 from rlzoo.config.run_config import RunConfig
-from rlzoo.fast_cpu.fused import JOINED_BYTES
+from rlzoo.config.sections import needs_reference
 from rlzoo.planner.activations import BYTES, FLOAT, Kept, MicroBatch, compute_bytes, kept_activations, log_prob_bytes
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.sharding import Sharding
@@ -120,7 +121,7 @@ def memory(
         optimizer=owned(2 * trained * moment_bytes(config, sharding.has_deepspeed)) if on_device else 0.0,
         kept=kept_activations(architecture, config, batch),
         log_probs=log_prob_bytes(architecture, config, batch),
-        reference=float(whole) if has_reference(config) else 0.0,
+        reference=float(whole) if needs_reference(config.learner, config.reward) else 0.0,
         buffers=_buffers(whole, float(own or trained * element), element, sharding),
         sampler=sampler_bytes(architecture, config, sharding, batch, device_memory, is_cpu=is_cpu),
         head_gradient=0.0 if is_low_rank else float(architecture.embedding_parameters * (FLOAT if keeps else element)),
@@ -141,11 +142,6 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
         return architecture.num_parameters
     adapted = [shape for name, shape in architecture.linears.items() if lora.target in ("all-linear", name)]
     return architecture.num_layers * lora.rank * sum(inputs + outputs for inputs, outputs in adapted)
-
-
-def has_reference(config: RunConfig) -> bool:
-    """Whether a copy of the starting model is kept for a KL."""
-    return config.learner.kl_coef > 0 or config.reward.kl_coef > 0
 
 
 def keeps_masters(config: RunConfig, deepspeed: bool) -> bool:
@@ -185,7 +181,7 @@ def sampler_bytes(
 
     `decode` joins the matrices of a small model, and on a processor packs them.
     """
-    from rlzoo.fast_cpu.decode import GROWTH
+    from rlzoo.rollout.decode import GROWTH
 
     settings, element = config.rollout, compute_bytes(config)
     if settings.engine == "vllm":
@@ -197,4 +193,4 @@ def sampler_bytes(
     copy = weight_bytes(architecture, config) if sharding.stage == 3 else 0
     joined = architecture.num_layers * architecture.layer_matrix_parameters * element
     packed = joined + architecture.embedding_parameters * element if is_cpu else 0
-    return GROWTH * cache + logits + copy + (joined + packed if joined <= JOINED_BYTES else 0)
+    return GROWTH * cache + logits + copy + (joined + packed if joined <= joined_bytes() else 0)

@@ -8,7 +8,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.planner.activations import MicroBatch
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
-from rlzoo.planner.memory import has_reference
+from rlzoo.config.sections import needs_reference
 
 LEARNER_UTILISATION = 0.4
 """Share of a device's FLOP/s that forward and backward passes are taken to reach: ours, an assumption."""
@@ -38,7 +38,7 @@ def work(architecture: Architecture, config: RunConfig, batch: MicroBatch) -> Wo
     responses = config.rollout.num_prompts * config.rollout.group_size
     body = responses * body_flops(architecture, batch.length)
     head = responses * 2 * batch.response * architecture.embedding_parameters
-    forwards = 1 + has_reference(config) + settings.num_epochs * (config.clip.scope == "batch")
+    forwards = 1 + needs_reference(config.learner, config.reward) + settings.num_epochs * (config.clip.scope == "batch")
     passes = 3 + settings.gradient_checkpointing
     learner = (forwards + settings.num_epochs * passes) * body
     learner += (forwards + settings.num_epochs * 4) * head  # chunks of logits are computed again in the backward pass

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from rlzoo.fast_cpu.decode import Decoded, Way, decode, quickest_way
-from rlzoo.fast_cpu.fused import can_fuse
-from rlzoo.models.draws import OwnDraws, row_uniforms
+from rlzoo.acceleration import can_fuse
+from rlzoo.rollout.decode import Decoded, Way, decode, quickest_way
 from rlzoo.rollout.prompts import encode_prompt
+from rlzoo.support.draws import OwnDraws, row_uniforms
 from rlzoo.types import Rollout
 
 if TYPE_CHECKING:

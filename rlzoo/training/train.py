@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from rlzoo.acceleration import sharing_cores
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import PolicyError, RunError
-from rlzoo.fast_cpu.waiting import waiting_by_load
 from rlzoo.journal.run_directory import why_not_written
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.measure.monitor import WINDOW
@@ -75,7 +75,7 @@ def train(
             tracker.begin(run.directory.path, run_record(run))
             # on other devices, operations have no threads that wait for each other
             threads = torch.get_num_threads() if run.accelerator.device.type == "cpu" else 1
-            with requested_stop() as stop, quick_garbage_collection(), waiting_by_load(threads):
+            with requested_stop() as stop, quick_garbage_collection(), sharing_cores(threads):
                 result = _run(run, tracker, stop, observer)
     except (OSError, SafetensorError) as error:
         reason = why_not_written(error)

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rlzoo.cli import main
+from rlzoo.cli.main import main
 from tests.cli.terminal import Pseudo
 
 SOUND = '''

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rlzoo import load_zoo
-from rlzoo.cli import main
+from rlzoo.cli.main import main
 
 GOOD_ROW = json.dumps({"question": "Ann has 3 pens and buys 4. How many has she?", "answer": "3 + 4 = 7\n#### 7"})
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rlzoo import load_zoo
-from rlzoo.cli import main
+from rlzoo.cli.main import main
 
 COMMAND = [sys.executable, "-m", "rlzoo"]
 QUICK = [

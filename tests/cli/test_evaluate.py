@@ -10,7 +10,7 @@ import pytest
 
 QUICK = ("--suite", "arithmetic", "--k", "4", "--max-new-tokens", "64", "--batch-size", "4")
 # what is started in the background of a shell ignores Ctrl-C, and so do its children, tests included
-LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from rlzoo.cli import main; main()"
+LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from rlzoo.cli.main import main; main()"
 
 
 def test_eval_prints_tables_and_the_same_command_only_reads_them(rlzoo, tmp_path):

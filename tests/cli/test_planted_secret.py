@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rlzoo.cli import app as command_line
-from rlzoo.cli import main
+from rlzoo.cli.main import main
 from rlzoo.config.composition import parse_overrides
 from rlzoo.errors import PolicyError, UserError
 

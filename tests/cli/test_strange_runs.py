@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rlzoo
-from rlzoo.cli import main
+from rlzoo.cli.main import main
 from rlzoo.cli.options import Lasting
 from tests.engine.short import QUICK, lines, quick
 

@@ -20,7 +20,7 @@ from rlzoo.journal.run_directory import read_metrics
 from tests.cli.terminal import Pseudo
 
 # what is started in the background of a shell ignores Ctrl-C, and so do its children, tests included
-LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from rlzoo.cli import main; main()"
+LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from rlzoo.cli.main import main; main()"
 SETTINGS = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20"]
 QUICK = [word for setting in (*SETTINGS, "eval.num_problems=20") for word in ("--set", setting)]
 
@@ -177,7 +177,7 @@ SLOW = ("torch", "transformers", "mlflow", "rich.progress", "rlzoo.config")
 IMPORTED = f"""
 import atexit, sys
 atexit.register(lambda: print([name for name in {SLOW} if name in sys.modules], file=sys.stderr))
-from rlzoo.cli import main; main()
+from rlzoo.cli.main import main; main()
 """
 
 

@@ -45,10 +45,11 @@ def clip_fraction(policy, inputs):
     return float(share[inputs.advantages != 0].mean())
 
 
-def off_policy_batch(model, policy, num_responses=18, seed=1):
+def off_policy_batch(model, policy, num_responses=18, seed=1, *, holes=True):
     """Ragged rows whose old log-probs lie so far from the model's that 10 to 40 % is clipped; every sixth A is 0.
 
-    Rules that never cut get what the search ends with.
+    Rules that never cut get what the search ends with. Every third row has two turns, with three tokens of an environment
+    between them.
     """
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 30, (num_responses,), generator=rng)
@@ -59,6 +60,10 @@ def off_policy_batch(model, policy, num_responses=18, seed=1):
         for prompt, length in zip(prompts, lengths, strict=True)
     )
     mask = torch.arange(30) < lengths[:, None]
+    turns = torch.zeros(mask.shape, dtype=torch.long)
+    for row in range(1, num_responses, 3) if holes else ():
+        if lengths[row] > 8:
+            mask[row, 4:7], turns[row, 7:] = False, 1
     current = torch.zeros(mask.shape)
     with torch.no_grad():
         for row, sequence in enumerate(sequences):
@@ -81,7 +86,7 @@ def off_policy_batch(model, policy, num_responses=18, seed=1):
         sequences=sequences,
         prompt_lengths=prompts,
         response_mask=mask,
-        turn_ids=torch.where(mask, 0, -1),
+        turn_ids=torch.where(mask, turns, -1),
         finished=torch.ones(num_responses, dtype=torch.bool),
         unscored=torch.zeros(num_responses, dtype=torch.bool),
         rollout_log_probs=old,

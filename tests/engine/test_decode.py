@@ -15,9 +15,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from rlzoo.fast_cpu.decode import OpenResponses, RowLayer, decode, quickest_way
-from rlzoo.models.draws import BLOCK, draw, row_uniforms
+from rlzoo.rollout.decode import OpenResponses, RowLayer, decode, quickest_way
 from rlzoo.rollout.sampler import HFSampler
+from rlzoo.support.draws import BLOCK, draw, row_uniforms
 from tests.engine.conftest import VOCABULARY, make_model, plain_log_probs
 from tests.engine.test_rollout import END, PROMPTS, tokenizer
 

@@ -6,11 +6,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlzoo.config.sections import LearnerConfig
 from rlzoo.fast_cpu import fused
-from rlzoo.fast_cpu.decode import decode, quickest_way
 from rlzoo.fast_cpu.fused import can_fuse
 from rlzoo.models.adapters import prepare_for_training
-from rlzoo.models.draws import row_uniforms
+from rlzoo.rollout.decode import decode, quickest_way
 from rlzoo.rollout.sampler import HFSampler
+from rlzoo.support.draws import row_uniforms
 from tests.engine.conftest import make_model, plain_log_probs
 from tests.engine.test_decode import MODELS, SIZES, bloom, gpt2, mistral, qwen2
 from tests.engine.test_rollout import END, PROMPTS, tokenizer

@@ -169,8 +169,8 @@ def test_the_entropy_of_a_step_is_that_of_the_model(model, name):
     with torch.no_grad():
         for row, sequence in enumerate(batch.sequences):
             log_probs = model(input_ids=sequence[None]).logits[0].double().log_softmax(-1)
-            length = int(batch.lengths[row])
-            entropy = -(log_probs.exp() * log_probs).sum(-1)[-1 - length : -1]
-            expected.append((length, float(entropy.sum())))
+            start, mask = int(batch.prompt_lengths[row]) - 1, batch.response_mask[row]
+            entropy = -(log_probs.exp() * log_probs).sum(-1)[start:-1]
+            expected.append((int(mask.sum()), float(entropy[mask[: len(entropy)]].sum())))
     got = zip(table.length.tolist(), table.entropy_sum.tolist(), strict=True)  # in an order of its own
     assert np.array(sorted(got)) == pytest.approx(np.array(sorted(expected)), rel=1e-4)

@@ -11,7 +11,7 @@ from rlzoo_fspo import FSPO
 
 import rlzoo
 from rlzoo import ClipInputs, ClipPolicy, RunConfig, ops
-from rlzoo.cli import main
+from rlzoo.cli.main import main
 from rlzoo.errors import PolicyError
 from rlzoo.learner.judge import gradient_of, judge
 from tests.engine.conftest import make_model, off_policy_batch, take_updates

@@ -57,7 +57,7 @@ def plain_gradient(model, batch, derivative):
     """Model gradient of sum(derivative * log_probs) row by row: no padding, no chunks, no micro-batches."""
     model = copy.deepcopy(model).double()
     for row, sequence in enumerate(batch.sequences):
-        length = int(batch.lengths[row])
+        length = len(sequence) - int(batch.prompt_lengths[row])
         weights = torch.from_numpy(derivative[row, :length])
         logits = model(input_ids=sequence[None]).logits[0]
         picked = logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0]
@@ -70,7 +70,7 @@ def current_log_probs(model, batch):
     """Float64 ``(B, T)``, row by row."""
     current = torch.zeros(batch.response_mask.shape, dtype=torch.float64)
     for row, sequence in enumerate(batch.sequences):
-        length = int(batch.lengths[row])
+        length = len(sequence) - int(batch.prompt_lengths[row])
         current[row, :length] = plain_log_probs(model, sequence, length)
     return current
 

@@ -9,13 +9,18 @@ import torch
 from rlzoo import UserError, load_zoo
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import MismatchConfig
-from rlzoo.learner.mismatch import log_mismatch, mismatch_metrics, mismatch_weights
+from rlzoo.learner.mismatch import log_mismatch, mismatch_metrics
 from tests.engine.conftest import make_model, off_policy_batch
 from tests.engine.test_learner import make_learner, relative_error
 
 # two responses, of 4 and 1 tokens; the padding holds what must not be read
 LOG_RATIO = torch.tensor([[0.5, -0.1, 0.0, 0.2], [-0.9, 7.0, 7.0, 7.0]])
 MASK = torch.tensor([[True, True, True, True], [True, False, False, False]])
+
+
+def mismatch_weights(log_ratio, response_mask, settings):
+    correction = settings.build()
+    return None if correction is None else correction(log_ratio, response_mask)
 
 
 def weights(**settings):

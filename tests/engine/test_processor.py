@@ -17,7 +17,7 @@ from rlzoo.fast_cpu.cpu import (
     has_mkl,
     has_onednn,
     keep_freed_memory,
-    prepare_processor,
+    prepare_cpu,
     use_onednn,
 )
 
@@ -151,7 +151,7 @@ def test_a_model_keeps_names_weights_and_gradients_and_loads_as_before(tmp_path:
 def test_a_model_elsewhere_is_left_alone() -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(vocab_size=300, hidden_size=256, num_hidden_layers=1))
-    prepare_processor(model)
+    prepare_cpu(model)
     assert type(model.lm_head) is nn.Linear
 
 
@@ -159,7 +159,7 @@ def test_a_model_that_goes_to_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     model = LlamaForCausalLM(LlamaConfig(vocab_size=300, hidden_size=256, intermediate_size=256, num_hidden_layers=1))
-    prepare_processor(model)
+    prepare_cpu(model)
     assert type(model.lm_head) is nn.Linear
 
 

@@ -10,8 +10,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from rlzoo.learner.batch import collate
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import cut, padded
-from rlzoo.models.draws import OwnDraws, row_uniforms
 from rlzoo.rollout.sampler import HFSampler, encode_prompt
+from rlzoo.support.draws import OwnDraws, row_uniforms
 from rlzoo.types import Problem, RolloutGroup
 from tests.engine.conftest import VOCABULARY, make_model, plain_log_probs
 

@@ -39,7 +39,7 @@ def graded(rows, seed=3):
 
 def off_policy(model, policy, settings):
     """Graded rollouts shaped by the settings, with old log-probs that clip 10 to 40 %."""
-    rows = off_policy_batch(model, policy)
+    rows = off_policy_batch(model, policy, holes=False)
     return dataclasses.replace(
         scored(graded(rows), policy.advantage, settings, LIMIT), old_log_probs=rows.old_log_probs, unscored=rows.unscored
     )

@@ -51,7 +51,7 @@ def become(request):
         resource.setrlimit(getattr(resource, name), (limit, limit))
     sys.argv = ["rlzoo", *request["words"]]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    from rlzoo.cli import main
+    from rlzoo.cli.main import main
 
     code = 70
     try:

@@ -1,0 +1,189 @@
+"""Writes the parts of the documentation that come from the code; with --check, only says which are out of date.
+
+A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, in README.md, a plugin's README.md or a page of docs.
+The map of the package is drawn from its imports.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+
+import grimp
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from rlzoo.cli.clips import settings
+from rlzoo.config.composition import config_names
+from rlzoo.config.run_config import RunConfig
+from rlzoo.zoo import load_zoo
+
+ROOT = Path(__file__).resolve().parents[2]
+MAP = ROOT / "docs" / "images" / "map.svg"
+ROW_HEIGHT, BOX, GAP = 46, 132, 8  # of the picture, in pixels
+PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def zoo_table() -> str:
+    """One row per policy."""
+    rows = ["| policy | what it does | scope | advantage | paper |", "|---|---|---|---|---|"]
+    for name, policy in load_zoo().items():
+        line = (inspect.getdoc(policy) or "").partition("\n")[0]
+        link = f"[`{name}`](plugins/{policy.__module__}/README.md)"
+        rows.append(f"| {link} | {line} | {policy.scope} | {policy().advantage} | {policy.paper} |")
+    return "\n".join(rows)
+
+
+def rules() -> str:
+    """One row per policy, for the site's first page."""
+    rows = ["| rule | what it does | judges | paper |", "|---|---|---|---|"]
+    for name, policy in load_zoo().items():
+        line = (inspect.getdoc(policy) or "").partition("\n")[0]
+        link = f"[`{name}`](../plugins/{policy.__module__}/README.md)"
+        rows.append(f"| {link} | {line} | {policy.scope} | {policy.paper.removeprefix('arXiv ')} |")
+    return "\n".join(rows)
+
+
+def parameters(name: str) -> str:
+    """A policy's settings."""
+    rows = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
+    for field in settings(load_zoo()[name]):
+        default = "null" if field["default"] is None else field["default"]
+        rows.append(f"| `clip.{field['name']}` | {default} | {field['allowed']} | {field['description']} |")
+    return "\n".join(rows)
+
+
+def watch(name: str) -> str:
+    """The metrics to watch with a policy."""
+    return "\n".join(f"- `{metric}`: {text}." for metric, text in load_zoo()[name].watch.items())
+
+
+def docstring(name: str) -> str:
+    """A policy's docstring, as `rlzoo clips show` prints it."""
+    return f"```text\n{inspect.getdoc(load_zoo()[name])}\n```"
+
+
+def command_line() -> str:
+    """The command line's help, by Typer's own generator; its title is the page's."""
+    command = [sys.executable, "-m", "typer", "rlzoo.cli.app", "utils", "docs", "--name", "rlzoo"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return text.strip().removeprefix("# `rlzoo`").strip()
+
+
+def configuration() -> str:
+    """Every key of a run's configuration but those of the policy and the task."""
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *_keys(RunConfig, "")])
+
+
+def _keys(section: type[BaseModel], prefix: str) -> list[str]:
+    rows = []
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and f"{prefix}{name}" not in ("clip", "task"):
+            rows += _keys(inner, f"{prefix}{name}.")
+        else:
+            rows.append(f"| `{prefix}{name}` | {_shown(field.default)} | {escape(field.description or '', quote=False)} |")
+    return rows
+
+
+def _shown(default: object) -> str:
+    return "" if default is PydanticUndefined else "null" if default is None else str(default)
+
+
+def imports() -> dict[str, set[str]]:
+    """The folders and modules right below ``rlzoo``, each with those it imports, imports for type checkers included."""
+    graph = grimp.build_graph("rlzoo", cache_dir=None)
+    units = {child.removeprefix("rlzoo."): set[str]() for child in graph.find_children("rlzoo")}
+    units.pop("__main__")
+    for module in graph.modules:
+        importer = module.split(".")[1:2]
+        for imported in graph.find_modules_directly_imported_by(module):
+            target = imported.split(".")[1:2]
+            if importer and target and importer != target and importer[0] in units:
+                units[importer[0]].add(target[0])
+    return units
+
+
+def levels(units: Mapping[str, set[str]]) -> list[list[str]]:
+    """The units in rows, the highest first: each imports from lower rows only.
+
+    Raises:
+        ValueError: there is a cycle.
+    """
+    rows: list[list[str]] = []
+    left = dict(units)
+    while left:
+        row = sorted(unit for unit, imported in left.items() if not imported & left.keys())
+        if not row:
+            raise ValueError(f"a cycle among {sorted(left)}")
+        rows.insert(0, row)
+        left = {unit: imported for unit, imported in left.items() if unit not in row}
+    return rows
+
+
+def structure() -> str:
+    """One row per folder or module: what it is, and what it imports."""
+    units = imports()
+    rows = ["| part | what it is | imports |", "|---|---|---|"]
+    for unit in (unit for row in levels(units) for unit in row):
+        doc = (importlib.import_module(f"rlzoo.{unit}").__doc__ or "").partition("\n")[0].rstrip(".")
+        rows.append(f"| `{unit}` | {doc} | {', '.join(sorted(units[unit])) or 'nothing'} |")
+    return "\n".join(rows)
+
+
+def draw_map() -> str:
+    """Draw the package: every part imports from rows below its own only; the core is blue."""
+    core = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"][1]
+    rows = levels(imports())
+    width, height = max(map(len, rows)) * (BOX + GAP) + GAP, len(rows) * ROW_HEIGHT + GAP
+    shapes = [f'<rect width="{width}" height="{height}" rx="8" fill="#f6f8fa"/>']
+    for index, row in enumerate(rows):
+        top, margin = index * ROW_HEIGHT + GAP, (width - len(row) * (BOX + GAP) + GAP) / 2
+        for place, unit in enumerate(row):
+            colour = "#dbeafe" if f"rlzoo.{unit}" in core["source_modules"] else "#ffffff"
+            left = margin + place * (BOX + GAP)
+            box = f'x="{left:g}" y="{top}" width="{BOX}" height="{ROW_HEIGHT - 2 * GAP}" rx="4" fill="{colour}" stroke="#8c959f"'
+            shapes.append(f"<rect {box}/>")
+            shapes.append(f'<text x="{left + BOX / 2:g}" y="{top + 20}" text-anchor="middle">{unit}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">'
+    return "\n".join([head, *shapes, "</svg>\n"])
+
+
+def part(name: str) -> str:
+    """The text of one generated part."""
+    kind, _, argument = name.partition(" ")
+    makers = {"parameters": parameters, "docstring": docstring, "watch": watch}
+    if kind in makers:
+        return makers[kind](argument)
+    plain = {"zoo": zoo_table, "rules": rules, "command-line": command_line, "configuration": configuration, "structure": structure}
+    return plain[name]() if name in plain else ", ".join(f"`{config}`" for config in config_names())
+
+
+def main() -> int:
+    """Bring every page up to date, or with --check say which are not."""
+    stale = []
+    plugins = sorted((ROOT / "plugins").glob("*/README.md"))
+    for page in [ROOT / "README.md", *plugins, *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        fresh = PART.sub(lambda match: f"{match[1]}{part(match['name'])}\n{match[3]}", text)
+        if fresh != text:
+            stale.append(str(page.relative_to(ROOT)))
+            if "--check" not in sys.argv:
+                page.write_text(fresh, encoding="utf-8")
+    if not MAP.exists() or MAP.read_text(encoding="utf-8") != draw_map():
+        stale.append(str(MAP.relative_to(ROOT)))
+        if "--check" not in sys.argv:
+            MAP.write_text(draw_map(), encoding="utf-8")
+    print("\n".join(stale) or "everything generated is up to date")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The site's pages: those of docs, the policies' own, SECURITY.md and CHANGELOG.md, with links that hold in the site.
+
+``python -m docs.scripts.pages`` writes them to ``build/docs``, where ``zensical build`` reads them. A link to another file of the
+repository leads to a page that shows that file, so the site needs no other address.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGE = ROOT / "build" / "docs"
+LINK = re.compile(r"(?<=\]\()(?P<target>[^()\s#]+)(?P<anchor>#[^()\s]*)?(?=\))")
+FENCED = re.compile(r"^(````*)[^`\n]*\n.*?^\1$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"^ *<!--.*?-->$", re.MULTILINE)
+LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".json": "json"}
+HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
+"""Front matter of pages that only show a file: found by a link, not by a search."""
+
+
+def sources() -> list[Path]:
+    """The files that are pages of their own, and what docs keeps beside its pages; relative to the repository."""
+    beside = [path for path in (ROOT / "docs").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    found = [*beside, *(ROOT / "plugins").glob("*/README.md"), ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
+    return sorted(path.relative_to(ROOT) for path in found)
+
+
+def home(source: Path) -> str:
+    """Where a file or folder of the repository is found in the site's folder of pages.
+
+    Example:
+        >>> home(Path("plugins/rlzoo_gspo_token/README.md")), home(Path("docs/how-to/vllm.md")), home(Path("configs/dapo.yaml"))
+        ('policies/gspo-token.md', 'how-to/vllm.md', 'files/configs/dapo.yaml.md')
+    """
+    match source.parts:
+        case ("plugins", folder, "README.md"):
+            return f"policies/{folder.removeprefix('rlzoo_').replace('_', '-')}.md"
+        case ("docs", *rest) if not (ROOT / source).is_dir():
+            return "/".join(rest)
+        case ("SECURITY.md" | "CHANGELOG.md" as name,):
+            return name.lower()
+        case ("README.md",):
+            return "index.md"
+    path = f"files/{source.as_posix()}".lower()
+    if (ROOT / source).is_dir():
+        return f"{path}/index.md"
+    return path if source.suffix == ".md" else f"{path}.md"
+
+
+def stage(folder: Path = STAGE) -> None:
+    """Write every page, and every file that one of them leads to."""
+    shutil.rmtree(folder, ignore_errors=True)
+    queue = sources()
+    seen = {*queue, Path("README.md")}  # whose place in the site is docs/index.md's
+    while queue:
+        source = queue.pop()
+        target = folder / home(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix != ".md" and source.parts[0] == "docs" and (ROOT / source).is_file():
+            shutil.copyfile(ROOT / source, target)  # pictures and numbers
+            continue
+        text = content(source)
+        fresh = [path for path in linked(source, text) if path not in seen and (ROOT / path).exists()]
+        seen.update(fresh)
+        queue += fresh
+        target.write_text(rewritten(source, text), encoding="utf-8")
+
+
+def content(source: Path) -> str:
+    """A page's text; of a folder the list of its files, of another file the file."""
+    path = ROOT / source
+    if path.is_dir():
+        inner = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file() and _is_shown(file))
+        lines = [f"- [{file.as_posix()}]({source.name}/{file.as_posix()})" for file in inner]
+        return f"{HIDDEN}# {source.as_posix()}\n\n" + "\n".join(lines) + "\n"
+    text = path.read_text(encoding="utf-8")
+    if source.suffix == ".md":
+        return text if home(source).partition("/")[0] != "files" else HIDDEN + text
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{HIDDEN}# {source.as_posix()}\n\n{fence}{LANGUAGES.get(source.suffix, 'text')}\n{text.rstrip()}\n{fence}\n"
+
+
+def _is_shown(file: Path) -> bool:
+    return not any(part.startswith((".", "__pycache__")) or part.endswith(".egg-info") for part in file.relative_to(ROOT).parts)
+
+
+def linked(source: Path, text: str) -> list[Path]:
+    """The repository's files that a page links to."""
+    return [target for target, _ in _links(source, text) if target is not None]
+
+
+def _links(source: Path, text: str) -> Iterator[tuple[Path | None, str]]:
+    for part in prose(text):
+        for link in LINK.finditer(part):
+            yield _target(source, link["target"]), link["anchor"] or ""
+
+
+def _target(source: Path, link: str) -> Path | None:
+    """The file a link names, relative to the repository; None where it leads out of it."""
+    if ":" in link:
+        return None
+    path = Path(os.path.normpath(ROOT / source.parent / link))
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else None
+
+
+def prose(text: str) -> list[str]:
+    """A page's text between its code blocks."""
+    return FENCED.sub("\0", text).split("\0")
+
+
+def rewritten(source: Path, text: str) -> str:
+    """The page for the site: links between the pages' new places, and no comments, which end a list or a table there."""
+    base = PurePosixPath(home(source)).parent
+
+    def new(link: re.Match[str]) -> str:
+        target = _target(source, link["target"])
+        if target is None or not (ROOT / target).exists():
+            return link[0]  # out of the repository, or wrong: the build says which
+        return os.path.relpath(home(target), base) + (link["anchor"] or "")
+
+    blocks = [match[0] for match in FENCED.finditer(text)]
+    parts = [LINK.sub(new, COMMENT.sub("", part)) for part in prose(text)]
+    return parts[0] + "".join(block + part for block, part in zip(blocks, parts[1:], strict=True))
+
+
+def navigation() -> list[str]:
+    """The pages that the site's navigation names, in its order."""
+    settings = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    return list(_flat(settings["project"]["nav"]))
+
+
+def _flat(entry: object) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    elif isinstance(entry, dict | list):
+        for inner in entry.values() if isinstance(entry, dict) else entry:
+            yield from _flat(inner)
+
+
+if __name__ == "__main__":
+    stage()
+    print(f"{sum(1 for _ in STAGE.rglob('*.md'))} pages in {STAGE.relative_to(ROOT)}", file=sys.stderr)

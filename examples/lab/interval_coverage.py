@@ -1,0 +1,91 @@
+"""How often the intervals of a run's clip hold the truth: windows of prompts drawn from a recorded run.
+
+``python examples/lab/interval_coverage.py RUN --steps 1,10,40`` takes all responses of the run as the population, draws
+windows with as many prompts as so many steps have, and counts how often the 95 % intervals hold the population's clip fraction
+by length and its length reweighting error, both in the window's own bins. The second table is for a clip that treats every
+length alike: the same responses, of which those that moved furthest are cut among responses of about the same length. There
+``noise`` should be what ``lre_max`` is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, length_reweighting_error
+from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.replay import replay
+from rlzoo.measure.intervals import Clusters, wilson
+from rlzoo.measure.response_table import ResponseTable
+
+BLOCK = 500  # responses of about the same length
+
+
+def cut_alike(rows: ResponseTable) -> torch.Tensor:
+    """Clip decisions with the run's clip fraction at every length: of each block those with the largest log-ratio."""
+    number, share = len(rows.length), float(rows.clipped.mean())
+    rng = torch.Generator().manual_seed(0)
+    order = (rows.length + torch.rand(number, generator=rng)).argsort()
+    decided = torch.zeros(number)
+    for block in order.split(BLOCK):
+        furthest = (rows.log_ratio[block].abs() + 1e-12 * torch.rand(len(block), generator=rng)).argsort(descending=True)
+        decided[block[furthest[: round(share * len(block))]]] = 1.0
+    return decided
+
+
+def coverage(rows: ResponseTable, clipped: torch.Tensor, num_prompts: int, num_windows: int) -> Sequence[float]:
+    """Shares of intervals that hold the truth, and mean errors, over windows of so many prompts."""
+    rng = np.random.default_rng(0)
+    names, index = np.unique(rows.group.numpy(), return_inverse=True)
+    of_prompt = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
+    held, independent, errors = [], [], []
+    for _ in range(num_windows):
+        picked = [of_prompt[prompt] for prompt in rng.integers(0, len(names), num_prompts)]
+        drawn = torch.from_numpy(np.concatenate(picked))
+        prompts = np.repeat(np.arange(num_prompts), [len(part) for part in picked])
+        edges = bin_edges(rows.length[drawn])
+        everywhere, bins = bin_index(rows.length, edges), bin_index(rows.length[drawn], edges)
+        count, total = bin_sums(everywhere, torch.ones_like(clipped)), bin_sums(everywhere, clipped)
+        truth, error = (total / count).numpy(), float(length_reweighting_error(count, total)[0])
+        found = Clusters.of(bins.numpy(), clipped[drawn].double().numpy(), prompts)
+        filled = found.count.sum(0) > 0
+        for holds, (low, high) in (
+            (held, found.proportions()),
+            (independent, wilson(found.clipped.sum(0), found.count.sum(0))),
+        ):
+            holds.append(((low <= truth) & (truth <= high))[filled].mean())
+        known = found.reweighting()
+        if known is not None and known[0].interval is not None:
+            low, high = known[0].interval
+            errors.append((error, known[0].value, known[0].corrected, known[0].noise, low <= error <= high))
+    return [float(np.mean(held)), float(np.mean(independent)), *np.mean(errors, axis=0).tolist()]
+
+
+def main() -> None:
+    """Two tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--steps", default="1,10,40")
+    parser.add_argument("--windows", type=int, default=400)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    run = RecordedRun.read(options.run)
+    rows = replay(run, run.config.clip).table.judged()
+    num_prompts, num_steps = len(rows.group.unique()), len({update.step for update in run.updates})
+    print(f"{len(rows.length)} rows of {num_prompts} prompts with an advantage, {num_steps} steps, {NUM_BINS} bins")
+    for title, clipped in (("as the run clipped", rows.clipped), ("every length alike", cut_alike(rows))):
+        print(f"\n{title}: {float(clipped.mean()):.3f} of the responses")
+        print("| steps | prompts | clip fraction held | by Wilson's | LRE | lre_max | corrected | noise | LRE held |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for steps in map(int, options.steps.split(",")):
+            size = round(num_prompts / num_steps * steps)
+            found = coverage(rows, clipped, size, options.windows)
+            print(f"| {steps} | {size} | {' | '.join(f'{value:.3f}' for value in found)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Measures what the plugin boundary costs: the policy call and the checks of its answer, as shares of a learner step.
+
+``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps of the default run's model and batch, and
+beside each step the policy call alone, and all that happens on the policy's side of the model: call, checks, reduction and
+gradient with respect to the log-probs, all of it a second time at ratio 1 for the metrics. One thread; prints medians of the
+pairwise shares.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rlzoo import RunConfig, load_zoo
+from rlzoo.learner.batch import collate
+from rlzoo.learner.judge import judgement
+from rlzoo.reductions import StepCounts
+from rlzoo.training.run import Run
+
+PAIRS = 30
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def shares(name: str) -> tuple[float, float, float]:
+    """Median seconds of a step, and median shares of it: the policy call; call, checks, reduction and gradient."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = RunConfig.compose(clip=name, overrides=["eval.num_problems=0"], steps=1, output=Path(folder) / "run")
+        task = config.task.model_copy(update={"seed": 0})
+        run = Run(config, task)
+        learner = run.learner
+        batch = learner.score(collate(run.sample(1).groups))
+    rows = learner.minibatches(len(batch), 0)[1]
+    mask = batch.response_mask[rows]
+    noise = 0.01 * torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
+    leaf = (batch.old_log_probs[rows] + noise).requires_grad_()
+    inputs = batch.clip_inputs(rows, leaf)
+    counts = StepCounts.of(mask)
+    limit = config.rollout.max_new_tokens
+
+    def boundary() -> None:
+        judgement(config.clip, inputs, counts, limit)
+
+    def step() -> None:
+        learner.apply(rows, learner.accumulate(batch, rows))
+
+    for _ in range(3):
+        step()
+        boundary()
+    steps, bare, whole = [], [], []
+    for _ in range(PAIRS):
+        steps.append(timed(step))
+        bare.append(timed(lambda: config.clip(inputs)))
+        whole.append(timed(boundary))
+    ratios = [[part / step for part, step in zip(parts, steps, strict=True)] for parts in (bare, whole)]
+    return statistics.median(steps), statistics.median(ratios[0]), statistics.median(ratios[1])
+
+
+def main() -> None:
+    """One line per policy."""
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or list(load_zoo()):
+        step, bare, whole = shares(name)
+        print(
+            f"{name:16} step {1e3 * step:6.1f} ms   policy call {bare:.2%}   with checks, reduction and gradients {whole:.2%}"
+        )
+
+
+if __name__ == "__main__":
+    main()

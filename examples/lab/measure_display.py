@@ -1,0 +1,59 @@
+"""What the display of `rlzoo train` costs: processor time while it shows a run's steps, as a share of the time they took.
+
+python examples/lab/measure_display.py runs/mine
+
+It draws on a terminal of its own, 80 columns wide, at the pace of the run; nothing else is done meanwhile. What is counted is
+the processor time of the whole process above that of the same loop without a display.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from rlzoo.cli.display import Plain
+from rlzoo.cli.progress import Screen, Silent
+from rlzoo.journal.run_directory import read_metrics
+
+SECONDS = 20.0  # to measure for
+
+Row = dict[str, float]
+
+
+def spent(display: Silent, rows: list[Row], pause: float) -> tuple[float, float]:
+    """Processor time and time of a loop that shows the rows again and again."""
+    started, begun, step = time.perf_counter(), time.process_time(), 0
+    with display:
+        while time.perf_counter() - started < SECONDS:
+            display.show(step, rows[step % len(rows)])
+            step += 1
+            time.sleep(pause)
+        return time.process_time() - begun, time.perf_counter() - started
+
+
+def read(terminal: int) -> None:
+    """Take what is written to a terminal, as its window would."""
+    with contextlib.suppress(OSError):  # at the end
+        while True:
+            os.read(terminal, 65536)
+
+
+def main() -> None:
+    rows = read_metrics(Path(sys.argv[1]) / "metrics.jsonl")
+    pause = (rows[-1]["time/clock"] - rows[1]["time/clock"]) / (len(rows) - 2)  # a step with its evaluation and bookkeeping
+    os.environ |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    ours, theirs = os.openpty()
+    threading.Thread(target=read, args=(ours,), daemon=True).start()
+    out = sys.stdout
+    with os.fdopen(theirs, "w") as terminal:
+        nothing, _ = spent(Silent(), rows, pause)
+        sys.stdout = terminal
+        cost, seconds = spent(Screen(Plain(), "a run", 10**6), rows, pause)
+        sys.stdout = out
+    share = (cost - nothing) / seconds
+    print(f"steps of {pause:.2f} s: {share:.2%} of the time, {1000 * share * pause:.2f} ms of a step")
+
+
+main()

@@ -1,0 +1,158 @@
+"""Measures the planner: the predicted and the measured peak memory of a learner's step, for models of random weights.
+
+python examples/lab/measure_planner.py            all configurations, as a table
+python examples/lab/measure_planner.py --quick    three small ones, as JSON lines
+
+The measure is torch's profiler, which is told of every block that torch's CPU allocator hands out and takes back, also inside
+an operator and in the backward pass; the peak of their running sum is exact to the byte. The size of the process says less:
+it moves by pages, holds what the allocator has not returned to the system, and the interpreter and its libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+from typing import Any
+
+SMALL = {"hidden_size": 192, "intermediate_size": 512, "num_layers": 4, "num_heads": 6, "num_kv_heads": 2, "head_dim": 32}
+MEDIUM = {"hidden_size": 256, "intermediate_size": 768, "num_layers": 6, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32}
+WIDE = {"hidden_size": 768, "intermediate_size": 2304, "num_layers": 6, "num_heads": 12, "num_kv_heads": 6, "head_dim": 64}
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16 weights": {"settings": ["model.dtype=bfloat16"]},
+    "bfloat16 weights without float32 copies": {"settings": ["model.dtype=bfloat16", "learner.master_weights=false"]},
+    "bfloat16 autocast": {"settings": ["learner.autocast=bfloat16"]},
+    "gradient checkpointing": {"settings": ["learner.gradient_checkpointing=true"]},
+    "gradient checkpointing, bfloat16 weights": {"settings": ["learner.gradient_checkpointing=true", "model.dtype=bfloat16"]},
+    "rows of 1,000 tokens": {"response": 976, "settings": ["learner.max_tokens_per_micro_batch=2000"]},
+    "vocabulary of 49,152": {"vocab_size": 49152},
+    "vocabulary of 49,152, head not tied": {"vocab_size": 49152, "tied": False},
+    "with a reference model": {"settings": ["learner.kl_coef=0.1"]},
+    "three times as wide": {**WIDE},
+    "Llama": {"kind": "llama"},
+}
+QUICK: dict[str, dict[str, Any]] = {
+    "float32": {**SMALL, "vocab_size": 1024},
+    "gradient checkpointing": {**SMALL, "vocab_size": 1024, "settings": ["learner.gradient_checkpointing=true"]},
+    "vocabulary of 16,384": {**SMALL, "vocab_size": 16384},
+}
+
+
+def measure(
+    settings: list[str] | None = None,
+    kind: str = "qwen3",
+    prompt: int = 24,
+    response: int = 168,
+    vocab_size: int = 4096,
+    tied: bool = True,
+    **shape: int,
+) -> dict[str, float]:
+    """Predicted and measured peak of the tensors of a learner that takes two optimizer steps, in bytes."""
+    import gc
+
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from rlzoo.config.run_config import RunConfig
+    from rlzoo.learner.learner import Learner
+    from rlzoo.planner import Architecture, Devices, Prompts, make_plan
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    shape = shape or MEDIUM
+    architecture = Architecture(**shape, vocab_size=vocab_size, max_length=4096, tied=tied, qk_norm=kind == "qwen3")
+    base = ["rollout.num_prompts=4", "rollout.group_size=4", f"rollout.max_new_tokens={response}"]
+    base += ["learner.num_minibatches=2", "learner.max_tokens_per_micro_batch=1024"]
+    config = RunConfig.compose(clip="grpo", overrides=[*base, *(settings or [])])
+    plan = make_plan(config, architecture, Devices("processor", 1, 2**40, is_cpu=True), Prompts(prompt, True))
+    assert plan.memory is not None
+    gc.collect()  # what is freed during the measure must have been counted in it
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
+        model = _model(architecture, kind).to(getattr(torch, config.model.dtype)).train()
+        if config.learner.gradient_checkpointing:
+            _checkpoint(model)
+        learner = Learner(model, config.clip, config.learner, pad_id=0, max_length=response, num_updates=2)
+        learner.update(_batch(prompt, response, vocab_size), seed=0)
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert parameters == architecture.num_parameters
+    return {"parameters": parameters, "predicted": plan.memory.learner, "measured": peak}
+
+
+def _model(architecture: Any, kind: str) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    config_class, model_class = (Qwen3Config, Qwen3ForCausalLM) if kind == "qwen3" else (LlamaConfig, LlamaForCausalLM)
+    config = config_class(
+        vocab_size=architecture.vocab_size,
+        hidden_size=architecture.hidden_size,
+        intermediate_size=architecture.intermediate_size,
+        num_hidden_layers=architecture.num_layers,
+        num_attention_heads=architecture.num_heads,
+        num_key_value_heads=architecture.num_kv_heads,
+        head_dim=architecture.head_dim,
+        max_position_embeddings=architecture.max_length,
+        tie_word_embeddings=architecture.tied,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    return model_class(config)
+
+
+def _checkpoint(model: Any) -> None:
+    """Recompute activations; its name in transformers is to change in version 6."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+
+
+def _batch(prompt: int, response: int, vocab_size: int, rows: int = 16) -> Any:
+    """Rows of which no two are equally long, so that they are padded."""
+    import torch
+
+    from rlzoo.learner.batch import ScoredBatch
+
+    lengths = response - torch.arange(rows) * (response // 160)
+    mask = torch.arange(response) < lengths[:, None]
+    return ScoredBatch(
+        step=1,
+        sequences=tuple(torch.randint(2, vocab_size, (prompt + int(length),)) for length in lengths),
+        prompt_lengths=torch.full((rows,), prompt),
+        response_mask=mask,
+        turn_ids=torch.where(mask, 0, -1),
+        old_log_probs=torch.zeros(mask.shape),
+        unscored=torch.zeros(rows, dtype=torch.bool),
+        rollout_log_probs=torch.zeros(mask.shape),
+        rewards=torch.zeros(rows),
+        group_ids=torch.arange(rows) // 4,
+        advantages=torch.randn(rows, 1),
+        finished=torch.ones(rows, dtype=torch.bool),
+    )
+
+
+def main() -> None:
+    """Measure each configuration in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    if not options.quick:
+        print("| configuration | parameters | predicted | measured | error |\n|---|---|---|---|---|")
+    for name, changes in (QUICK if options.quick else CONFIGURATIONS).items():
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            result = pool.apply(measure, kwds=changes)
+        if options.quick:
+            print(json.dumps({"configuration": name, **result}), flush=True)
+            continue
+        predicted, measured = result["predicted"] / 1e6, result["measured"] / 1e6
+        row = f"| {name} | {result['parameters'] / 1e6:.1f} M | {predicted:.1f} MB | {measured:.1f} MB |"
+        print(f"{row} {100 * (predicted / measured - 1):+.1f} % |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

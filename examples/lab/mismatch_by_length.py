@@ -1,0 +1,97 @@
+"""Who is dropped by a correction for the sampler's mismatch, by response length.
+
+    python examples/lab/mismatch_by_length.py                 # token log-ratios that are independent and normal
+    python examples/lab/mismatch_by_length.py runs/mine       # those a run recorded
+
+Prints the share of the responses (for masks per token: of their tokens) that each correction keeps.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from rlzoo import ops
+from rlzoo.config.sections import MismatchConfig
+from rlzoo.fairness import bin_edges, bin_index
+from rlzoo.learner.mismatch import mismatch_weights
+
+SIGMA = 0.01
+KEPT = 0.9  # of a recorded run's responses, by every correction
+LENGTHS = (64, 256, 1024, 4096, 16384)
+CORRECTIONS = {
+    "icepop, each token in .5 to 2": MismatchConfig(correction="icepop"),
+    "mis, sum up to 2": MismatchConfig(correction="mis", pool="sum"),
+    "icepop, sum in .5 to 2": MismatchConfig(correction="icepop", pool="sum"),
+    "icepop, mean in .999 to 1.001": MismatchConfig(correction="icepop", pool="mean", low=0.999, high=1.001),
+}
+
+
+def kept(log_ratio: torch.Tensor, mask: torch.Tensor, settings: MismatchConfig) -> torch.Tensor:
+    weights = mismatch_weights(log_ratio, mask, settings)
+    assert weights is not None
+    share = (weights > 0).float()
+    return share[:, 0] if share.shape[-1] == 1 else ops.sequence_mean(share, mask)[:, 0]
+
+
+def matched(log_ratio: torch.Tensor, mask: torch.Tensor, share: float) -> dict[str, MismatchConfig]:
+    """Bands on the sum, the mean and the sum over sqrt(L) that each keep this share of all responses."""
+    total, length = log_ratio.sum(-1).abs(), mask.sum(-1)
+    found = {name: float(values.quantile(share)) for name, values in
+             (("sum", total), ("mean", total / length), ("root", total / length.sqrt()))}  # fmt: skip
+    bands: dict[str, MismatchConfig] = {
+        f"icepop, {pool} within +-{found[pool]:.4f}": MismatchConfig(
+            correction="icepop", pool="sum" if pool == "sum" else "mean", low=math.exp(-found[pool]), high=math.exp(found[pool])
+        )
+        for pool in ("sum", "mean")
+    }
+    return bands | {f"length_fair, width {found['root']:.4f}": MismatchConfig(correction="length_fair", width=found["root"])}
+
+
+def show(title: str, columns: list[str], rows: dict[str, list[float]]) -> None:
+    print(f"| {title} | {' | '.join(columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
+    for name, values in rows.items():
+        print(f"| {name} | {' | '.join(f'{value:.3f}' for value in values)} |")
+
+
+def simulated() -> None:
+    rng = torch.Generator().manual_seed(0)
+    drawn = {length: SIGMA * torch.randn(1000, length, generator=rng) for length in LENGTHS}
+    masks = {length: torch.ones(1000, length, dtype=torch.bool) for length in LENGTHS}
+    sums = torch.cat([(drawn[length].sum(-1).abs() / length**0.5) for length in LENGTHS])
+    overall = torch.cat([kept(drawn[n], masks[n], CORRECTIONS["icepop, sum in .5 to 2"]) for n in LENGTHS]).mean()
+    width = float(sums.quantile(float(overall)))
+    corrections = {**CORRECTIONS, f"length_fair, width {width:.4f}": MismatchConfig(correction="length_fair", width=width)}
+    rows = {name: [float(kept(drawn[n], masks[n], given).mean()) for n in LENGTHS] for name, given in corrections.items()}
+    show(f"sigma {SIGMA}, length", [f"{length:,}" for length in LENGTHS], rows)
+
+
+def recorded(run: Path) -> None:
+    ratios, lengths = [], []
+    for file in sorted((run / "rollouts").glob("*.safetensors")):
+        step = load_file(file)
+        if "old_log_probs" in step:
+            ratios.append(step["old_log_probs"] - step["rollout_log_probs"])
+            lengths.append(step["lengths"])
+    length = torch.cat(lengths)
+    mask = torch.arange(int(length.max())) < length[:, None]
+    log_ratio = torch.zeros(mask.shape)
+    log_ratio[mask] = torch.cat(ratios)
+    edges = bin_edges(length)
+    index = bin_index(length, edges)
+    bins = [k for k in range(6) if bool((index == k).any())]
+    sigma = float(torch.cat(ratios).std())
+    rows = {}
+    for name, given in matched(log_ratio, mask, KEPT).items():
+        share = kept(log_ratio, mask, given)
+        rows[name] = [float(share[index == k].mean()) for k in bins]
+    show(f"sigma {sigma:.4f}, length up to", [f"{int(edges[k + 1])}" for k in bins], rows)
+
+
+if __name__ == "__main__":
+    recorded(Path(sys.argv[1])) if len(sys.argv) > 1 else simulated()

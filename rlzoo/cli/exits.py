@@ -1,0 +1,3 @@
+"""Exit codes of every command."""
+
+DONE, FAILED, USERS_MISTAKE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143

@@ -1,0 +1,275 @@
+"""Decoding with a transformers model: one pass per prompt however many responses it gets, and none for a response that ended.
+
+Transformers computes the prompts and, but for the models that `fused` knows, the tokens after them; what is ours is the
+cache, whose rows can leave, and the loop. `quickest_way` says how a model is decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+
+from rlzoo.acceleration import can_fuse, fused_step
+from rlzoo.support.draws import draw
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GROWTH = 1.5
+"""How much larger a buffer becomes when it is full: what is copied stays proportional to what is written."""
+
+logger = logging.getLogger("rlzoo")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What was drawn.
+
+    Example:
+        ``decoded.tokens[0]`` are the first response's tokens, with padding behind its end.
+    """
+
+    tokens: Tensor  # (B, T) int64
+    log_probs: Tensor  # (B, T) float32, of the distribution sampled from
+
+
+def decode(
+    model: PreTrainedModel,
+    prompts: Sequence[tuple[int, ...]],
+    uniforms: Tensor,
+    *,
+    end_ids: frozenset[int],
+    pad_id: int,
+    temperature: float,
+    fuses: bool = False,
+) -> Decoded:
+    """Draw a response to each prompt; equal prompts next to each other are computed once.
+
+    Args:
+        model: one that `quickest_way` decodes by rows, in evaluation mode.
+        prompts: B token sequences.
+        uniforms: float64 ``(B, T)`` in [0, 1): the random number of each token of each response, at most T of them.
+        end_ids: tokens that end a response.
+        pad_id: fills the rows behind their ends.
+        temperature: logits are divided by it.
+        fuses: whether tokens behind the prompt are computed by `FusedStep`, where `can_fuse` says so.
+    """
+    limit = uniforms.shape[1]
+    # what a model not known may keep from a forward pass, such as a mask, must serve for training too
+    with torch.inference_mode() if fuses else torch.no_grad():
+        numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
+        responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses)
+        logits = responses.first_logits()
+        steps: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, their tokens and log-probabilities
+        for column in range(limit):
+            steps.append((responses.rows, *draw(logits, numbers[column].index_select(0, responses.rows), temperature)))
+            drawn = steps[-1][1]
+            drawn = responses.close((drawn[:, None] == ends).any(dim=1), drawn)
+            if not len(drawn) or column + 1 == limit:
+                break
+            logits = responses.next_logits(drawn)
+        return _laid_out(steps, len(prompts), pad_id)
+
+
+def _laid_out(steps: Sequence[tuple[Tensor, Tensor, Tensor]], num_rows: int, pad_id: int) -> Decoded:
+    """The rows, tokens and log-probabilities of each step, as columns."""
+    rows, drawn, reported = (torch.cat(parts) for parts in zip(*steps, strict=True))
+    counts = torch.tensor([len(rows) for rows, *_ in steps])
+    columns = torch.arange(len(steps)).repeat_interleave(counts).to(rows.device)
+    tokens = torch.full((num_rows, len(steps)), pad_id, device=rows.device)
+    log_probs = torch.zeros(num_rows, len(steps), device=rows.device)
+    tokens[rows, columns], log_probs[rows, columns] = drawn, reported
+    return Decoded(tokens, log_probs)
+
+
+class OpenResponses:
+    """The responses that have not ended, next to each other in the cache's first rows.
+
+    Prompts are padded on the left, so all responses write the same column of the cache.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int, limit: int, *, fuses: bool = False
+    ) -> None:
+        self.model = model
+        self.device = model.device
+        runs = [(ids, len(list(run))) for ids, run in groupby(prompts)]
+        self.repeats = torch.tensor([number for _, number in runs])  # (P,) responses of each prompt
+        size = max(len(ids) for ids, _ in runs)
+        self.input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids, _ in runs])
+        self.attended = torch.tensor([[False] * (size - len(ids)) + [True] * len(ids) for ids, _ in runs])
+        self.cache = Cache(layers=[RowLayer(self.repeats, size + min(limit, size + 64)) for _ in range(_num_layers(model))])
+        self.rows = torch.arange(len(prompts), device=self.device)  # of the batch, in the cache's order
+        lengths = self.attended.sum(dim=1, keepdim=True)
+        self.positions = lengths.repeat_interleave(self.repeats, dim=0).to(self.device)  # of the next token
+        self.mask: Tensor | None = None  # (B, 1, 1, columns) of padded prompts
+        if not bool(self.attended.all()):
+            after = torch.ones(len(prompts), limit, dtype=torch.bool)
+            visible = torch.cat([self.attended.repeat_interleave(self.repeats, dim=0), after], dim=1)
+            self.mask = visible[:, None, None].to(self.device)
+            if model.config._attn_implementation == "eager" and not fuses:
+                self.mask = _added(self.mask, model.dtype)
+        self.step = fused_step(model, size + limit) if fuses else None
+
+    def first_logits(self) -> Tensor:
+        """Logits ``(B, V)`` of each response's first token, from one pass over the prompts."""
+        logits: Tensor = self.model(
+            input_ids=self.input_ids.to(self.device),
+            attention_mask=None if self.mask is None else self.attended.long().to(self.device),
+            position_ids=(self.attended.long().cumsum(dim=1) - 1).clamp(min=0).to(self.device),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        return logits.repeat_interleave(self.repeats.to(self.device), dim=0)
+
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """Logits ``(B, V)`` after one more token ``(B,)`` of each response."""
+        mask = None if self.mask is None else self.mask[..., : self.cache.get_seq_length() + 1]
+        positions, self.positions = self.positions, self.positions + 1
+        if self.step is not None:
+            return self.step(tokens, positions[:, 0], self.cache.layers, mask)
+        logits: Tensor = self.model(
+            input_ids=tokens[:, None], attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
+        ).logits
+        return logits[:, -1]
+
+    def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
+        """Take out the responses that ended, a bool ``(B,)``; returns the tokens ``(B,)`` of those that go on.
+
+        The last ones move into the places of those that ended, so a response is copied at most once for each that ends.
+        """
+        num_open = len(ended) - int(ended.sum())
+        if num_open == len(ended):
+            return tokens
+        holes = ended[:num_open].nonzero()[:, 0]
+        movers = (~ended[num_open:]).nonzero()[:, 0] + num_open
+        order = torch.arange(num_open, device=self.device)
+        order[holes] = movers
+        for layer in self.cache.layers:
+            layer.keep(num_open, movers, holes)
+        self.rows, self.positions = self.rows[order], self.positions[order]
+        if self.mask is not None:
+            self.mask = self.mask[order]
+        return tokens[order]
+
+
+class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
+    """Keys and values of one layer: a row for each open response, a column for each token, in buffers with room for more.
+
+    The first update is the prompts', each of which is then repeated for its responses.
+    """
+
+    def __init__(self, repeats: Tensor, room: int) -> None:
+        super().__init__()
+        self.repeats = repeats  # (P,) responses of each prompt
+        self.num_rows = int(repeats.sum())
+        self.room = room  # columns at first
+        self.length = 0  # columns in use
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Keep the prompts' ``(P, H, S, D)``, a copy for each of their responses."""
+        repeats = self.repeats.to(key_states.device)
+        both = (each.repeat_interleave(repeats, dim=0) for each in (key_states, value_states))
+        self.keys, self.values = map(self._with_room, both)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append a column ``(B, H, 1, D)``; returns all of them, ``(B, H, T, D)``."""
+        start, self.length = self.length, self.length + key_states.shape[-2]
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            return key_states, value_states
+        rows = self.num_rows
+        if self.length > self.keys.shape[-2]:
+            self.room = int(self.length * GROWTH)
+            self.keys, self.values = (self._with_room(each[:rows, :, :start]) for each in (self.keys, self.values))
+        self.keys[:rows, :, start : self.length] = key_states
+        self.values[:rows, :, start : self.length] = value_states
+        return self.keys[:rows, :, : self.length], self.values[:rows, :, : self.length]
+
+    def _with_room(self, states: Tensor) -> Tensor:
+        rows, heads, columns, size = states.shape
+        buffer = states.new_empty(rows, heads, max(self.room, columns), size)
+        buffer[:, :, :columns] = states
+        return buffer
+
+    def keep(self, num_rows: int, movers: Tensor, holes: Tensor) -> None:
+        """Keep the first rows, some of them replaced by others from behind."""
+        self.num_rows = num_rows
+        if len(movers):
+            for buffer in (self.keys, self.values):
+                buffer[holes, :, : self.length] = buffer[movers, :, : self.length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many columns a query sees, and which is the first."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns in use."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+
+Way = Literal["fused", "rows", "generate"]
+"""How a model's responses are decoded: rows by `FusedStep`, rows by the model's own forward, or transformers' `generate`."""
+
+
+def quickest_way(model: PreTrainedModel) -> Way:
+    """The quickest way that gives the model's own log-probabilities, tried on two prompts."""
+    name = type(model).__name__
+    full = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+    if not full or model.config._attn_implementation not in ("eager", "sdpa"):
+        logger.warning("%s: not full attention by 'eager' or 'sdpa'; sampling with transformers' generate", name)
+        return "generate"
+    if can_fuse(model) and _agrees(model, fuses=True):
+        return "fused"
+    if _agrees(model, fuses=False):
+        return "rows"
+    logger.warning("%s cannot be decoded row by row; sampling with transformers' generate", name)
+    return "generate"
+
+
+@torch.no_grad()
+def _agrees(model: PreTrainedModel, *, fuses: bool) -> bool:
+    size = model.config.get_text_config().vocab_size
+    prompts = [tuple((start + 1) % size for start in range(3)), tuple((7 * start + 2) % size for start in range(5))]
+    numbers = torch.tensor([[0.3, 0.6, 0.9], [0.5, 0.2, 0.7]], dtype=torch.float64)
+    was_training = model.training
+    model.eval()
+    try:
+        ours = decode(model, prompts, numbers, end_ids=frozenset(), pad_id=0, temperature=1.0, fuses=fuses)
+        theirs = [_plain_log_probs(model, prompt, tokens) for prompt, tokens in zip(prompts, ours.tokens, strict=True)]
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+        logger.warning("%s: %s", type(model).__name__, error)
+        return False
+    finally:
+        model.train(was_training)
+    return torch.allclose(ours.log_probs, torch.stack(theirs), rtol=0, atol=0.1 if model.dtype == torch.bfloat16 else 1e-3)
+
+
+def _plain_log_probs(model: PreTrainedModel, prompt: tuple[int, ...], tokens: Tensor) -> Tensor:
+    """Log-probabilities ``(T,)`` of tokens behind a prompt, in one pass without a cache."""
+    sequence = torch.cat([torch.tensor(prompt, device=model.device), tokens])
+    logits = model(input_ids=sequence[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+    log_probs: Tensor = logits.float().log_softmax(dim=-1)
+    return log_probs.gather(-1, tokens[:, None])[:, 0]
+
+
+def _num_layers(model: PreTrainedModel) -> int:
+    return len(DynamicCache(config=model.config).layers) or int(model.config.get_text_config().num_hidden_layers)
+
+
+def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as eager attention takes it: what is added to the scores."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)

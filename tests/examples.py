@@ -1,0 +1,117 @@
+"""Runs the examples that need nothing that rlzoo does not require, each in an empty folder: ``python -m tests.examples``.
+
+``--jobs N`` runs so many at once, ``--quick`` leaves out those that take a quarter of a minute or more. An example that reads a
+run is given a short one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples"
+LIMIT = 300.0
+"""Seconds that one example may take."""
+RUN = ["--clip", "gspo", "--steps", "12", "--set", "eval.num_problems=20", "--set", "rollout.num_prompts=16"]
+"""Options of `rlzoo train` for the run that examples read: longer than the ten steps that some of them leave out."""
+QUICK = {
+    "clip_by_length.py": "RUN clip-by-length.svg",
+    "custom_reward.py": "",
+    "custom_task.py": "",
+    "measure/interval_coverage.py": "RUN --steps 1 --windows 5",
+    "measure/mismatch_by_length.py": "RUN",
+    "measure/pooled_fairness.py": "RUN --clip fspo,gspo",
+    "measure/race_numbers.py": "RUN",
+    "measure/race_picture.py": "DOCS/explanation/which-rule-wins/race.csv race.svg",
+    "measure/summarise_runs.py": "RUN",
+    "measure/when_is_it_fair.py": "RUN --clip fspo,gspo",
+    "quickstart.py": "",
+}
+"""Examples that take seconds, with their arguments; RUN is a run directory, DOCS the folder of the documentation."""
+SLOW = {
+    "measure/make_embedded_model.py": "--steps 20 --output model",
+    "measure/measure_boundary.py": "fspo",
+    "measure/measure_display.py": "RUN",
+    "measure/measure_log_probs.py": "--model embedded --rows 2 --tokens 32",
+    "measure/measure_planner.py": "--quick",
+    "measure/terminal_picture.py": "terminal.svg",
+}
+"""Examples that take longer."""
+NEEDS = {
+    "bench/": "TRL, and a machine that does nothing else: nox -s bench",
+    "measure/embedded_card.py": "make_embedded_model.py, which imports it",
+    "measure/grade_references.py": "the extra math-verify, and the suites' questions",
+    "measure/measure_vllm.py": "vLLM",
+    "measure/race.py": "hours",
+    "replay_and_plot.ipynb": "Jupyter: nox -s examples",
+    "rlzoo-sapo/": "to be installed: nox -s outside_plugin",
+    "trl_trainer.py": "TRL: nox -s published",
+    "verl_policy_loss.py": "verl: nox -s published",
+}
+"""Examples, or folders of them, that are not run, and what they need."""
+
+
+def found() -> list[str]:
+    """All examples: scripts and notebooks."""
+    files = [path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in (".py", ".ipynb")]
+    return sorted(name for name in files if not name.startswith(".") and "/." not in name)
+
+
+def unnamed() -> list[str]:
+    """Examples that are neither run nor said to need anything, and names that are no example's."""
+    files = found()
+    folders = tuple(name for name in NEEDS if name.endswith("/"))
+    missing = [name for name in files if name not in {**QUICK, **SLOW, **NEEDS} and not name.startswith(folders)]
+    gone = [
+        name
+        for name in (*QUICK, *SLOW, *NEEDS)
+        if not any(file == name or file.startswith(f"{name.rstrip('/')}/") for file in files)
+    ]
+    return missing + gone
+
+
+def run_example(name: str, run: Path) -> bool:
+    """Run an example in an empty folder and print its time, and what it printed if it failed."""
+    arguments = shlex.split({**QUICK, **SLOW}[name].replace("RUN", str(run)).replace("DOCS", str(FOLDER.parent / "docs")))
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rlzoo-example-") as folder:
+        command = [sys.executable, str(FOLDER / name), *arguments]
+        try:
+            done = subprocess.run(
+                command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=LIMIT
+            )
+        except subprocess.TimeoutExpired as error:
+            print(f"stopped after {LIMIT:g} s: {name}\n{error.output}", flush=True)
+            return False
+    problem = f"FAILED (exit code {done.returncode})" if done.returncode else "ran"
+    print(f"{problem} {name} in {time.monotonic() - start:.1f} s", flush=True)
+    if done.returncode:
+        print(done.stdout, flush=True)
+    return not done.returncode
+
+
+def main() -> int:
+    """Run all; exit code 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    names = QUICK if options.quick else QUICK | SLOW
+    with tempfile.TemporaryDirectory(prefix="rlzoo-examples-") as folder, ThreadPoolExecutor(options.jobs) as pool:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "rlzoo", "train", *RUN, "--set", "tracking.mlflow=false", "--output", str(run)]
+        subprocess.run(command, cwd=folder, check=True, env={**os.environ, "COLUMNS": "80"})
+        ran = list(pool.map(lambda name: run_example(name, run), names))
+    print(f"{len(ran)} examples; failed: {ran.count(False)}")
+    return 0 if all(ran) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The structure of the package: no cycle among its modules, and folders that can be left out."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_no_module_imports_itself_through_others():
+    graph = grimp.build_graph("rlzoo", cache_dir=None)  # imports for type checkers count too
+    above = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    while free := {module for module, imported in above.items() if not imported & above.keys()}:
+        above = {module: imported for module, imported in above.items() if module not in free}
+    assert not above, f"a cycle among {sorted(above)}"
+
+
+def test_everything_runs_without_the_speed_for_cpus(tmp_path):
+    copy = shutil.copytree(ROOT / "rlzoo", tmp_path / "rlzoo", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("plugins", "configs"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    shutil.rmtree(copy / "fast_cpu")
+    program = "import rlzoo, sys; from rlzoo.cli.main import main; assert 'tmp' in rlzoo.__file__, rlzoo.__file__; main()"
+    settings = ["eval.num_problems=0", "tracking.mlflow=false", "rollout.max_new_tokens=16"]
+    words = ["train", "--steps", "1", "--output", "run", *(word for setting in settings for word in ("--set", setting))]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
