@@ -373,9 +373,10 @@ class Case:
                 stack.enter_context(open(file or os.devnull, mode))
                 for file, mode in zip(files, ("rb", "ab", "ab"), strict=True)
             ]
-            script = Path(sys.executable).parent / "rlzoo"
+            # a shell's background job starts with Ctrl-C ignored
+            command = ["env", "--default-signal=INT", str(Path(sys.executable).parent / "rlzoo"), *words]
             process = subprocess.Popen(
-                [str(script), *words], stdin=opened[0], stdout=opened[1], stderr=opened[2], env=self.environment, cwd=self.cwd,
+                command, stdin=opened[0], stdout=opened[1], stderr=opened[2], env=self.environment, cwd=self.cwd,
                 start_new_session=True,
             )  # fmt: skip
 

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import traceback
 import types
@@ -49,6 +50,7 @@ def become(request):
         streams[2].reconfigure(line_buffering=True, errors="backslashreplace")
     for name, limit in request["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
     sys.argv = ["rlzoo", *request["words"]]
     sys.modules["__main__"] = types.ModuleType("__main__")
     from rlzoo.cli.main import main
