@@ -59,7 +59,7 @@ def test_a_prompt_knows_nothing_of_another(estimator):
 def test_of_two_responses_to_one_prompt_the_better_has_the_larger_advantage(estimator):
     rewards, got = rewards_of("real").abs(), estimator(rewards_of("real").abs(), GROUPS)[:, 0]
     for group in range(3):
-        rows = (GROUPS == group).nonzero()[:, 0]
+        rows = (group == GROUPS).nonzero()[:, 0]
         ordered = got[rows][rewards[rows].argsort()]
         assert (ordered.diff() >= 0).all()
         assert isinstance(estimator, PassAtK) or (ordered.diff() > 0).all()

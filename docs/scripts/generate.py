@@ -149,7 +149,9 @@ def draw_map() -> str:
         for place, unit in enumerate(row):
             colour = "#dbeafe" if f"rlzoo.{unit}" in core["source_modules"] else "#ffffff"
             left = margin + place * (BOX + GAP)
-            box = f'x="{left:g}" y="{top}" width="{BOX}" height="{ROW_HEIGHT - 2 * GAP}" rx="4" fill="{colour}" stroke="#8c959f"'
+            box = (
+                f'x="{left:g}" y="{top}" width="{BOX}" height="{ROW_HEIGHT - 2 * GAP}" rx="4" fill="{colour}" stroke="#8c959f"'
+            )
             shapes.append(f"<rect {box}/>")
             shapes.append(f'<text x="{left + BOX / 2:g}" y="{top + 20}" text-anchor="middle">{unit}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">'
@@ -162,7 +164,13 @@ def part(name: str) -> str:
     makers = {"parameters": parameters, "docstring": docstring, "watch": watch}
     if kind in makers:
         return makers[kind](argument)
-    plain = {"zoo": zoo_table, "rules": rules, "command-line": command_line, "configuration": configuration, "structure": structure}
+    plain = {
+        "zoo": zoo_table,
+        "rules": rules,
+        "command-line": command_line,
+        "configuration": configuration,
+        "structure": structure,
+    }
     return plain[name]() if name in plain else ", ".join(f"`{config}`" for config in config_names())
 
 

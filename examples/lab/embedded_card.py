@@ -55,9 +55,7 @@ def model_card(
 ) -> str:
     """The README of the model: what it is, how it was made, and what was measured."""
     percentiles = quantiles((sample.length for sample in samples), n=20)
-    command = (
-        f"python examples/lab/make_embedded_model.py --seed {options.seed} --steps {options.steps} --slip {options.slip}"
-    )
+    command = f"python examples/lab/make_embedded_model.py --seed {options.seed} --steps {options.steps} --slip {options.slip}"
     measured = "\n".join(f"| {what} | {number:.3f} |" for what, number in numbers.items())
     return f"""---
 license: apache-2.0

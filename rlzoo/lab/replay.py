@@ -18,6 +18,7 @@ from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.policy import ClipPolicy
 from rlzoo.types import ClipInputs
 
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """One rule on recorded data.

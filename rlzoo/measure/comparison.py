@@ -67,7 +67,7 @@ def estimate(scores: Sequence[float]) -> Estimate:
 
     With few seeds they are too narrow. Of 2000 draws of normal scores, the 95 % interval held the true value in 82 % with 5
     seeds, 90 % with 10 and 92 % with 20 (the mean), and in 89 %, 93 % and 94 % (the interquartile mean);
-    ``pytest tests/analysis/test_comparison.py -k intervals_hold`` measures it again on fewer draws.
+    ``pytest tests/measure/test_comparison.py -k intervals_hold`` measures it again on fewer draws.
     """
     values = np.array(scores, dtype=float)
     of_mean, of_iqm = _bootstrap([values], np.mean), _bootstrap([values], iqm)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlzoo.config.run_config import RunConfig
+from rlzoo.config.sections import needs_reference
 from rlzoo.planner.activations import MicroBatch
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
-from rlzoo.config.sections import needs_reference
 
 LEARNER_UTILISATION = 0.4
 """Share of a device's FLOP/s that forward and backward passes are taken to reach: ours, an assumption."""

@@ -11,7 +11,7 @@ import pytest
 import rlzoo
 from rlzoo.cli.main import main
 from rlzoo.cli.options import Lasting
-from tests.engine.short import QUICK, lines, quick
+from tests.training.short import QUICK, lines, quick
 
 OVERRIDES = ["tracking.mlflow=false", "eval.num_problems=0"]
 

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.engine.short import lines, without_times
+from tests.training.short import lines, without_times
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = (0, 1, 2, 130, 143)

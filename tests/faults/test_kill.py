@@ -16,7 +16,7 @@ import mlflow
 import pytest
 from safetensors.torch import load_file
 
-from tests.engine.short import QUICK, lines, without_times
+from tests.training.short import QUICK, lines, without_times
 
 KILLS = int(os.environ.get("RLZOO_KILLS", "2"))
 STEPS, EVERY = 24, 3

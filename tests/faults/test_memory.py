@@ -16,7 +16,7 @@ import json, sys
 from pathlib import Path
 import psutil, rlzoo
 from rlzoo import RunConfig
-from tests.engine.short import QUICK
+from tests.training.short import QUICK
 
 me, seen = psutil.Process(), []
 

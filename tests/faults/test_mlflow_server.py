@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from rlzoo.journal.tracking.record import sent_to
-from tests.engine.short import QUICK, lines
 from tests.faults.test_kill import KILLS
+from tests.training.short import QUICK, lines
 
 pytestmark = pytest.mark.skipif(
     KILLS <= 5, reason="in nox -s faults only: MLflow's server takes a quarter of a minute to start"

@@ -8,8 +8,8 @@ import time
 import psutil
 import pytest
 
-from tests.engine.short import lines
 from tests.faults.test_kill import KILLS, start
+from tests.training.short import lines
 
 pytestmark = pytest.mark.skipif(KILLS <= 5, reason="in nox -s faults only: each start takes 15 seconds")
 

@@ -8,8 +8,8 @@ import pytest
 import rlzoo
 from rlzoo.errors import RunError, UserError
 from rlzoo.rollout import vllm_server
-from tests.engine.short import lines, quick
-from tests.engine.stand_in import running
+from tests.rollout.stand_in import running
+from tests.training.short import lines, quick
 
 STEPS = 3
 EVERYTHING = int(os.environ.get("RLZOO_KILLS", "2")) > 5

@@ -14,7 +14,7 @@ from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from rlzoo.models.pretrained import load_pretrained
-from tests.engine.conftest import plain_log_probs
+from tests.off_policy import plain_log_probs
 
 NAMES = ["fspo", "gspo", "rloo", "grpo"]
 SETTINGS = {"fspo": {"width_low": 0.01, "width_high": 0.01}, "grpo": {"clip_low": 0.01, "clip_high": 0.01}}

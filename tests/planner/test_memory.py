@@ -253,7 +253,7 @@ def test_devices_are_read_from_a_text():
 
 @pytest.mark.long
 def test_the_planned_peak_is_within_a_fifth_of_the_measured_one():
-    script = Path(__file__).resolve().parents[2] / "examples" / "measure" / "measure_planner.py"
+    script = Path(__file__).resolve().parents[2] / "examples" / "lab" / "measure_planner.py"
     spec = importlib.util.spec_from_file_location("measure_planner", script)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

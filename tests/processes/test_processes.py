@@ -17,7 +17,7 @@ from rlzoo import UserError
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig
 from rlzoo.processes import deal, deepspeed_settings
-from tests.engine.conftest import make_model
+from tests.off_policy import make_model
 from tests.processes.worker import RULES, three_updates
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from rlzoo.journal.checkpoints import FILES
 from rlzoo.journal.manifest import sealed_files
-from tests.engine.short import lines, without_times
 from tests.faults.test_kill import start
+from tests.training.short import lines, without_times
 
 pytestmark = pytest.mark.deepspeed
 

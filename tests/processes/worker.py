@@ -13,7 +13,7 @@ from rlzoo import load_zoo
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.learner import Learner
 from rlzoo.processes import make_accelerator
-from tests.engine.conftest import PAD, make_model, off_policy_batch
+from tests.off_policy import PAD, make_model, off_policy_batch
 
 RULES = ("grpo", "fspo", "m2po")  # of scope token, sequence and batch
 

@@ -17,7 +17,7 @@ pytest.importorskip("math_verify")
 from rlzoo.tasks.math_grading import MathGrader, math_worker_process
 
 ROWS = [{"problem": f"What is {n} + {n}?", "answer": 2 * n} for n in (5, 3, 9)]
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "measure" / "grade_references.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "lab" / "grade_references.py"
 
 
 def write(path, rows=ROWS):

@@ -1,0 +1,81 @@
+"""A torn or changed folder is told from a whole one."""
+
+import json
+import logging
+
+import pytest
+
+import rlzoo
+from rlzoo import UserError
+from rlzoo.journal.manifest import damage, seal
+from tests.training.short import without_times
+from tests.training.test_resume import config
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "weights").write_bytes(bytes(range(256)) * 1000)
+    (tmp_path / "state" / "state.json").write_text("{}")
+    seal(tmp_path)
+    return tmp_path
+
+
+def test_a_sealed_folder_is_whole_and_may_be_added_to(folder):
+    assert damage(folder) is None
+    (folder / "notes").write_text("later")
+    assert damage(folder) is None
+    seal(folder)  # again
+    assert damage(folder) is None
+    assert sorted(json.loads((folder / "manifest.json").read_text())) == ["notes", "state/state.json", "weights"]
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "state/../../secret"])
+def test_a_name_that_leads_outside_is_not_followed(folder, name):
+    (folder.parent / "secret").write_text("x")
+    checksum = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**checksum, name: "0"}))
+    assert damage(folder) == f"manifest.json names {name}, which is outside"
+
+
+@pytest.mark.parametrize("place", [0, 128_000, 255_999])
+def test_one_changed_bit_is_seen(folder, place):
+    content = bytearray((folder / "weights").read_bytes())
+    content[place] ^= 1
+    (folder / "weights").write_bytes(content)
+    assert damage(folder) == "weights was changed"
+
+
+def test_what_is_cut_or_gone_is_named(folder):
+    (folder / "state" / "state.json").write_text("{")
+    assert damage(folder) == "state/state.json was changed"
+    (folder / "state" / "state.json").unlink()
+    assert damage(folder) == "state/state.json is missing"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"../../etc/passwd": 3}'])
+def test_a_manifest_that_cannot_be_followed_is_damage(folder, content):
+    (folder / "manifest.json").write_bytes(content)
+    assert damage(folder)
+    (folder / "manifest.json").unlink()
+    assert damage(folder) == "manifest.json is missing"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "state/optimizer.safetensors", "state/state.json", "manifest.json"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(file, tmp_path, caplog):
+    whole = rlzoo.train(config("fspo", tmp_path / "run"))
+    damaged = whole.path / "checkpoints" / "step-000004" / file
+    damaged.write_bytes(damaged.read_bytes()[:-7])  # as the loss of power leaves it
+    with caplog.at_level(logging.WARNING, logger="rlzoo"):
+        again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
+    assert f"step-000004 is damaged: {file}" in caplog.text
+    assert without_times(again.metrics) == without_times(whole.metrics)
+    assert damage(damaged.parents[file.count("/")]) is None  # written again
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path):
+    whole = rlzoo.train(config("fspo", tmp_path / "run"))
+    for checkpoint in (whole.path / "checkpoints").iterdir():
+        (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"--resume: every checkpoint in .* is damaged"):
+        rlzoo.train(config("fspo", tmp_path / "run"), resume=True)

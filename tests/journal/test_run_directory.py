@@ -1,0 +1,767 @@
+"""Nothing in a run directory is lost: attacks on one short run, each on a copy of it."""
+
+import errno
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+import stat
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import rlzoo
+from rlzoo import UserError
+from rlzoo.errors import RunError
+from rlzoo.journal import run_directory
+from rlzoo.journal.checkpoints import FILES, own_checkpoints, rotate
+from rlzoo.journal.manifest import damage, seal, sealed_files
+from rlzoo.journal.run_directory import RunDirectory
+from rlzoo.journal.state import identity, newest_state
+from rlzoo.lab.evaluation import EvaluationConfig
+from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.run_records import find_runs
+from rlzoo.support import signals
+from rlzoo.support.atomic import temporary_path
+from rlzoo.support.lock import Lock
+from tests.training.short import lines, quick, resumes_after, without_times
+
+OVERRIDES = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=2"]
+
+
+@pytest.fixture(autouse=True)
+def _interrupts():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def config(folder, *overrides, steps=4, **settings):
+    return quick(folder, steps=steps, overrides=[*OVERRIDES, *overrides], **settings)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of four steps with checkpoints of steps 2 and 4."""
+    return rlzoo.train(config(tmp_path_factory.mktemp("whole") / "run"))
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(whole.path, tmp_path / "run")
+
+
+def resume(run, *, after=4, **settings):
+    """Resume the run from its checkpoint of this step."""
+    with resumes_after(after, run):
+        return rlzoo.train(config(run, **settings), resume=True)
+
+
+def tree(folder):
+    """Every file with its content."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def names(run):
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def change_state(run, changes):
+    """Change the state of a checkpoint and seal it again."""
+    folder = run / "checkpoints" / "step-000004"
+    file = folder / "state" / "state.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    seal(folder)
+
+
+def refuses(run, *parts, **settings):
+    """A resume that is refused in one line and changes nothing."""
+    before = tree(run)
+    with pytest.raises(UserError) as refused:
+        rlzoo.train(config(run, **settings), resume=True)
+    line = str(refused.value)
+    assert "\n" not in line
+    for part in parts:
+        assert part in line
+    assert tree(run) == before
+    return line
+
+
+# what is stopped
+
+
+def test_ctrl_c_twice_in_two_different_steps_leaves_what_can_be_resumed(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "ONE_PRESS", -1.0)
+    folder = tmp_path / "run"
+
+    def at(number):
+        def stop(step, metrics):
+            if step == number:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return stop
+
+    short = ["checkpoint.keep=1"]
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(config(folder, *short), at(3))
+    assert names(folder) == ["step-000002", "stopped-step-000003"]
+    for step in (3, 4):
+        with resumes_after(2, folder), pytest.raises(KeyboardInterrupt):
+            rlzoo.train(config(folder, *short), at(step), resume=True)
+    assert names(folder) == ["step-000002", "stopped-step-000004"]
+    with resumes_after(2, folder):
+        result = rlzoo.train(config(folder, *short), resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+
+
+def test_an_error_in_every_step_leaves_the_last_checkpoint(run, whole, monkeypatch):
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    from rlzoo.learner.learner import Learner
+
+    def fail(self, *arguments, **options):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "apply", fail)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="out of memory"):
+                resume(run, after=2)
+    assert names(run) == ["step-000002", "stopped-step-000003"]
+    assert without_times(resume(run, after=2).metrics) == without_times(whole.metrics)
+
+
+def test_a_step_that_failed_before_it_learned_anything_asks_its_questions_again(whole, tmp_path, monkeypatch):
+    from rlzoo.training import loop
+
+    made, calls = loop.collate, []
+
+    def fail_at_the_third(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return made(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "collate", fail_at_the_third)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            rlzoo.train(config(tmp_path / "run", "checkpoint.every=0"))
+    assert names(tmp_path / "run") == ["step-000002"]
+    with resumes_after(2, tmp_path / "run"):
+        result = rlzoo.train(config(tmp_path / "run", "checkpoint.every=0"), resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+
+
+# rotation
+
+
+def plant_folders(checkpoints):
+    for name in ("best-copy", "step-000002-mine", "step-000001"):
+        shutil.copytree(checkpoints / "step-000002", checkpoints / name)
+    for name in ("zz-a", ".git", ".DS_Store.d"):
+        (checkpoints / name).mkdir()
+        (checkpoints / name / "mine").write_text("mine")
+
+
+def plant_files(checkpoints):
+    for name in ("notes.txt", ".DS_Store", "step-000009", "zz", "step-000002/notes.txt"):
+        (checkpoints / name).write_text("mine")
+
+
+def plant_a_link(checkpoints):
+    outside = checkpoints.parent / "outside"
+    shutil.copytree(checkpoints / "step-000002", outside)
+    (checkpoints / "step-000001").symlink_to(outside)
+
+
+@pytest.mark.parametrize("plant", [plant_folders, plant_files, plant_a_link])
+def test_nothing_that_rlzoo_did_not_write_is_counted_or_deleted(run, plant):
+    checkpoints, before = run / "checkpoints", tree(run)
+    plant(checkpoints)
+    links = {path: path.readlink() for path in checkpoints.iterdir() if path.is_symlink()}
+    planted = {name: content for name, content in tree(run).items() if name not in before}
+    assert planted
+    resume(run, steps=8)
+    after = tree(run)
+    assert {name: after.get(name) for name in planted} == planted
+    assert {path: path.readlink() for path in links} == links
+    assert [name for name in after if name.startswith("checkpoints/step-000002/")] == [
+        name for name in planted if name.startswith("checkpoints/step-000002/")
+    ], "its own files went"
+    assert [state.step for state, _ in own_checkpoints(run, 99)] == [6, 8]
+
+
+def test_a_name_that_is_taken_is_freed_without_a_loss(run, caplog):
+    checkpoints = run / "checkpoints"
+    (checkpoints / "step-000006").write_text("mine")
+    (checkpoints / ".step-000006.part").write_text("mine")
+    (checkpoints / "step-000008").mkdir()
+    (checkpoints / "step-000008" / "mine").write_text("mine")
+    result = resume(run, steps=8)
+    assert (checkpoints / "step-000006.aside-1").read_text() == (checkpoints / ".step-000006.part").read_text() == "mine"
+    assert tree(checkpoints / "step-000008.aside-1") == {"mine": b"mine"}
+    assert newest_state(result.path).parent.name == "step-000008"
+    assert "renamed to step-000008.aside-1" in caplog.text
+
+
+def test_rotation_looks_at_no_step_after_the_newest(run):
+    rotate(run, 2, keep=1, scores={})
+    assert names(run) == ["step-000002", "step-000004"]
+    rotate(run, 4, keep=1, scores={})
+    assert names(run) == ["step-000004"]
+
+
+def test_the_checkpoint_of_a_stop_serves_until_the_next_and_pushes_none_out(run):
+    change_state(run, {"periodic": False})  # as of Ctrl-C in a run with other checkpoints
+    rotate(run, 4, keep=1, scores={})
+    assert names(run) == ["step-000002", "step-000004"]
+    resume(run, steps=6)
+    assert names(run) == ["step-000002", "step-000006"] or names(run) == ["step-000006"]
+
+
+@pytest.mark.parametrize("moment", ["before the new one is in place", "after the new one is in place"])
+def test_a_kill_while_a_checkpoint_is_written_again_loses_none(run, whole, moment):
+    newest = run / "checkpoints" / "step-000004"
+    shutil.rmtree(newest.with_name("step-000002"))
+    part = temporary_path(newest, identity(run))
+    former = part.with_suffix(".former")
+    (newest / "notes.txt").write_text("mine")
+    shutil.copytree(newest, part)
+    if moment.startswith("before"):
+        newest.rename(former)
+    else:
+        shutil.copytree(newest, former)
+    result = resume(run)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+    texts = list((run / "checkpoints").rglob("notes.txt"))
+    assert texts
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+# resuming never destroys
+
+
+def test_a_run_whose_checkpoints_are_gone_is_refused_and_stays(run):
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    assert "start another run with another --output" in refuses(run, "has steps up to 4, and no checkpoint to resume from")
+    refuses(run, "has steps up to 4, and no checkpoint to resume from", steps=8)
+
+
+@pytest.mark.parametrize("left", ["a row", "rollouts"])
+def test_a_single_step_without_a_checkpoint_is_refused_too(run, left):
+    shutil.rmtree(run / "checkpoints")
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(rows[: 2 if left == "a row" else 1]))
+    for file in (run / "rollouts").iterdir():
+        if left == "a row" or file.stem != "000001":
+            file.unlink()
+    refuses(run, "has steps up to 1, and no checkpoint to resume from")
+
+
+def test_a_run_without_a_step_starts(run, whole, caplog):
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "rollouts")
+    file = run / "metrics.jsonl"
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
+    assert without_times(resume(run, after=None).metrics) == without_times(whole.metrics)
+    assert "has no steps yet: starting at step 0" in caplog.text
+
+
+# temporary files
+
+
+TEMPORARY = [
+    "checkpoints/.step-000006.part/weights",
+    "checkpoints/.step-000006.former/weights",
+    "checkpoints/.step-000006.0123456789abcdef.part/weights",
+    "checkpoints/.stopped-step-000005.part/weights",
+    "rollouts/.part",
+    "rollouts/.000005.jsonl.part",
+    "rollouts/.000005.safetensors.part",
+    "figures/.part",
+    "figures/clip_by_length/.part",
+    "figures/clip_by_length/.step-000006.png.part",
+    ".metrics.jsonl.part",
+    ".summary.json.part",
+    "tracking/.record.json.part",
+]
+
+
+def test_a_users_files_with_names_of_temporary_files_stay(run):
+    for name in TEMPORARY:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("mine")
+    resume(run, steps=6)
+    assert {name: (run / name).read_text() for name in TEMPORARY} == dict.fromkeys(TEMPORARY, "mine")
+
+
+FOLDERS = ("checkpoints/step-000005", "rollouts/000005.safetensors", "replay/000005-0.safetensors")
+
+
+def test_what_a_killed_process_left_of_this_run_is_removed(run):
+    names = ("rollouts/000005.jsonl", "metrics.jsonl", "figures/clip_by_length/step-000005.png", "figures/lre.png")
+    folders, left = ([temporary_path(run / name, identity(run)) for name in part] for part in (FOLDERS, names))
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / ".tmpAb1Cd2").write_text("half of it")  # as safetensors names it
+    shutil.copytree(run / "checkpoints" / "step-000004", folders[0], dirs_exist_ok=True)
+    (folders[0] / "state" / ".tmpAb1Cd2").write_text("half of it")
+    for file in left:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("half of it")
+    before = {path for path in run.rglob("*") if not path.is_relative_to(folders[0])} - {*folders, *left}
+    resume(run, steps=5)
+    assert [path for path in (*folders, *left) if path.exists()] == []
+    assert not [path for path in set(run.rglob("*")) - before if "aside" in path.name or ".tmp" in path.name]
+
+
+MINE = ("notes.txt", "state/mine.safetensors", "state/deepspeed/mine", "adapter/mine", "mine/config.json", "model.bak")
+
+
+def test_a_users_files_in_an_unfinished_checkpoint_stay(run, caplog):
+    checkpoint = run / "checkpoints" / "step-000004"
+    left = temporary_path(run / "checkpoints" / "step-000005", identity(run))
+    shutil.copytree(checkpoint, left)
+    for name in MINE:
+        (left / name).parent.mkdir(exist_ok=True)
+        (left / name).write_text("mine")
+    (left / "vocab.json").symlink_to(run / "config.yaml")
+    (left / "elsewhere").symlink_to(checkpoint)
+    before = tree(checkpoint)
+    resume(run, steps=5)
+    aside = run / "checkpoints" / "step-000005.aside-1"
+    found = {str(path.relative_to(aside)) for path in aside.rglob("*") if not path.is_dir() or path.is_symlink()}
+    assert found == {*MINE, "vocab.json", "elsewhere"}
+    assert {(aside / name).read_text() for name in MINE} == {"mine"}
+    assert "renamed to step-000005.aside-1" in caplog.text
+    assert not left.exists()
+    assert tree(checkpoint) == before
+    assert newest_state(run).parent.name == "step-000005"
+
+
+def test_a_users_files_in_a_checkpoint_that_is_being_written_stay(tmp_path, monkeypatch):
+    seal = run_directory.seal
+
+    def plant(folder, is_own):
+        for name in MINE:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("mine")
+        seal(folder, is_own)
+
+    monkeypatch.setattr(run_directory, "seal", plant)
+    run = rlzoo.train(config(tmp_path / "run", "checkpoint.keep=1")).path
+    assert names(run) == ["step-000000", "step-000002", "step-000004"]
+    for folder in (run / "checkpoints").iterdir():
+        kept = tree(folder)
+        assert {name: kept.get(name) for name in MINE} == dict.fromkeys(MINE, b"mine")
+        assert folder.name == "step-000004" or len(kept) == len(MINE)
+    assert damage(run / "checkpoints" / "step-000004") is None
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_users_files_under_a_runs_temporary_name_stay(run, name):
+    left = temporary_path(run / name, identity(run))
+    left.parent.mkdir(exist_ok=True)
+    if name.startswith("checkpoints"):
+        left.write_text("mine")
+    else:
+        left.mkdir()
+        (left / "mine").write_text("mine")
+    resume(run, steps=5)
+    aside = next((run / name).parent.glob("*.aside-1"))
+    assert (aside if aside.is_file() else aside / "mine").read_text() == "mine"
+    assert not left.exists()
+
+
+def test_what_a_checkpoint_that_could_not_be_written_leaves_is_removed_without_a_users_files(run, monkeypatch):
+    def fail(learner, folder):
+        folder.mkdir()
+        (folder / "optimizer.safetensors").write_text("half of it")
+        if not list((run / "checkpoints").glob("*aside*")):
+            (folder.parent / "notes.txt").write_text("mine")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rlzoo.learner.learner.Learner.save", fail)
+    with pytest.raises(RunError, match="No space left"):
+        resume(run, steps=6)
+    assert tree(run / "checkpoints" / "step-000006.aside-1") == {"notes.txt": b"mine"}
+    assert names(run) == ["step-000002", "step-000004", "step-000006.aside-1"]
+
+
+@pytest.mark.parametrize("settings", [(), ("learner.lora.rank=2",)], ids=["plain", "lora"])
+def test_the_names_of_all_files_in_a_checkpoint_are_known(tmp_path, settings):
+    folder = rlzoo.train(config(tmp_path / "run", *settings, steps=1)).path / "checkpoints" / "step-000001"
+    files = [name for name in tree(folder) if name != "manifest.json"]
+    assert [name for name in files if not FILES.fullmatch(name)] == []
+    assert sorted(sealed_files(folder)) == sorted(files)
+
+
+def test_a_run_whose_checkpoints_hold_weights_alone_is_refused_and_stays(run):
+    for folder in (run / "checkpoints").iterdir():
+        shutil.rmtree(folder / "state")
+    refuses(run, "no checkpoint to resume from")
+
+
+@pytest.mark.parametrize("rows", [None, 0, 3], ids=["missing", "empty", "cut"])
+def test_metrics_that_end_before_the_checkpoint_are_refused(run, rows):
+    file = run / "metrics.jsonl"
+    kept = file.read_text().splitlines(keepends=True)[:rows]
+    file.unlink() if rows is None else file.write_text("".join(kept))
+    refuses(run, "the checkpoint is of step 4", "metrics.jsonl' " + ("lacks rows" if rows else "is missing or empty"))
+
+
+def test_a_last_row_without_its_newline_counts(run, whole):
+    file = run / "metrics.jsonl"
+    file.write_text(file.read_text().rstrip("\n"))
+    assert without_times(resume(run).metrics) == without_times(whole.metrics)
+
+
+def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, caplog):
+    newest = run / "checkpoints" / "step-000004" / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7])
+    before = tree(run)
+    with caplog.at_level(logging.INFO, "rlzoo"):
+        result = resume(run, after=2)
+    assert f"what the run wrote after step 2 is in {run}/superseded/1" in caplog.text
+    kept = run / "superseded" / "1"
+    assert [row["step"] for row in lines(kept / "metrics.jsonl")] == [3, 4]
+    for step in (3, 4):
+        for kind in ("jsonl", "safetensors"):
+            name = f"rollouts/{step:06d}.{kind}"
+            assert (kept / name).read_bytes() == before[name]
+    assert without_times(result.metrics) == without_times(whole.metrics)
+
+
+# who wrote a checkpoint
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"step": 10**9}, "is named after step 4 and holds step 1000000000"),
+        ({"step": 3}, "is named after step 4 and holds step 3"),
+        ({"run": "another"}, "is a checkpoint of another run; move it away"),
+        ({"next_problem": 31}, "has sampled 31 problems"),
+        ({"next_problem": 10**15}, "has sampled 1000000000000000 problems"),
+        ({"num_optimizer_steps": 15}, "it has taken 16 steps, not 15"),
+        ({"num_optimizer_steps": 17}, "the learning rate's schedule"),
+        ({"seconds": -1.0}, "seconds is -1.0"),
+        ({"alarms": {"bad_steps": {}, "raised": ["mine"]}}, "is not what a run writes"),
+        ({"alarms": {}}, "is not what a run writes"),
+        ({"scheduler": {}}, "has a learning rate that is not the one after the 16 updates of 4 steps"),
+        ({"scheduler": {"last_epoch": 16}}, "the learning rate's schedule"),
+    ],
+)
+def test_a_state_that_was_changed_and_sealed_again_is_refused(run, changes, part):
+    change_state(run, changes)
+    refuses(run, part)
+
+
+def test_a_checkpoint_of_another_run_with_the_same_seed_is_refused(run, whole, tmp_path):
+    other = rlzoo.train(config(tmp_path / "other", "learner.lr=1e-3", steps=2))
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    shutil.copytree(other.path / "checkpoints" / "step-000002", run / "checkpoints" / "step-000002")
+    refuses(run, "is a checkpoint of another run; move it away")
+
+
+def test_a_run_that_lost_its_identity_is_refused(run):
+    (run / "run.json").unlink()
+    refuses(run, "run.json' is missing; put it back")
+
+
+def test_a_checkpoint_after_the_last_step_is_refused(run):
+    refuses(run, "is of step 4, and the run has 3 (steps)", steps=3)
+
+
+@pytest.mark.parametrize("kind", ["shape", "dtype", "missing", "more", "nan", "parameter"])
+def test_an_optimizer_of_another_model_is_refused(run, kind):
+    folder = run / "checkpoints" / "step-000004"
+    file = folder / "state" / "optimizer.safetensors"
+    tensors = load_file(file)
+    if kind == "shape":
+        tensors["exp_avg/0"] = torch.zeros(3)
+    elif kind == "dtype":
+        tensors["exp_avg/0"] = tensors["exp_avg/0"].bfloat16()
+    elif kind == "missing":
+        del tensors["exp_avg_sq/0"]
+    elif kind == "more":
+        tensors["parameter/999"] = torch.zeros(3)
+    elif kind == "nan":
+        tensors["exp_avg/0"].view(-1)[0] = torch.nan
+    else:
+        tensors["parameter/0"] = tensors["parameter/0"][..., :1].contiguous()
+    save_file(tensors, file)
+    seal(folder)
+    refuses(run, "optimizer.safetensors' does not belong to this run")
+
+
+@pytest.mark.parametrize("content", [b"", b"not safetensors"])
+def test_what_the_monitor_remembers_is_checked(run, content):
+    folder = run / "checkpoints" / "step-000004"
+    (folder / "state" / "monitor.safetensors").write_bytes(content)
+    seal(folder)
+    refuses(run, "monitor.safetensors' is not what a run writes")
+
+
+def test_the_settings_of_a_rule_that_does_not_adapt_are_checked(run):
+    folder = run / "checkpoints" / "step-000004"
+    file = folder / "state" / "policy.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "width_high": 0.5}))
+    seal(folder)
+    refuses(run, "holds other settings than this run's clip policy")
+
+
+# strange things in it
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "run.json", "rollouts", "checkpoints", "tracking"])
+def test_a_folder_where_a_file_belongs_and_the_other_way_is_refused(run, name):
+    path = run / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.write_text("mine") if "." not in name else path.mkdir()
+    if name == "tracking":
+        path.unlink()
+        path.write_text("mine")
+    refuses(run, f"{name}' is ", "move it away")
+
+
+def litter(run):
+    """What desktops, cleaners and people leave."""
+    for folder in (run, run / "rollouts", run / "checkpoints"):
+        (folder / ".DS_Store").write_text("mine")
+        (folder / ".part").write_text("mine")
+        (folder / "notes.txt").write_text("mine")
+        (folder / "lost").mkdir()
+    (run / "rollouts" / "._000001.safetensors").write_text("mine")
+    (run / "checkpoints" / "step-000099").write_text("mine")
+    (run / "checkpoints" / "step-000099-mine").mkdir()
+
+
+def test_litter_is_ignored_by_what_reads_runs(run):
+    expected = len(RecordedRun.read(run).updates)
+    litter(run)
+    assert len(RecordedRun.read(run).updates) == expected
+    records, notes = find_runs([run])
+    assert (len(records), notes) == (1, [])
+    evaluated = EvaluationConfig.compose(str(run), [], suites=("gsm8k",))
+    assert evaluated.model.path.endswith("checkpoints/step-000004")
+    assert [row["step"] for row in lines(resume(run, steps=5).path / "metrics.jsonl")] == [0, 1, 2, 3, 4, 5]
+    for name in (".DS_Store", ".part", "notes.txt"):
+        assert all((folder / name).read_text() == "mine" for folder in (run, run / "rollouts", run / "checkpoints"))
+
+
+def test_a_missing_folder_of_rollouts_is_made_again(run):
+    shutil.rmtree(run / "rollouts")
+    assert len(find_runs([run])[0]) == 1
+    with pytest.raises(UserError, match="no recorded updates"):
+        RecordedRun.read(run)
+    resume(run, steps=5)
+    assert [path.name for path in sorted((run / "rollouts").iterdir())] == ["000005.jsonl", "000005.safetensors"]
+
+
+# where it lies
+
+
+@pytest.mark.parametrize("kind", ["empty folder", "link to an empty folder", "current folder", "volume"])
+def test_an_empty_directory_of_any_kind_is_filled(kind, tmp_path, monkeypatch):
+    target = tmp_path / "target"
+    target.mkdir()
+    path = target
+    if kind.startswith("link"):
+        path = tmp_path / "link"
+        path.symlink_to(target)
+    elif kind.startswith("current"):
+        monkeypatch.chdir(target)
+        path = path.relative_to(target)
+    elif kind == "volume":
+        (target / "lost+found").mkdir()
+    inode = target.stat().st_ino
+    directory = RunDirectory.create(path, "steps: 1\n")
+    directory.log(0, {"a": 1.0})
+    directory.close()
+    assert target.stat().st_ino == inode, "a mount point cannot be replaced"
+    assert (target / "config.yaml").read_text() == "steps: 1\n"
+    assert lines(target / "metrics.jsonl") == [{"step": 0, "a": 1.0}]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_directory_that_cannot_be_renamed_over_is_filled(tmp_path, monkeypatch):
+    from pathlib import Path
+
+    target, replace = tmp_path / "volume", Path.replace
+    target.mkdir()
+
+    def busy(self, other):
+        if Path(other) == target:
+            raise OSError(16, "Device or resource busy", str(target))
+        return replace(self, other)
+
+    monkeypatch.setattr(Path, "replace", busy)
+    RunDirectory.create(target, "steps: 1\n").close()
+    assert (target / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "not UTF-8", "too long"])
+def test_an_output_that_cannot_be_a_directory_is_refused_and_leaves_nothing(kind, tmp_path):
+    path = tmp_path / "run"
+    if kind == "file":
+        path.write_text("mine")
+    elif kind == "dangling link":
+        path.symlink_to(tmp_path / "nowhere")
+    else:
+        path = tmp_path / ("caf\udce9" if kind == "not UTF-8" else "x" * 300)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError) as refused:
+        rlzoo.train(config(path))
+    assert "\n" not in str(refused.value)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_name_of_the_longest_kind_works_and_one_with_a_space_is_quoted(tmp_path, caplog):
+    path = tmp_path / (f"a run {'x' * 255}"[:255])
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(config(path), lambda step, metrics: os.kill(os.getpid(), signal.SIGINT) if step == 1 else None)
+    assert f"--output '{path}'" in caplog.text
+
+
+# one process at a time
+
+
+def test_a_lock_file_that_was_removed_lets_nobody_in(tmp_path):
+    lock = Lock(tmp_path)
+    (tmp_path / ".lock").unlink()
+    lock.check()
+    with pytest.raises(UserError, match="is in use by process unknown"):
+        Lock(tmp_path)
+    lock.release()
+    Lock(tmp_path).release()
+
+
+def test_a_directory_that_was_moved_away_is_no_longer_written(run):
+    directory = RunDirectory.resume(run)
+    run.rename(run.with_name("moved"))
+    run.mkdir()
+    with pytest.raises(UserError, match="was moved or replaced"):
+        directory.log(5, {"a": 1.0})
+    directory.close()
+    assert not list(run.iterdir())
+
+
+def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch):
+    import fcntl
+
+    flock = fcntl.flock
+
+    def of_files(descriptor, operation):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(9, "Bad file descriptor")  # as on NFS
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_files)
+    lock = Lock(tmp_path)
+    with pytest.raises(UserError, match=f"is in use by process {os.getpid()}"):
+        Lock(tmp_path)
+    (tmp_path / ".lock").unlink()
+    other = Lock(tmp_path)
+    with pytest.raises(UserError, match="is in use"):
+        lock.check()
+    other.release()
+    lock.check()
+    with pytest.raises(UserError, match="is in use"):
+        Lock(tmp_path)
+    lock.release()
+
+
+# a full disk
+
+
+class Full:
+    """Limits how large a file may grow, and removes the limit: what a process meets on a full disk, without being root."""
+
+    def __init__(self):
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(self, size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, self.before[1]))
+
+    def free(self):
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
+
+
+@pytest.fixture
+def disk():
+    full = Full()
+    yield full
+    full.free()
+
+
+def fails_for_space(act, *parts):
+    with pytest.raises(RunError) as failed:
+        act()
+    line = str(failed.value)
+    assert "\n" not in line
+    for part in ("File too large", " free (", *parts):
+        assert part in line
+
+
+@pytest.mark.parametrize("size", [0, 60])
+def test_a_disk_that_is_full_at_the_start_is_one_line(disk, tmp_path, size):
+    disk.fill(size)
+    fails_for_space(lambda: rlzoo.train(config(tmp_path / "run")), "once that is fixed, run the same command again")
+    disk.free()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "where"),
+    [(1_000, "rollouts/000002.jsonl"), (6_000, "rollouts/000002.safetensors"), (200_000, "checkpoints/.step-000002.")],
+)
+def test_a_disk_that_fills_in_a_run_is_one_line_and_the_run_resumes(disk, whole, tmp_path, size, where):
+    check_a_disk_that_fills(disk, whole, tmp_path / "run", size, where, full_after=1, resumed_after=0)
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_seen_before_the_first_step(disk, whole, tmp_path):
+    where = "checkpoints/.step-000000."
+    check_a_disk_that_fills(disk, whole, tmp_path / "run", 200_000, where, full_after=0, resumed_after=None)
+
+
+def check_a_disk_that_fills(disk, whole, folder, size, where, *, full_after, resumed_after):
+    def fill(step, metrics):
+        if step == full_after:
+            disk.fill(size)
+
+    fails_for_space(lambda: rlzoo.train(config(folder), fill), where, f"resume with: rlzoo train --resume --output {folder}")
+    disk.free()
+    assert not list((folder / "checkpoints").glob(".*")), "what could not be written takes no space"
+    with resumes_after(resumed_after, folder):
+        result = rlzoo.train(config(folder), resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+
+
+def test_a_disk_that_is_full_when_a_run_is_resumed_is_one_line_and_changes_nothing(disk, run, whole):
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    before = tree(run)
+    disk.fill(10)
+    fails_for_space(lambda: resume(run, after=2), "metrics.jsonl")
+    disk.free()
+    after = tree(run)
+    assert {name: after[name] for name in before if not name.startswith("summary")} == {
+        name: before[name] for name in before if not name.startswith("summary")
+    }
+    assert without_times(resume(run, after=2).metrics) == without_times(whole.metrics)
+
+
+def test_a_disk_that_is_full_at_the_end_is_one_line(disk, run, whole):
+    disk.fill(10)
+    fails_for_space(lambda: resume(run), "needed")
+    disk.free()
+    assert without_times(resume(run).metrics) == without_times(whole.metrics)

@@ -1,0 +1,147 @@
+"""A store that misbehaves costs a run nothing but a line: no memory, no minutes, no process that stays."""
+
+import resource
+import subprocess
+import sys
+import time
+
+import mlflow
+import psutil
+import pytest
+
+from rlzoo.cli.sync import sync
+from rlzoo.journal.tracking import store as store_module
+from rlzoo.journal.tracking import tracker as tracker_module
+from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
+from rlzoo.journal.tracking.store import bounded_store
+from rlzoo.journal.tracking.sync import Sync, describe
+from rlzoo.journal.tracking.tracker import Tracker
+from tests.journal.tracking import hostile
+from tests.journal.tracking.followed import add_row, end, history, send, store
+
+
+def error_of(sending):
+    """What the store, or the library that talks to it, raises; each has errors of its own."""
+    try:
+        sending.send(is_over=True)
+    except Exception as error:
+        return error
+    raise AssertionError("the store took it")
+
+
+@pytest.mark.parametrize("attack", hostile.ATTACKS, ids=lambda attack: attack.__name__)
+def test_a_hostile_server_ends_in_one_line_and_takes_neither_time_nor_memory(attack, directory, monkeypatch):
+    monkeypatch.setattr(store_module, "LONGEST_REPLY", 1.0)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    before, started = psutil.Process().memory_info().rss, time.monotonic()
+    with hostile.serving(attack) as address, bounded_store():
+        error = error_of(Sync(directory, address))
+    assert time.monotonic() - started < 10
+    line = describe(error, address)
+    assert line.isprintable()
+    assert len(line) < 400
+    assert psutil.Process().memory_info().rss - before < 2**30
+
+
+def test_memory_is_bounded_within_the_block_only():
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with bounded_store(), pytest.raises(MemoryError):
+        bytearray(3 * 2**30)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert len(bytearray(3 * 2**28)) == 3 * 2**28
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_dripping_server(directory, caplog, monkeypatch):
+    monkeypatch.setattr(tracker_module, "LONGEST_END", 3.0)
+    monkeypatch.setattr(tracker_module, "QUIET_END", 1.0)
+    usual = tracking_uri()
+    with hostile.serving(hostile.dripping_body) as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        with Tracker(is_on=True) as tracker:
+            tracker.begin(directory, Record.new("tests", "mine", tags={}, params={}))
+            started = time.monotonic()
+        assert 2 < time.monotonic() - started < 10
+    assert tracker._process.poll() is not None, "no process stays"
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "has not taken everything within 3 s" in line
+    assert f"rlzoo sync {directory}" in line
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", usual)
+    assert sync([directory])
+    assert [point[0] for point in history(directory)] == [0, 1, 2]
+
+
+FOLLOW = """
+import sys
+import rlzoo.journal.tracking.follow as follow
+follow.LONGEST_END = 2.0
+sys.exit(follow.main())
+"""
+
+
+def test_a_follower_whose_run_was_killed_gives_a_dripping_server_up(directory, monkeypatch):
+    with hostile.serving(hostile.dripping_headers) as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        command = [sys.executable, "-c", FOLLOW]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            process.stdin.write(f"{directory}\n")
+            process.stdin.close()
+            assert process.wait(30) == 3
+
+
+def test_rows_whose_answer_was_lost_are_not_sent_again(directory, monkeypatch):
+    whole, calls = mlflow.MlflowClient.log_batch, []
+
+    def loses_the_answer(self, run_id, metrics=(), **others):
+        whole(self, run_id, metrics=metrics, **others)
+        if metrics:
+            calls.append([point.step for point in metrics])
+            if len(calls) == 1:
+                raise TimeoutError("the reply took longer than 60 s")
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", loses_the_answer)
+    sending = Sync(directory, tracking_uri())
+    with pytest.raises(TimeoutError):
+        sending.send(is_over=False)
+    sending.send(is_over=False)
+    assert calls == [[0, 1, 2]]
+    assert [point[0] for point in history(directory)] == [0, 1, 2]
+
+
+def test_a_store_that_was_deleted_is_sent_everything_anew(directory):
+    end(directory)
+    Sent(Record.read(directory).id, "0" * 32, step=2, files={"config.yaml": [1, 1]}).write(directory, tracking_uri())
+    assert send(directory).num_rows == 3
+    assert [point[0] for point in history(directory)] == [0, 1, 2]
+    assert {"config.yaml", "metrics.jsonl"} <= {item.path for item in store().list_artifacts(run_id_of(directory))}
+
+
+def test_a_database_that_is_deleted_in_mid_run_is_an_error_and_not_a_loss(directory, own_store, capfd):
+    with bounded_store():
+        sending = Sync(directory, tracking_uri())
+        sending.send(is_over=False)
+        (own_store / "mlflow.db").unlink()
+        add_row(directory, 3)
+        with pytest.raises(Exception, match="readonly database") as caught:
+            sending.send(is_over=True)
+    assert describe(caught.value, tracking_uri()).isprintable()
+    assert sending.sent.step == 2, "what the deleted file took does not count as sent"
+
+
+STRANGE = [
+    "ftp://host/x", "file:///proc/nowhere", "sqlite:///", "sqlite:///:memory:", "sqlite:////proc/nowhere/x.db", "http://",
+    "http://[::1", "http://host:port", "databricks", "uc:x", "postgresql://nobody@127.0.0.1:9/x", "oracle+none://x", "  ",
+    "http://127.0.0.1:9/" + "x" * 10_000, "\ud800", "javascript:alert(1)", "://", "C:\\store",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("uri", STRANGE, ids=range(len(STRANGE)))
+def test_a_strange_tracking_uri_is_one_line(uri, directory, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    sending = Sync(directory, uri)
+    with bounded_store():
+        line = describe(error_of(sending), uri)
+    sending.report(line)
+    assert line.isprintable()
+    assert len(line) < 400
+    assert Sent.read(directory, uri).trouble == line

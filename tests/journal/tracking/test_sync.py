@@ -1,0 +1,196 @@
+"""A store is told what a directory holds: all of it, once, and whatever happened in between."""
+
+import mlflow
+import pytest
+
+from rlzoo.cli.sync import sync
+from rlzoo.errors import UserError
+from rlzoo.journal.tracking.completions import sampled_completions
+from rlzoo.journal.tracking.description import NOTE
+from rlzoo.journal.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
+from rlzoo.journal.tracking.sync import Sync
+from rlzoo.support.lock import Lock
+from tests.journal.tracking.followed import add_row, end, history, send, store, told
+
+THREE_STEPS = [(0, 0.0, 1000500), (1, 0.1, 1001500), (2, 0.2, 1002500)]
+
+
+def test_everything_arrives(directory):
+    end(directory, tags={**Record.read(directory).tags, "warnings": "inert"})
+    send(directory)
+    run = store().get_run(run_id_of(directory))
+    assert (run.info.status, run.info.run_name, run.info.end_time) == ("FINISHED", "mine", 2000000)
+    assert run.data.params == {"clip.width": "1"}
+    assert (run.data.tags["clip"], run.data.tags["warnings"], run.data.tags[NOTE]) == ("fspo", "inert", "**mine**")
+    assert "git_commit" not in run.data.tags, "there is none"
+    assert run.data.metrics == {"reward/mean": 0.2, "aggregate/reward": 0.5}
+    assert store().get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    assert history(directory) == THREE_STEPS
+    names = [item.path for item in store().list_artifacts(run.info.run_id)]
+    assert names == ["clip", "completions.json", "config.yaml", "metrics.jsonl"]
+    table = store().load_table(run.info.experiment_id, "completions.json", [run.info.run_id])
+    assert table[["step", "question", "response"]].to_numpy().tolist() == [[1, "2+2", "0 and 0"], [1, "2+2", "1 and 0"]]
+
+
+def test_nothing_outside_the_directory_is_sent(directory):
+    outside = directory.parent / "outside.png"
+    outside.write_bytes(b"private")
+    (directory / "figures" / "linked.png").symlink_to(outside)
+    (directory / "linked.txt").symlink_to(outside)
+    end(directory, files=("config.yaml", "../outside.png", str(outside), "linked.txt"))
+    assert send(directory).num_files == 2  # config.yaml and the picture that is one
+    names = [item.path for item in store().list_artifacts(run_id_of(directory))]
+    assert names == ["clip", "completions.json", "config.yaml"]
+
+
+def test_a_second_time_nothing_is_sent(directory):
+    end(directory)
+    first, second = send(directory), send(directory)
+    assert (first.num_rows, first.num_files) == (3, 3)
+    assert (second.num_rows, second.num_files) == (0, 0)
+    assert history(directory) == THREE_STEPS
+    assert history(directory, "aggregate/reward") == [(2, 0.5, 2000000)]
+
+
+@pytest.mark.parametrize("known", ["nothing", "the run", "the run and a step"])
+def test_what_was_sent_and_not_written_down_is_not_sent_again(directory, known):
+    send(directory, is_over=False)
+    run_id = run_id_of(directory)
+    if known == "nothing":
+        (directory / "tracking" / "sent.json").unlink()
+    else:
+        step = 0 if known.endswith("step") else -1
+        Sent(Record.read(directory).id, run_id, step=step).write(directory, tracking_uri())
+    add_row(directory, 3)
+    assert send(directory).num_rows == 1  # a store that keeps every point would show the others twice
+    assert run_id_of(directory) == run_id
+    assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
+    assert len(store().search_runs([store().get_experiment_by_name("tests").experiment_id])) == 1
+
+
+def test_a_line_that_is_being_written_waits(directory):
+    sync = send(directory, is_over=False)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "reward')
+        file.flush()
+        sync.send(is_over=False)
+        file.write('/mean": 0.3, "time/clock": 1003.5}\n')
+        file.flush()
+    sync.send(is_over=False)
+    assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
+
+
+def test_a_run_that_goes_on_is_the_same_run(directory):
+    end(directory)
+    send(directory)
+    end(directory, status="RUNNING", ended=None, step=0, metrics={})
+    add_row(directory, 3)
+    going_on = send(directory, is_over=False)
+    assert store().get_run(going_on.sent.run_id).info.status == "RUNNING"
+    end(directory, step=3)
+    going_on.send(is_over=True)
+    assert store().get_run(going_on.sent.run_id).info.status == "FINISHED"
+    assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
+    assert [point[0] for point in history(directory, "aggregate/reward")] == [2, 3]
+
+
+def test_steps_that_are_done_anew_are_not_shown_twice(directory):
+    send(directory, is_over=False)
+    rows = (directory / "metrics.jsonl").read_text().splitlines()[:2]  # as of a run that goes on from step 1
+    (directory / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    for step in (2, 3):
+        add_row(directory, step)
+    send(directory)
+    assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
+
+
+def test_a_run_whose_process_is_gone_was_killed(directory):
+    send(directory)
+    assert store().get_run(run_id_of(directory)).info.status == "KILLED"
+
+
+def test_a_run_that_still_goes_on_is_not_ended_by_hand(directory):
+    lock = Lock(directory)
+    assert sync([directory])
+    assert store().get_run(run_id_of(directory)).info.status == "RUNNING"
+    lock.release()
+    assert sync([directory])
+    assert store().get_run(run_id_of(directory)).info.status == "KILLED"
+
+
+def test_more_metrics_than_one_call_takes(directory):
+    for step in range(3, 50):
+        add_row(directory, step, **{f"many/{number}": float(number) for number in range(60)})
+    send(directory)
+    assert [point[0] for point in history(directory)] == list(range(50))
+    assert [point[0] for point in history(directory, "many/59")] == list(range(3, 50))
+
+
+def test_a_store_that_fails_half_way_is_told_the_rest(directory, monkeypatch):
+    whole, calls = mlflow.MlflowClient.log_batch, []
+
+    def fails(self, run_id, metrics=(), **others):
+        calls.append(metrics)
+        if len(calls) in (2, 4):
+            raise mlflow.MlflowException("no space left")
+        whole(self, run_id, metrics=metrics, **others)
+
+    for step in range(3, 50):
+        add_row(directory, step, **{f"many/{number}": float(number) for number in range(60)})
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", fails)
+    sync, failures = Sync(directory, tracking_uri()), 0
+    for _ in range(3):
+        try:
+            sync.send(is_over=True)
+        except mlflow.MlflowException:
+            failures += 1
+    assert failures == 2
+    assert [point[0] for point in history(directory)] == list(range(50))
+
+
+def test_a_store_that_is_not_there_yet(directory, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:////proc/{tmp_path.name}/mlflow.db")  # where nobody can write
+    with pytest.raises(Exception, match=r"unable to open database|No such file|nonexistent"):
+        send(directory)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/there.db")
+    send(directory)
+    assert history(directory) == THREE_STEPS
+
+
+def test_each_store_is_told_everything(directory, tmp_path, monkeypatch):
+    send(directory)
+    first = run_id_of(directory)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
+    assert send(directory).num_rows == 3
+    assert run_id_of(directory) != first
+    assert history(directory) == THREE_STEPS
+
+
+def test_a_password_is_not_written_down(directory):
+    assert without_password("https://me:secret@host:5000/path") == "https://host:5000/path"
+    Sent("id", "run").write(directory, "https://me:secret@host:5000")
+    assert "secret" not in (directory / "tracking" / "sent.json").read_text()
+    assert Sent.read(directory, "https://me:other@host:5000").run_id is None, "of another record"
+
+
+def test_damaged_records_and_responses_are_named(tmp_path):
+    Record.new("mine", "run", tags={}, params={}).write(tmp_path)
+    file = tmp_path / FOLDER / "record.json"
+    for content in (b"{", b"[1]", b'{"id": 1}', b"\xff"):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=r"record.json' (cannot be read|is not what a run writes)"):
+            Record.read(tmp_path)
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "000001.jsonl").write_text('{"group": 0}\n{"group": "x"}\n')
+    with pytest.raises(UserError, match=r"000001.jsonl line 2: not a recorded response"):
+        list(sampled_completions(tmp_path, 2))
+
+
+def test_the_environment_names_store_and_experiment(directory, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/named.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named")
+    Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
+    send(directory)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/named.db")
+    assert told(directory).info.experiment_id == client.get_experiment_by_name("named").experiment_id
+    assert client.get_experiment_by_name("rlzoo") is None

@@ -1,0 +1,161 @@
+"""The process that keeps MLflow up with a run: it survives the run, and the run survives it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlzoo.journal.tracking.follow import PATIENCE, follow
+from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
+from rlzoo.journal.tracking.tracker import Tracker
+from tests.journal.tracking.followed import add_row, history, store
+
+
+def status(directory):
+    return store().get_run(run_id_of(directory)).info.status
+
+
+def until(condition, seconds=60):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "waited in vain"
+        time.sleep(0.05)
+
+
+def tracked(directory, work=lambda tracker: None):
+    with Tracker(is_on=True) as tracker:
+        tracker.begin(directory, Record.new("tests", "mine", tags={}, params={}))
+        work(tracker)
+        add_row(directory, 3)
+    return tracker
+
+
+def test_a_run_is_followed_while_it_goes_on(directory):
+    (directory / "tracking" / "record.json").unlink()
+
+    def work(tracker):
+        until(lambda: Sent.read(directory, tracking_uri()).step == 2)
+        assert status(directory) == "RUNNING"
+        tracker.look()
+        tracker.conclude(3, {"aggregate/reward": 0.5}, {"warnings": "inert"})
+
+    tracker = tracked(directory, work)
+    assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
+    run = store().get_run(tracker.run_id)
+    assert (run.info.status, run.data.tags["warnings"], run.data.metrics["aggregate/reward"]) == ("FINISHED", "inert", 0.5)
+
+
+@pytest.mark.parametrize(("error", "expected"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED")])
+def test_the_way_a_run_ends_is_told(directory, error, expected):
+    def work(tracker):
+        raise error
+
+    with pytest.raises(error):
+        tracked(directory, work)
+    assert status(directory) == expected
+    assert [point[0] for point in history(directory)] == [0, 1, 2]
+
+
+def test_a_run_that_does_not_begin_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
+    with pytest.raises(ValueError, match="no such model"), Tracker(is_on=True):
+        raise ValueError("no such model")
+    assert not (tmp_path / "none.db").exists()
+
+
+RUN = """
+import sys, time
+from pathlib import Path
+from rlzoo.journal.tracking.record import Record
+from rlzoo.journal.tracking.tracker import Tracker
+with Tracker(is_on=True) as tracker:
+    tracker.begin(Path(sys.argv[1]), Record.new("tests", "mine", tags={}, params={}))
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_run_that_is_killed_is_told_of_to_the_end(directory, when):
+    with subprocess.Popen([sys.executable, "-c", RUN, str(directory)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "begun\n"
+        if when == "later":
+            until(lambda: Sent.read(directory, tracking_uri()).step == 2)
+        process.kill()
+    until(lambda: run_id_of(directory) and status(directory) == "KILLED")
+    assert [point[0] for point in history(directory)] == [0, 1, 2]
+
+
+def test_a_run_whose_follower_is_killed_goes_on(directory, caplog):
+    def work(tracker):
+        until(lambda: Sent.read(directory, tracking_uri()).step == 2)
+        os.kill(tracker._process.pid, signal.SIGKILL)
+        tracker._process.wait()
+        tracker.look()
+
+    tracked(directory, work)
+    assert "the process that tells it ended with -9" in caplog.text
+    assert f"rlzoo sync {directory}" in caplog.text
+
+
+def test_a_store_that_cannot_be_reached_is_told_of_once_and_left_for_later(directory, caplog, monkeypatch):
+    usual = tracking_uri()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        closed = f"http://me:secret@127.0.0.1:{probe.getsockname()[1]}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", closed)
+
+    def work(tracker):
+        until(lambda: Sent.read(directory, tracking_uri()).trouble)
+        for _ in range(3):
+            tracker.look()
+
+    started = time.monotonic()
+    tracker = tracked(directory, work)
+    assert time.monotonic() - started < 3 * PATIENCE
+    assert tracker.run_id is None
+    first, second = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "is not told for now" in first
+    assert f"send the rest with: rlzoo sync {directory}" in second
+    assert "secret" not in caplog.text + (directory / "tracking" / "sent.json").read_text()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", usual)
+    answer = subprocess.run([sys.executable, "-m", "rlzoo", "sync", str(directory)], capture_output=True, text=True, check=True)
+    assert "4 steps and" in answer.stdout
+    assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
+    assert status(directory) == "FINISHED"
+
+
+class Flaky:
+    """Stands in for a store: fails as often as it is told to."""
+
+    def __init__(self, *failures):
+        self.failures, self.calls, self.reports = list(failures), [], []
+
+    def send(self, *, is_over):
+        self.calls.append(is_over)
+        if self.failures and self.failures.pop(0):
+            raise OSError("down")
+
+    def reconnect(self):
+        pass
+
+    def report(self, trouble):
+        self.reports.append(trouble)
+
+
+def test_tries_come_less_often_while_the_store_is_down(monkeypatch):
+    pauses = []
+
+    def is_over(seconds):
+        pauses.append(seconds)
+        return len(pauses) == 9
+
+    flaky = Flaky(*[True] * 7)
+    assert follow(flaky, is_over, "sqlite://")
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 1.0]
+    assert flaky.calls == [False] * 8 + [True]
+    assert flaky.reports == ["OSError: down"] * 7

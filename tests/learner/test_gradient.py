@@ -1,0 +1,176 @@
+"""What a step does not compute: old log-probs that its own pass gives, and backward passes of rows without a gradient."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from rlzoo import ClipPolicy, load_zoo, ops
+from rlzoo.advantages import TOKEN_ADVANTAGES
+from rlzoo.config.sections import MismatchConfig, RewardConfig
+from rlzoo.errors import PolicyError
+from tests.learner.test_learner import current_log_probs, make_learner, plain_gradient, relative_error, step_gradient
+from tests.off_policy import make_model, off_policy_batch, take_step, take_updates
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def passes_of(learner):
+    """Rows of each forward pass from now on, by whether it is followed by a backward pass."""
+    seen = {True: [], False: []}
+
+    def hook(module, given):
+        seen[torch.is_grad_enabled()].append(given[0].input_ids.shape[0])
+
+    learner.model.register_forward_pre_hook(hook)
+    return seen
+
+
+def weights_of(learner):
+    return torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()])
+
+
+@pytest.mark.parametrize("name", ["grpo", "fspo", "m2po"])  # scopes token, sequence, batch
+def test_the_first_step_gives_its_rows_old_log_probs(model, name):
+    policy = load_zoo()[name]()
+    batch = off_policy_batch(model, policy)
+    plain = make_learner(model, policy, num_minibatches=3)
+    order = torch.randperm(18, generator=torch.Generator().manual_seed(5)).chunk(3)
+    known = dataclasses.replace(batch, old_log_probs=plain.log_probs(batch))
+    updates = [take_step(plain, known, rows, 5 + index) for index, rows in enumerate(order)]
+
+    learner = make_learner(model, policy, num_minibatches=3)
+    got, got_updates = take_updates(learner, batch, seed=5)
+    torch.testing.assert_close(got.old_log_probs, known.old_log_probs, atol=1e-5, rtol=0)
+    assert torch.equal(got_updates[0].log_probs, got.old_log_probs[order[0]])
+    assert relative_error(weights_of(learner), weights_of(plain)) < 1e-6
+    for one, other in zip(got_updates, updates, strict=True):
+        assert torch.equal(one.rows, other.rows)
+        assert one.objective == pytest.approx(other.objective, rel=1e-5, abs=1e-7)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
+
+
+def test_one_update_per_batch_takes_one_pass(model):
+    policy = load_zoo()["grpo"]()
+    batch = off_policy_batch(model, policy)
+    learner = make_learner(model, policy, num_minibatches=1)
+    seen = passes_of(learner)
+    take_updates(learner, batch, seed=0)
+    without = int((batch.advantages == 0).sum())
+    assert (sum(seen[True]), sum(seen[False])) == (18 - without, without)
+
+
+@pytest.mark.parametrize("cause", ["reward", "mismatch"])
+def test_what_needs_the_old_log_probs_before_the_first_step_gets_them(model, cause):
+    policy = load_zoo()["grpo"](advantage=TOKEN_ADVANTAGES[0])
+    batch = off_policy_batch(model, policy)
+    learner = make_learner(model, policy, num_minibatches=1, reward=RewardConfig(kl_coef=0.01 if cause == "reward" else 0))
+    if cause == "mismatch":
+        learner.mismatch = MismatchConfig(correction="tis")
+        batch = dataclasses.replace(batch, rollout_log_probs=batch.old_log_probs)
+    seen = passes_of(learner)
+    got, _ = take_updates(learner, batch, seed=0)
+    assert sum(seen[False]) >= 18
+    assert (got.old_log_probs[got.response_mask] != 0).all()
+
+
+@pytest.mark.parametrize("name", ["grpo", "fspo", "m2po"])
+def test_rows_without_an_advantage_get_no_backward_pass(model, name):
+    policy = load_zoo()[name]()
+    batch = off_policy_batch(model, policy)
+    learner = make_learner(model, policy, max_tokens_per_micro_batch=100)
+    seen = passes_of(learner)
+    measures = learner.accumulate(batch, torch.arange(18))
+    assert 0 < sum(seen[True]) <= 15  # of 18 rows 3 have none; a rule of scope "batch" leaves out what it clips too
+    assert len(measures.table.length) == 18
+    assert (measures.log_probs[batch.response_mask] != 0).all()
+
+
+class Penalised(ClipPolicy):
+    """Pushes every response down a little, whatever its advantage."""
+
+    name, paper, scope = "penalised", "none", "token"
+    learns_without_advantages: ClassVar = True
+
+    def __call__(self, inputs):
+        return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages - 0.3, band=None)
+
+
+class PenalisedAtOnce(Penalised):
+    """The same, of the whole step."""
+
+    scope = "batch"
+
+
+def test_a_rule_with_a_gradient_where_the_advantage_is_zero_keeps_it(model):
+    batch = off_policy_batch(model, load_zoo()["grpo"]())
+    # J = mean over responses of the mean over tokens of r (A - .3), so dJ/dlog_probs = r (A - .3) / (B L), in float64
+    mask, lengths = batch.response_mask, batch.lengths[:, None]
+    ratio = (current_log_probs(model, batch) - batch.old_log_probs.double()).exp()
+    derivative = torch.where(mask, ratio * (batch.advantages.double() - 0.3) / (18 * lengths), 0.0)
+    expected = plain_gradient(model, batch, derivative.numpy())
+    for policy in (Penalised(), PenalisedAtOnce()):
+        got, objective = step_gradient(model, policy, batch, max_tokens_per_micro_batch=60)
+        assert relative_error(got.double(), expected) < 1e-5
+        assert objective == pytest.approx(float(derivative.sum()), rel=1e-5)
+
+
+def test_a_rule_that_does_not_declare_such_a_gradient_is_refused(model):
+    silent = type("Silent", (Penalised,), {"learns_without_advantages": False, "__doc__": "", "__module__": __name__})
+    learner = make_learner(model, silent())
+    with pytest.raises(PolicyError, match="gave a gradient to a response with advantage 0; if it should, set learns_without"):
+        learner.accumulate(off_policy_batch(model, load_zoo()["grpo"]()), torch.arange(18))
+
+
+def test_a_kl_pulls_rows_without_an_advantage_too(model):
+    policy = load_zoo()["grpo"]()
+    batch = off_policy_batch(model, policy)
+    learner = make_learner(model, policy, kl_coef=0.1)
+    reference = torch.where(batch.response_mask, batch.old_log_probs, 0.0)
+    seen = passes_of(learner)
+    learner.accumulate(dataclasses.replace(batch, ref_log_probs=reference), torch.arange(18))
+    assert (sum(seen[True]), sum(seen[False])) == (18, 0)
+
+
+# dK/dlog_probs of each estimator, in k = log_probs - ref_log_probs
+KL_SLOPES = {"k1": torch.ones_like, "k2": lambda k: k, "k3": lambda k: 1 - (-k).exp()}
+
+
+@pytest.mark.parametrize("estimator", KL_SLOPES)
+@pytest.mark.parametrize("name", ["grpo", "m2po"])  # judged on the way, and at once
+def test_the_gradient_of_the_kl_is_the_float64_one(model, name, estimator):
+    policy = load_zoo()[name]()
+    batch = off_policy_batch(model, policy)
+    old = batch.old_log_probs.double()
+    reference = torch.where(batch.response_mask, old + 0.3 * torch.sin(old), 0.0)
+    batch = dataclasses.replace(batch, ref_log_probs=reference.float())
+    without, _ = step_gradient(model, policy, batch)
+
+    mask, lengths = batch.response_mask, batch.lengths[:, None].double()
+    per_token = 1 / (18 * lengths) if policy.reduction == "sequence_mean" else 1 / lengths.sum()
+    slope = KL_SLOPES[estimator](current_log_probs(model, batch) - reference)
+    kl = plain_gradient(model, batch, torch.where(mask, slope * per_token, 0.0).numpy())
+    got, _ = step_gradient(model, policy, batch, kl_coef=0.5, kl_estimator=estimator, max_tokens_per_micro_batch=60)
+    assert relative_error(got.double() - without.double(), -0.5 * kl) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["grpo", "m2po"])
+def test_the_entropy_of_a_step_is_that_of_the_model(model, name):
+    policy = load_zoo()[name]()
+    batch = off_policy_batch(model, policy)
+    batch.advantages[4] = 0.0  # forwards only
+    table = make_learner(model, policy).accumulate(batch, torch.arange(18)).table
+    expected = []
+    with torch.no_grad():
+        for row, sequence in enumerate(batch.sequences):
+            log_probs = model(input_ids=sequence[None]).logits[0].double().log_softmax(-1)
+            start, mask = int(batch.prompt_lengths[row]) - 1, batch.response_mask[row]
+            entropy = -(log_probs.exp() * log_probs).sum(-1)[start:-1]
+            expected.append((int(mask.sum()), float(entropy[mask[: len(entropy)]].sum())))
+    got = zip(table.length.tolist(), table.entropy_sum.tolist(), strict=True)  # in an order of its own
+    assert np.array(sorted(got)) == pytest.approx(np.array(sorted(expected)), rel=1e-4)

@@ -1,0 +1,65 @@
+"""A rule is evaluated once on every row that is learned from, whatever its scope."""
+
+from collections import Counter
+from typing import ClassVar
+
+import pytest
+import torch
+from rlzoo_covariance import ClipCov
+from rlzoo_fspo import FSPO
+from rlzoo_fspo_adaptive import FSPOAdaptive
+from rlzoo_grpo import GRPO
+
+from tests.learner.test_learner import make_learner
+from tests.off_policy import make_model, off_policy_batch, scored
+
+
+def counting(kind):
+    """The rule, and a count of the rows it is evaluated on: of the batch, and of the synthetic ones that measure ratio 1."""
+
+    class Counting(kind):
+        rows: ClassVar[Counter] = Counter()
+
+        def __call__(self, inputs):
+            is_probe = bool((inputs.old_log_probs[inputs.response_mask] == -1).all())
+            self.rows["probe" if is_probe else "batch"] += len(inputs.log_probs)
+            return super().__call__(inputs)
+
+    Counting.__name__ = kind.__name__
+    return Counting
+
+
+@pytest.mark.parametrize("kind", [GRPO, FSPO, ClipCov, FSPOAdaptive], ids=lambda kind: kind.name)
+def test_a_rule_is_evaluated_once_for_each_learned_row(kind):
+    model, rule = make_model(), counting(kind)
+    batch = off_policy_batch(model, kind())
+    learner = make_learner(model, rule(), num_minibatches=3, num_epochs=2, max_tokens_per_micro_batch=60)
+    start = scored(learner, batch)
+    rule.rows.clear()
+    _, updates = learner.update(start, 0)
+    assert len(updates) == 6
+    assert rule.rows["batch"] == 2 * len(batch)
+    lengths = len(batch.lengths.unique())
+    again = 6 if kind is FSPOAdaptive else 1  # another rule after every update
+    assert 0 < rule.rows["probe"] <= 2 * lengths * again
+    before = rule.rows["probe"]
+    learner.update(start, 1)
+    assert kind is FSPOAdaptive or rule.rows["probe"] == before, "what was measured at ratio 1 is kept"
+
+
+def test_the_old_log_probs_of_the_first_minibatch_take_no_pass_of_their_own():
+    model = make_model()
+    batch = off_policy_batch(model, GRPO())
+    learner = make_learner(model, GRPO(), num_minibatches=3)
+    seen = Counter()
+    learner.model.register_forward_pre_hook(
+        lambda module, given: seen.update({torch.is_grad_enabled(): len(given[0].input_ids)})
+    )
+    start = scored(learner, batch)
+    assert seen == {False: 12}
+    assert start.unscored.sum() == 6
+    done, _ = learner.update(start, 0)
+    silent = int((batch.advantages == 0).sum())
+    assert seen == {False: 12 + silent, True: 18 - silent}
+    assert not done.unscored.any()
+    assert (done.old_log_probs[done.response_mask] != 0).all()

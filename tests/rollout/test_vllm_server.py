@@ -1,0 +1,116 @@
+"""A vLLM server that goes away: it is waited for, given the weights again, and in the end the run stops where it can go on.
+
+A small server stands in for vLLM's; tests/vllm has the real one.
+"""
+
+from pathlib import Path
+
+import pytest
+
+import rlzoo
+from rlzoo.config.sections import VLLMConfig
+from rlzoo.errors import RunError, UserError
+from rlzoo.models.pretrained import load_pretrained
+from rlzoo.rollout import vllm_server
+from rlzoo.rollout.vllm_server import ServerSampler
+from tests.journal.tracking import hostile
+from tests.rollout.stand_in import running
+from tests.training.short import lines, quick
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(vllm_server, "PAUSES", (0.01, 0.02, 0.03))
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def sampler(server):
+    model, tokenizer = load_pretrained("embedded", "float32")
+    settings = VLLMConfig(server=server.address)
+    made = ServerSampler(
+        model, tokenizer, end_ids=frozenset({1}), max_new_tokens=8, served="embedded", settings=settings, batch_size=4
+    )
+    made.update_weights(model.state_dict().items())
+    yield made
+    made.close()
+    assert not made.folder.exists()
+
+
+@pytest.mark.parametrize("failures", [["restart"], ["error", "error"], ["restart", "restart", "error"]])
+def test_a_server_that_comes_back_gets_the_weights_again_and_is_asked_for_all_of_it(failures, server, sampler, caplog):
+    server.failures = [None, None, *failures]
+    rollouts = sampler.sample(["3+5="] * 6, 2, seed=1)
+    assert [rollout.response_ids[0] for rollout in rollouts] == [5] * 12, "sampled by the weights it was started with"
+    assert len(server.loads) >= 2
+    assert all(server.loads[0][name].equal(server.loads[-1][name]) for name in server.loads[0])
+    assert "trying again in" in caplog.text
+
+
+def test_a_server_that_stays_away_ends_in_one_line(server, sampler):
+    server.failures = ["error"] * 1000
+    with pytest.raises(RunError, match=r"rollout.vllm.server='http://127.0.0.1:\d+': answers /v1/completions with 500: .*dead"):
+        sampler.sample(["3+5="], 1, seed=1)
+
+
+def test_what_the_server_refuses_is_not_asked_again(server, sampler):
+    server.failures = ["refuse"] * 1000
+    with pytest.raises(UserError, match=r"with 400: .*too long"):
+        sampler.sample(["3+5="], 1, seed=1)
+    assert server.asked == 1
+
+
+def test_a_run_whose_server_stays_away_stops_where_it_can_go_on(server, tmp_path):
+    def config(steps=3):
+        overrides = [
+            "rollout.engine=vllm", f"rollout.vllm.server={server.address}", "tracking.mlflow=false", "eval.num_problems=0",
+            "checkpoint.every=0", "learner.num_minibatches=1",
+        ]  # fmt: skip
+        return quick(tmp_path / "run", steps=steps, overrides=overrides)
+
+    def leave(step, metrics):
+        if step == 2:
+            server.failures = ["error"] * 100_000
+
+    with pytest.raises(RunError, match="the engine is dead"):
+        rlzoo.train(config(), leave)
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert saved.name == "step-000002"
+    assert (saved / "state" / "state.json").exists()
+    server.failures = []
+    result = rlzoo.train(config(), resume=True)
+    assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3]
+    questions = [{text["question"] for text in lines(result.path / "rollouts" / f"{step:06d}.jsonl")} for step in (1, 2, 3)]
+    untouched = rlzoo.train(config().model_copy(update={"output": tmp_path / "other"}))
+    expected = [{text["question"] for text in lines(untouched.path / "rollouts" / f"{step:06d}.jsonl")} for step in (1, 2, 3)]
+    assert questions == expected, "no question was skipped or asked twice"
+
+
+@pytest.mark.parametrize(
+    "attack", [hostile.endless_body, hostile.claimed_size, hostile.dripping_body, hostile.not_json, hostile.other_json]
+)
+def test_a_server_that_is_not_vllm_is_one_line(attack):
+    model, tokenizer = load_pretrained("embedded", "float32")
+    with hostile.serving(attack) as address:
+        settings = VLLMConfig(server=address, timeout=1.0)
+        with pytest.raises(UserError, match=r"rollout.vllm.server='http://127.0.0.1:\d+': "):
+            ServerSampler(model, tokenizer, end_ids=frozenset({1}), max_new_tokens=8, served="embedded", settings=settings)
+
+
+def test_a_users_files_beside_the_weights_stay(server, tmp_path):
+    model, tokenizer = load_pretrained("embedded", "float32")
+    settings = VLLMConfig(server=server.address, sync_folder=str(tmp_path))
+    sampler = ServerSampler(
+        model, tokenizer, end_ids=frozenset({1}), max_new_tokens=8, served="embedded", settings=settings, batch_size=4
+    )
+    sampler.update_weights(model.state_dict().items())
+    (weights,) = tmp_path.iterdir()
+    (weights / "mine").write_text("mine")
+    (tmp_path / "mine").write_text("mine")
+    sampler.update_weights(model.state_dict().items())
+    sampler.close()
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()) == [
+        Path("mine"),
+        Path(weights.name, "mine"),
+    ]

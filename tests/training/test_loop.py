@@ -1,0 +1,213 @@
+"""A whole run on the shipped model: what it leaves, that it repeats, and how it ends."""
+
+import json
+import logging
+import math
+from importlib.metadata import version
+
+import mlflow
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import rlzoo
+from rlzoo import RunConfig, load_zoo
+from tests.training.short import lines, quick, without_times
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One run of two steps, shared by the tests that look at what it left."""
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        patch.chdir(folder)
+        seen = []
+        result = rlzoo.train(quick(folder / "out"), lambda step, metrics: seen.append((step, metrics)))
+    return folder, result, seen
+
+
+def test_metrics_are_on_disk_and_reported_as_they_come(run):
+    _, result, seen = run
+    rows = lines(result.path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [step for step, _ in seen] == [0, 1, 2]
+    assert [{key: row[key] for key in row if key != "step"} for row in rows] == result.metrics
+    assert {"eval/accuracy", "time/clock"} == set(result.metrics[0])
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    expected = {
+        "reward/mean", "reward/std", "reward/zero_std_groups", "eval/accuracy", "response/length_mean", "response/truncated",
+        "clip/fraction", "clip/fraction_low", "clip/fraction_high", "clip/fraction_dual", "clip/fraction_length_bin_0",
+        "fairness/lre_max", "fairness/lre_mean", "fairness/ess", "fairness/ess_length_bin_0", "ratio/mu_token",
+        "ratio/sigma_token", "ratio/log_ratio_min", "ratio/log_ratio_max", "learner/grad_norm", "learner/loss",
+        "learner/entropy", "learner/lr", "throughput/tokens_per_second", "time/rollout", "time/learner",
+    }  # fmt: skip
+    assert expected <= set(result.metrics[-1])
+
+
+def test_config_yaml_reproduces_the_run(run, tmp_path):
+    _, result, _ = run
+    again = RunConfig.compose([result.path / "config.yaml"], output=tmp_path / "again")
+    repeated = rlzoo.train(again)
+    assert without_times(repeated.metrics) == without_times(result.metrics)
+    first, second = (
+        load_file(path / "checkpoints" / "step-000002" / "model.safetensors") for path in (result.path, repeated.path)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_rollouts_are_recorded_for_reading_and_for_replay(run):
+    _, result, _ = run
+    texts = lines(result.path / "rollouts" / "000002.jsonl")
+    tensors = load_file(result.path / "rollouts" / "000002.safetensors")
+    assert len(texts) == len(tensors["lengths"]) == 32
+    assert [text["reward"] for text in texts] == tensors["rewards"].tolist()
+    assert {text["policy_version"] for text in texts} == {4}  # four optimizer steps in step 1
+    num_tokens = int(tensors["lengths"].sum())
+    for name in ("old_log_probs", "rollout_log_probs"):
+        assert len(tensors[name]) == num_tokens
+    torch.testing.assert_close(tensors["old_log_probs"], tensors["rollout_log_probs"], atol=1e-3, rtol=0)
+    rows = torch.cat([tensors[f"rows/{update}"] for update in range(4)])
+    assert sorted(rows.tolist()) == list(range(32))
+    assert sum(len(tensors[f"log_probs/{update}"]) for update in range(4)) == num_tokens
+    for text in texts:
+        right = text["response"].rpartition("#")[2] == text["answer"]
+        assert text["reward"] == float(right)
+
+
+def test_checkpoint_loads_in_plain_transformers(run):
+    _, result, _ = run
+    folder = result.path / "checkpoints" / "step-000002"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("3+5=", return_tensors="pt")["input_ids"]
+    assert model(input_ids=ids).logits.shape[:2] == (1, 4)
+
+
+def test_mlflow_has_parameters_metrics_tags_completions_and_config(run):
+    folder, result, _ = run
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    tracked = client.get_run(result.mlflow_run_id)
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.params["clip.name"] == "fspo"
+    assert tracked.data.params["clip.width_high"] == "0.015"
+    assert tracked.data.tags["clip_source"] == f"rlzoo {version('rlzoo')}"
+    assert {key: tracked.data.tags[key] for key in ("clip", "seed", "task", "model")} == {
+        "clip": "fspo", "seed": "0", "task": "arithmetic", "model": "embedded",
+    }  # fmt: skip
+    history = client.get_metric_history(result.mlflow_run_id, "reward/mean")
+    assert [(point.step, point.value) for point in history] == [(step, result.metrics[step]["reward/mean"]) for step in (1, 2)]
+    artifacts = {item.path for item in client.list_artifacts(result.mlflow_run_id)}
+    assert {"config.yaml", "completions.json", "metrics.jsonl"} <= artifacts
+
+
+@pytest.mark.parametrize("clip", list(load_zoo()))
+def test_every_bundled_policy_trains(clip, tmp_path):
+    result = rlzoo.train(
+        quick(tmp_path / "out", clip=clip, overrides=["tracking.mlflow=false", "eval.num_problems=0"], steps=1)
+    )
+    assert result.mlflow_run_id is None
+    assert result.metrics[1]["learner/skipped"] < 1
+    assert result.metrics[1]["learner/grad_norm"] > 0
+    assert all(math.isfinite(value) for value in result.metrics[1].values())
+    assert result.metrics[-1]["learner/grad_norm"] > 0
+    assert result.metrics[-1]["ratio/log_ratio_max"] > 1e-3
+
+
+def test_seeds_differ_in_data_and_draws(tmp_path):
+    runs = [
+        rlzoo.train(quick(tmp_path / str(seed), steps=1, seed=seed, overrides=["tracking.mlflow=false"])) for seed in (0, 1)
+    ]
+    questions = [[row["question"] for row in lines(run.path / "rollouts" / "000001.jsonl")] for run in runs]
+    assert questions[0] != questions[1]
+    assert runs[0].metrics[0]["eval/accuracy"] == runs[1].metrics[0]["eval/accuracy"]  # the same evaluation of the same model
+
+
+def test_a_batch_without_a_signal_skips_the_update_and_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "generous.py").write_text("def pay(problem, response):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    overrides = ["task.reward=generous:pay", "tracking.mlflow=false"]
+    result = rlzoo.train(quick(tmp_path / "out", overrides=overrides))
+    assert [row["learner/skipped"] for row in result.metrics[1:]] == [1.0, 1.0]
+    assert [row["reward/mean"] for row in result.metrics[1:]] == [1.0, 1.0]
+    assert "clip/fraction" not in result.metrics[1]
+    saved = AutoModelForCausalLM.from_pretrained(result.path / "checkpoints" / "step-000002")
+    shipped = AutoModelForCausalLM.from_pretrained(f"{rlzoo.__path__[0]}/assets/embedded")
+    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), shipped.parameters(), strict=True))
+
+
+def test_a_penalty_on_length_reaches_the_advantages_and_leaves_the_reward(tmp_path):
+    overrides = ["reward.overlong_buffer=0.9", "reward.overlong_penalty=0.5", "tracking.mlflow=false"]
+    result = rlzoo.train(quick(tmp_path / "out", clip="grpo", steps=1, overrides=overrides))
+    texts, tensors = (
+        lines(result.path / "rollouts" / "000001.jsonl"),
+        load_file(result.path / "rollouts" / "000001.safetensors"),
+    )
+    rewards = torch.tensor([text["reward"] for text in texts])
+    penalty = ((tensors["lengths"] - 2) / 18).clamp(0, 1) / 2  # 20 tokens, of which the last 18 are the buffer
+    torch.testing.assert_close(tensors["rewards"], rewards - penalty)
+    row = result.metrics[1]
+    assert row["reward/mean"] == pytest.approx(float(rewards.mean()))
+    assert row["reward/shaped_mean"] == pytest.approx(float((rewards - penalty).mean()))
+
+
+def test_kl_in_the_reward_trains_and_is_recorded_token_by_token(tmp_path):
+    overrides = ["clip.advantage=batch_norm", "clip.reduction=token_mean", "reward.kl_coef=0.05", "tracking.mlflow=false"]
+    result = rlzoo.train(quick(tmp_path / "out", clip="grpo", overrides=[*overrides, "learner.lr=3e-4"]))
+    first, second = result.metrics[1:]
+    assert first["reward/kl"] == pytest.approx(0.0, abs=1e-6)  # the model is its own reference
+    assert abs(second["reward/kl"]) > 1e-5
+    assert second["learner/grad_norm"] > 0
+    assert "learner/kl_ref" not in second
+    tensors = load_file(result.path / "rollouts" / "000002.safetensors")
+    assert tensors["advantages"].shape == (int(tensors["lengths"].sum()),)
+    assert float(tensors["advantages"].mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(tensors["advantages"].std()) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_one_update_per_rollout_says_that_the_clip_is_inert(tmp_path, caplog):
+    overrides = ["learner.num_minibatches=1", "tracking.mlflow=false"]
+    with caplog.at_level(logging.WARNING, "rlzoo"):
+        result = rlzoo.train(quick(tmp_path / "out", steps=1, overrides=overrides))
+    assert "clip is inert: one update per rollout" in caplog.text
+    assert result.metrics[1]["clip/fraction"] == 0.0
+    assert result.metrics[1]["ratio/log_ratio_max"] < 1e-4
+
+
+def test_kl_to_the_reference_is_logged(tmp_path):
+    overrides = ["learner.kl_coef=0.1", "tracking.mlflow=false"]
+    result = rlzoo.train(quick(tmp_path / "out", overrides=overrides))
+    assert 0 < result.metrics[2]["learner/kl_ref"] < 1
+
+
+def test_checkpoints_rotate(tmp_path):
+    overrides = ["checkpoint.every=1", "checkpoint.keep=2", "tracking.mlflow=false"]
+    result = rlzoo.train(quick(tmp_path / "out", steps=4, overrides=overrides))
+    assert sorted(path.name for path in (result.path / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
+
+
+def test_an_interrupted_run_keeps_what_it_has(tmp_path):
+    def stop(step, metrics):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(quick(tmp_path / "out", steps=9), stop)
+    assert [row["step"] for row in lines(tmp_path / "out" / "metrics.jsonl")] == [0, 1, 2]
+    assert (tmp_path / "out" / "checkpoints" / "stopped-step-000002" / "model.safetensors").is_file()
+    (tracked,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    assert tracked.info.status == "KILLED"
+
+
+def test_math_questions_train_through_the_same_code(tmp_path):
+    pytest.importorskip("math_verify")
+    rows = [{"question": f"{a}+{b}=", "answer": f"#### {a + b}"} for a in range(1, 9) for b in range(1, 9)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = [
+        "task.name=math_file", f"task.path={tmp_path / 'sums.jsonl'}", "task.template='{question}'", "tracking.mlflow=false",
+        "rollout.max_new_tokens=10", "rollout.num_prompts=4", "rollout.group_size=4", "eval.num_problems=4",
+    ]  # fmt: skip
+    config = RunConfig.compose(clip="rloo", overrides=overrides, steps=1, output=tmp_path / "out")
+    result = rlzoo.train(config)
+    asked = {row["question"]: row["answer"] for row in lines(result.path / "rollouts" / "000001.jsonl")}
+    assert asked.items() <= {row["question"]: row["answer"].removeprefix("#### ") for row in rows}.items()
+    assert len(asked) == 4

@@ -1,0 +1,199 @@
+"""A run that was stopped after a checkpoint and goes on is the run that was never stopped."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rlzoo
+from rlzoo import RunConfig, UserError
+from rlzoo.journal.run_directory import RunDirectory
+from rlzoo.journal.state import RunState, identity
+from rlzoo.support.atomic import temporary_path
+from tests.quick import QUICK
+from tests.training.short import lines, quick, resumes_after, without_times
+
+CASES = {
+    "fspo": (),
+    "fspo-adaptive": (),
+    "ahead": ("rollout.max_staleness=1",),
+    "ahead-and-dynamic": ("rollout.max_staleness=1", "rollout.dynamic_sampling=3", "eval.num_problems=0"),
+    "bfloat16": ("model.dtype=bfloat16", "learner.schedule=linear", "eval.num_problems=0"),
+    "lora": ("learner.lora.rank=4", "learner.kl_coef=0.01", "learner.schedule=cosine"),
+}
+
+
+def config(name, folder, **settings):
+    clip = name if name.startswith("fspo") else "fspo"
+    return quick(
+        folder, clip=clip, steps=4, overrides=["tracking.mlflow=false", "checkpoint.every=2", *CASES[name]], **settings
+    )
+
+
+def drop_operands(overrides):
+    """The settings of the shipped task are not those of another."""
+    return [*overrides, "rollout.max_new_tokens=10"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_going_on_from_a_checkpoint_gives_the_uninterrupted_run(name, tmp_path):
+    whole = rlzoo.train(config(name, tmp_path / "whole"))
+    stopped = config(name, tmp_path / "stopped")
+    seen = []
+
+    def stop(step, metrics):
+        seen.append(step)
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(stopped, stop)
+    with resumes_after(2, stopped.output):
+        result = rlzoo.train(stopped, lambda step, metrics: seen.append(step), resume=True)
+    assert seen == [0, 1, 2, 3, 3, 4]
+    assert without_times(result.metrics) == without_times(whole.metrics)
+    assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+    for file in ("model.safetensors", "state/optimizer.safetensors"):
+        got, expected = (load_file(run.path / "checkpoints" / "step-000004" / file) for run in (result, whole))
+        assert got.keys() == expected.keys()
+        assert all(torch.equal(got[key], expected[key]) for key in expected)
+    for step in (3, 4):
+        got, expected = (load_file(run.path / "rollouts" / f"{step:06d}.safetensors") for run in (result, whole))
+        assert all(torch.equal(got[key], expected[key]) for key in expected)
+
+
+def test_without_a_run_there_is_nothing_to_go_on_with(tmp_path):
+    with pytest.raises(UserError, match=r"--resume: .* holds no run: it has no config.yaml"):
+        rlzoo.train(config("fspo", tmp_path), resume=True)
+
+
+def test_a_run_stopped_before_its_first_periodic_checkpoint_resumes_from_that_of_step_0(tmp_path):
+    whole = rlzoo.train(config("fspo", tmp_path / "whole"))
+
+    def stop(step, metrics):
+        if step == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(config("fspo", tmp_path / "run"), stop)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if (path / "state").exists()] == ["step-000000"]
+    with resumes_after(0, tmp_path / "run"):
+        result = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+    assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_a_line_that_was_cut_off_is_forgotten(tmp_path):
+    whole = rlzoo.train(config("fspo", tmp_path / "run"))
+    rows = (whole.path / "metrics.jsonl").read_text().splitlines()
+    (whole.path / "metrics.jsonl").write_text("\n".join(rows[:4]) + "\n" + rows[4][:100])
+    shutil.rmtree(whole.path / "checkpoints" / "step-000004")
+    with resumes_after(2, tmp_path / "run"):
+        again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
+    assert without_times(again.metrics) == without_times(whole.metrics)
+
+
+def test_what_is_summed_up_over_steps_goes_on_too(tmp_path):
+    narrow = ["clip.width_low=1e-6", "clip.width_high=1e-6", "clip.width_ceiling=1e-6"]  # the third step warns of it
+
+    def settings(name):
+        overrides = [*QUICK, "checkpoint.every=2", *narrow]
+        return RunConfig.compose(clip="fspo", steps=4, overrides=overrides, output=tmp_path / name)
+
+    whole = rlzoo.train(settings("whole"))
+    rlzoo.train(settings("run"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")
+    with resumes_after(2, tmp_path / "run"):
+        again = rlzoo.train(settings("run"), resume=True)
+    assert repr(again.profile) == repr(whole.profile)  # which may hold NaN
+    summaries = [json.loads((result.path / "summary.json").read_text()) for result in (whole, again)]
+    assert summaries[0]["warnings"] == summaries[1]["warnings"] == ["saturated"]
+    assert summaries[0]["metrics"] == summaries[1]["metrics"]
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    pytest.importorskip("math_verify")
+    data = tmp_path / "sums.jsonl"
+    rows = [{"question": f"{a}+{b}=", "answer": f"#### {a + b}"} for a in range(1, 9) for b in range(1, 9)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = [
+        "task.name=math_file", f"task.path={data}", "task.template='{question}'", "tracking.mlflow=false", "eval.num_problems=4"
+    ]  # fmt: skip
+    rlzoo.train(quick(tmp_path / "run", clip="rloo", steps=1, overrides=drop_operands(overrides)))
+    rows[40]["answer"] = "#### 1"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"--resume: the training problems of task 'math_file' are not those"):
+        rlzoo.train(quick(tmp_path / "run", clip="rloo", steps=2, overrides=drop_operands(overrides)), resume=True)
+
+
+def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path):
+    overrides = ["tracking.mlflow=false", "checkpoint.every=1", "checkpoint.keep=1", "eval.every=1", "learner.lr=3e-3"]
+    result = rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides))
+    accuracy = [row["eval/accuracy"] for row in result.metrics]
+    best = max(range(5), key=lambda step: (accuracy[step], step))
+    assert best != 4, "the test needs a run that gets worse"
+    kept = sorted(path.name for path in (result.path / "checkpoints").iterdir())
+    assert kept == [f"step-00000{best}", "step-000004"]
+
+
+def test_mlflow_goes_on_with_the_same_run(tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    first = rlzoo.train(quick(tmp_path / "run", steps=2))
+    longer = rlzoo.RunConfig.compose([tmp_path / "run" / "config.yaml"], steps=3)
+    with resumes_after(2, first.path):
+        second = rlzoo.train(longer, resume=True)
+    assert second.mlflow_run_id == first.mlflow_run_id
+    history = mlflow.MlflowClient().get_metric_history(first.mlflow_run_id, "reward/mean")
+    assert [point.step for point in history] == [1, 2, 3]
+
+
+def test_an_unfinished_checkpoint_is_not_gone_on_from(tmp_path):
+    result = rlzoo.train(config("fspo", tmp_path / "run"))
+    newest = result.path / "checkpoints" / "step-000004"
+    shutil.copytree(newest, temporary_path(newest.with_name("step-000006"), identity(result.path)))
+    (newest / "state" / "state.json").unlink()  # as of a run stopped within step 4
+    assert json.loads((newest.with_name("step-000002") / "state" / "state.json").read_text())["step"] == 2
+    with resumes_after(2, tmp_path / "run"):
+        again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
+    assert without_times(again.metrics) == without_times(result.metrics)
+
+
+def test_a_state_or_metrics_that_are_damaged_are_named(tmp_path):
+    (tmp_path / "state.json").write_text('{"step": "two"}')
+    with pytest.raises(UserError, match=r"state.json' is not what a run writes: step: input should be a valid integer"):
+        RunState.read(tmp_path)
+    run = RunDirectory.create(tmp_path / "run", "")
+    (run.path / "rollouts" / "notes.txt").write_text("mine")
+    (run.path / "rollouts" / "000003.jsonl").write_text("")
+    (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "a": null}\n{"ste')
+    with pytest.raises(UserError, match=r"metrics.jsonl' line 2: 'a' is None, not a number"):
+        run.cut_after(1)
+    (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "a": 2.0}\n{"step": 2}\n{"ste')  # killed while writing
+    assert run.cut_after(1) == [{}, {"a": 2.0}]
+    assert [file.name for file in (run.path / "rollouts").iterdir()] == ["notes.txt"]
+    run.close()
+
+
+def test_a_run_that_skipped_updates_resumes_where_its_learning_rate_was(tmp_path):
+    settings = ["rollout.num_prompts=2", "rollout.group_size=2", "rollout.max_new_tokens=8", "learner.schedule=linear",
+                "tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=2"]  # fmt: skip
+
+    def configured(folder):
+        return RunConfig.compose(clip="fspo", overrides=settings, steps=4, output=folder)
+
+    whole = rlzoo.train(configured(tmp_path / "whole"))
+    assert any(row.get("learner/skipped") for row in whole.metrics), "equal rewards teach nothing"
+
+    def stop(step, metrics):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(configured(tmp_path / "stopped"), stop)
+    with resumes_after(2, tmp_path / "stopped"):
+        resumed = rlzoo.train(configured(tmp_path / "stopped"), resume=True)
+    assert without_times(resumed.metrics) == without_times(whole.metrics)

@@ -1,0 +1,264 @@
+"""How a run is stopped: after the step that is under way, by what cannot be written, by gradients without end."""
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rlzoo
+from rlzoo.errors import RunError
+from rlzoo.support import signals
+from tests.training.short import QUICK, lines, quick, resumes_after, without_times
+
+OVERRIDES = ["tracking.mlflow=false", "checkpoint.every=0", "eval.num_problems=0"]
+
+
+@pytest.fixture(autouse=True)
+def _interrupts():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What every run here would have been."""
+    return rlzoo.train(quick(tmp_path_factory.mktemp("whole") / "run", steps=4, overrides=OVERRIDES))
+
+
+def config(folder):
+    return quick(folder / "run", steps=4, overrides=OVERRIDES)
+
+
+def at_step(number, act):
+    """An observer that acts once."""
+    return lambda step, metrics: act() if step == number else None
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["Ctrl-C", "SIGTERM"]
+)
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_signal_ends_the_run_after_the_step_and_nothing_is_lost(number, error, step, whole, tmp_path, caplog):
+    def stop():
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)  # a terminal and a launcher may both pass it on
+
+    with pytest.raises(error) as raised:
+        rlzoo.train(config(tmp_path), at_step(step, stop))
+    if error is SystemExit:
+        assert raised.value.code == 143
+    assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(step + 1))
+    assert f"stopped after step {step} of 4; resume with: rlzoo train --resume --output {tmp_path}/run" in caplog.text
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"] is False
+    with resumes_after(step, tmp_path / "run"):
+        result = rlzoo.train(config(tmp_path), resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "ONE_PRESS", -1.0)
+    reached = []
+
+    def stop():
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the first")
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the second")
+
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(config(tmp_path), at_step(2, stop))
+    assert reached == ["the first"]
+
+
+def test_a_signal_in_the_last_step_does_not_keep_the_run_from_finishing(tmp_path):
+    result = rlzoo.train(config(tmp_path), at_step(4, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert json.loads((result.path / "summary.json").read_text())["finished"] is True
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_scheduler_reads_that_the_command_was_stopped(number, code, tmp_path):
+    settings = [word for override in [*QUICK, *OVERRIDES] for word in ("--set", override)]
+    command = [sys.executable, "-m", "rlzoo", "train", "--clip", "fspo", "--steps", "500", "--output", str(tmp_path / "run")]
+    allowed = (
+        "import signal, os, sys; signal.signal(signal.SIGINT, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", allowed, *command, *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("step 2/"):
+                process.send_signal(number)
+                break
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert f"resume with: rlzoo train --resume --output {tmp_path / 'run'}" in errors
+    assert "Traceback" not in errors
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert (saved / "model.safetensors").is_file()
+    assert (
+        lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
+        == json.loads((saved / "state" / "state.json").read_text())["step"]
+    )
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(whole, tmp_path):
+    metrics = tmp_path / "run" / "metrics.jsonl"
+
+    def fill():
+        metrics.rename(tmp_path / "aside")
+        metrics.symlink_to("/dev/full")  # where every write finds no space
+
+    with pytest.raises(
+        RunError, match=r"step 3: No space left on device.*; once that is fixed, resume with: rlzoo train --resume"
+    ):
+        rlzoo.train(config(tmp_path), at_step(2, fill))
+    metrics.unlink()
+    (tmp_path / "aside").rename(metrics)
+    with resumes_after(0, tmp_path / "run"):
+        result = rlzoo.train(config(tmp_path), resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+
+
+def test_a_checkpoint_that_does_not_fit_stops_the_run_and_spoils_none(whole, tmp_path, caplog):
+    every_two = quick(tmp_path / "run", steps=4, overrides=[*OVERRIDES, "checkpoint.every=2"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))  # bytes; the weights take more
+
+    try:
+        with pytest.raises(RunError, match=r"step 4: File too large"):
+            rlzoo.train(every_two, at_step(3, fill))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("s*")] == ["step-000002"]
+    with resumes_after(2, tmp_path / "run"):
+        result = rlzoo.train(every_two, resume=True)
+    assert without_times(result.metrics) == without_times(whole.metrics)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+
+
+def test_gradients_that_stay_infinite_end_the_run(tmp_path):
+    overrides = [*OVERRIDES, "learner.max_nonfinite=6"]
+
+    from rlzoo.learner import learner as module
+
+    apply = module.Learner.accumulate
+
+    def infinite(self, *arguments, **options):
+        measures = apply(self, *arguments, **options)
+        next(self.model.parameters()).grad[0] = torch.inf
+        return measures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Learner, "accumulate", infinite)
+        with pytest.raises(RunError, match=r"the gradient was not finite 6 updates in a row \(learner.max_nonfinite\)"):
+            rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides))
+    rows = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [row.get("learner/nonfinite") for row in rows] == [None, 1.0]  # four updates of the first step
+
+
+def test_a_spike_of_the_gradient_rolls_the_weights_back(tmp_path, caplog):
+    def config(name, steps):
+        overrides = [*OVERRIDES, "checkpoint.every=5", "checkpoint.keep=9", "learner.rollback_above=1.0"]
+        return quick(
+            tmp_path / name, steps=steps, overrides=[setting for setting in overrides if setting != "checkpoint.every=0"]
+        )
+
+    rows = rlzoo.train(config("long", 16)).metrics
+    spike = next(step for step, row in enumerate(rows) if row.get("learner/rolled_back"))
+    norms = [row["learner/grad_norm"] for row in rows[1:]]
+    assert spike > 10
+    assert norms[spike - 1] > np.median(norms[: spike - 1])
+    newest = (spike - 1) // 5 * 5
+    assert f"step {spike}: a spike of the gradient; the weights are those after step {newest} again" in caplog.text
+    short = rlzoo.train(config("short", spike))
+    assert without_times(short.metrics)[:spike] == without_times(rows)[:spike]
+    for file in ("model.safetensors", "state/optimizer.safetensors"):
+        before, after = (load_file(short.path / "checkpoints" / f"step-{step:06d}" / file) for step in (newest, spike))
+        assert all(before[name].equal(after[name]) for name in before)
+    asked = [
+        {text["question"] for text in lines(short.path / "rollouts" / f"{step:06d}.jsonl")} for step in (newest + 1, spike)
+    ]
+    assert asked[0] != asked[1] or newest + 1 == spike, "it goes on with other data"
+
+
+def test_a_run_that_was_stopped_before_a_spike_is_the_one_that_was_not(tmp_path):
+    def config(name):
+        overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
+        return quick(tmp_path / name, steps=16, overrides=[*overrides, "learner.rollback_above=1.0"])
+
+    rows = rlzoo.train(config("whole")).metrics
+    before_spikes = [step - 1 for step, row in enumerate(rows) if row.get("learner/rolled_back") and step % 5 != 1]
+    assert before_spikes, "the test needs steps between the checkpoint and a spike"
+    for number, step in enumerate(before_spikes[:3]):
+        with pytest.raises(KeyboardInterrupt):
+            rlzoo.train(config("stopped"), at_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)), resume=number > 0)
+    with resumes_after(before_spikes[:3][-1], tmp_path / "stopped"):
+        result = rlzoo.train(config("stopped"), resume=True)
+    assert without_times(result.metrics) == without_times(rows)
+    for file in ("model.safetensors", "state/optimizer.safetensors"):
+        got, expected = (load_file(tmp_path / name / "checkpoints" / "step-000016" / file) for name in ("stopped", "whole"))
+        assert all(got[name].equal(expected[name]) for name in expected)
+
+
+REWARD = """
+import time
+
+def pay(problem, response):
+    number = sum(response.encode()) % 10
+    if number < {failing}:
+        if number % 2:
+            time.sleep(600)
+        raise KeyError("no such response")
+    return number / 10
+"""
+
+
+def rewarded(folder, monkeypatch, name, failing):
+    (folder / f"{name}.py").write_text(REWARD.format(failing=failing))
+    monkeypatch.chdir(folder)
+    overrides = [*OVERRIDES, f"task.reward={name}:pay", "task.timeout=0.2", "rollout.num_prompts=4"]
+    return quick(folder / "run", steps=2, overrides=overrides)
+
+
+def test_a_reward_that_hangs_and_crashes_now_and_then_is_survived(tmp_path, monkeypatch):
+    result = rlzoo.train(rewarded(tmp_path, monkeypatch, "unsteady_reward", failing=2))
+    rows = lines(result.path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows[1:]:
+        texts = lines(result.path / "rollouts" / f"{row['step']:06d}.jsonl")
+        numbers = [sum(text["response"].encode()) % 10 for text in texts]
+        assert [text["reward"] for text in texts] == [0.0 if number < 2 else number / 10 for number in numbers]
+        assert row["reward/failed"] == sum(number < 2 for number in numbers) / len(numbers)
+    assert sum(row["reward/failed"] for row in rows[1:]) > 0
+
+
+def test_a_reward_that_mostly_fails_ends_the_run_with_its_reason(tmp_path, monkeypatch):
+    with pytest.raises(
+        RunError,
+        match=r"grading failed for \d+ of 16 responses \(reward.max_failed=0.5\): the last (KeyError|took longer than 0.2 s)",
+    ):
+        rlzoo.train(rewarded(tmp_path, monkeypatch, "broken_reward", failing=10))
+
+
+def test_it_says_what_it_does(caplog):
+    caplog.set_level(logging.INFO, "rlzoo")
+
+    def stopped():
+        with signals.requested_stop() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            stop.end("over")
+
+    with pytest.raises(SystemExit):
+        stopped()
+    assert [record.getMessage() for record in caplog.records] == ["stopping after this step; once more to stop at once", "over"]
