@@ -76,8 +76,8 @@ class ClipPolicy(BaseModel, ABC):
     A subclass sets `name`, `paper` and `scope`, declares its settings as fields with a description and a bound, and
     implements `__call__`. It never reduces, never sees a model, never logs. Instances are frozen and compare by value.
 
-    A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables, and may narrow `advantage` and `reduction`
-    to fewer of the known names. Every other name of this class and of pydantic's models is reserved.
+    A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables. It may narrow `advantage` and
+    `reduction` to fewer of the known names. Every other name of this class and of pydantic's models is reserved.
 
     Example:
         >>> import torch

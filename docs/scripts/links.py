@@ -1,8 +1,8 @@
 """Every link of the pages, in the repository and in the built site: that it leads somewhere, or is well formed.
 
-``python -m docs.scripts.links`` reads README.md, SECURITY.md, CHANGELOG.md, the policies' pages, docs and ``build/site``. Nothing is
-fetched: of an address outside only the form is looked at. The site may load nothing from outside, so that it is whole without
-a network.
+``python -m docs.scripts.links`` reads README.md, SECURITY.md, CHANGELOG.md, the policies' pages, docs and ``build/site``.
+Nothing is fetched: of an address outside only the form is checked. The site may load nothing from outside, so that it is whole
+without a network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The site's pages: those of docs, the policies' own, SECURITY.md and CHANGELOG.md, with links that hold in the site.
 
-``python -m docs.scripts.pages`` writes them to ``build/docs``, where ``zensical build`` reads them. A link to another file of the
-repository leads to a page that shows that file, so the site needs no other address.
+``python -m docs.scripts.pages`` writes them to ``build/docs``, where ``zensical build`` reads them. A link to another file of
+the repository leads to a page that shows that file, so the site needs no other address.
 """
 
 from __future__ import annotations

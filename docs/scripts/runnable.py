@@ -9,8 +9,8 @@ The line before a fence says what the block is:
 ``<!-- before: COMMAND -->`` on a line of its own is a command that readers do not see; it makes what the page presupposes. The
 blocks of a page share its folder, in which ``examples`` is a link to the repository's, and run in their order.
 
-``python -m docs.scripts.runnable [--steps N] [--jobs N] [PAGE...]`` takes the pages as the repository has them; without any, the
-README and all that the navigation names. With ``--steps`` everything that trains is short (`SHORTER`).
+``python -m docs.scripts.runnable [--steps N] [--jobs N] [PAGE...]`` takes the pages as the repository has them; without any,
+the README and all that the navigation names. With ``--steps`` everything that trains is short (`SHORTER`).
 """
 
 from __future__ import annotations
