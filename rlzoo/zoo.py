@@ -44,11 +44,11 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class LoadProblem:
     """A plugin, or one policy of it, that was left out.
 
     Example:
-        ``Problem("plugin 'third' of third-party 1.2 cannot be imported: no module named 'x'", frozenset({"third"}))``
+        ``LoadProblem("plugin 'third' of third-party 1.2 cannot be imported: no module named 'x'", frozenset({"third"}))``
     """
 
     text: str
@@ -64,7 +64,9 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
         True
     """
 
-    def __init__(self, entries: Mapping[str, Entry], problems: Sequence[Problem] = (), excluded: Sequence[Plugin] = ()) -> None:
+    def __init__(
+        self, entries: Mapping[str, Entry], problems: Sequence[LoadProblem] = (), excluded: Sequence[Plugin] = ()
+    ) -> None:
         self.entries = dict(sorted(entries.items()))
         self.problems = tuple(problems)
         self.excluded = tuple(excluded)  # installed plugins that the environment does not allow
@@ -117,7 +119,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
     for installed, named in found.replaced:
         _warn_once(f"{installed} is not loaded: {named} takes its place")
     for name in found.missing:
-        loading.problems.append(Problem(f"{RESTRICT} names {name!r}, which is not installed"))
+        loading.problems.append(LoadProblem(f"{RESTRICT} names {name!r}, which is not installed"))
     for plugin in found.plugins:
         loading.register(plugin)
     loading.refuse_unknown_hooks()
@@ -150,7 +152,7 @@ class _Loading:
     manager: pluggy.PluginManager = field(default_factory=lambda: pluggy.PluginManager(hookspecs.PROJECT))
     plugins: dict[str, Plugin] = field(default_factory=dict)  # by their name in pluggy
     entries: dict[str, Entry] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[LoadProblem] = field(default_factory=list)
     contested: set[str] = field(default_factory=set)  # policy names that two plugins claim, neither of them bundled
 
     def __post_init__(self) -> None:
@@ -160,7 +162,9 @@ class _Loading:
         """Leave a plugin out; one that the user named stops the run."""
         if plugin.asked_for:
             raise UserError(f"{plugin} {reason}")
-        self.problems.append(Problem(f"{plugin} {reason}", frozenset(policies) | {plugin.name, plugin.name.replace("_", "-")}))
+        self.problems.append(
+            LoadProblem(f"{plugin} {reason}", frozenset(policies) | {plugin.name, plugin.name.replace("_", "-")})
+        )
 
     def register(self, plugin: Plugin) -> None:
         """Import a plugin and hand it to pluggy."""

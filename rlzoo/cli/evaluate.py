@@ -16,7 +16,7 @@ from rlzoo.cli.tables import interval, number
 from rlzoo.errors import UserError
 from rlzoo.lab.evaluate import evaluate
 from rlzoo.lab.evaluation import EvaluationConfig, SuiteResult, default_output
-from rlzoo.measure.at_k import Estimate
+from rlzoo.measure.at_k import AtK
 
 EXPERIMENT = "rlzoo"
 SIDE_BY_SIDE = 3  # suites in a table: so it fits a terminal of 80 columns
@@ -117,5 +117,5 @@ def _by_length(result: SuiteResult) -> Table:
     return table
 
 
-def _words(estimate: Estimate | None) -> tuple[str, str]:
+def _words(estimate: AtK | None) -> tuple[str, str]:
     return ("-", "-") if estimate is None else (number(estimate.value), interval(estimate.interval))

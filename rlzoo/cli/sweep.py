@@ -13,7 +13,7 @@ from rlzoo.discovery import distinct
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.runs import close_parent, open_parent
 from rlzoo.lab.sweep import Child, Sweep, parse_seeds
-from rlzoo.lab.workers import Worker, run_children
+from rlzoo.lab.workers import SweepProcess, run_children
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import SETTINGS, read_text
 
@@ -102,7 +102,7 @@ class SweepDisplay(Bars):
         )
         self._whole = self.add_task("all steps", total=sweep.total_steps, words="")
 
-    def look(self, running: Sequence[Worker]) -> None:
+    def look(self, running: Sequence[SweepProcess]) -> None:
         """Show how far the running children are."""
         done = sum(child.config.steps for child in self._sweep.children if child.is_finished)
         for worker in running:

@@ -15,7 +15,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from rlzoo.errors import UserError
-from rlzoo.measure.at_k import Outcome
+from rlzoo.measure.at_k import GradedProblem
 from rlzoo.support.atomic import temporary_path, write_text
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
@@ -53,9 +53,9 @@ class Answered:
     completions: tuple[Completion, ...]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> GradedProblem:
         """What the estimators read."""
-        return Outcome(
+        return GradedProblem(
             rewards=tuple(completion.reward for completion in self.completions),
             groups=tuple(completion.answer_group for completion in self.completions),
             lengths=tuple(completion.length for completion in self.completions),

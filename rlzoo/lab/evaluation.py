@@ -22,7 +22,7 @@ from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, trackin
 from rlzoo.journal.tracking.sync import Sync, describe
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
-from rlzoo.measure.at_k import Estimate, LengthBin, by_length, estimates
+from rlzoo.measure.at_k import AtK, LengthBin, by_length, estimates
 from rlzoo.support.redaction import redact_settings
 
 logger = logging.getLogger("rlzoo")
@@ -99,7 +99,7 @@ class SuiteResult:
 
     suite: str
     num_problems: int
-    estimates: dict[str, Estimate]
+    estimates: dict[str, AtK]
     by_length: tuple[LengthBin, ...]  # short to long
     response_length_mean: float  # in tokens
     truncated: float  # share of the responses that were cut off at the length limit

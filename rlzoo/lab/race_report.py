@@ -9,7 +9,7 @@ import numpy as np
 from rlzoo.journal.tracking.record import run_id_of
 from rlzoo.lab.races import SCORES, Contender, Race
 from rlzoo.measure.figures import Series, forest, lines, profile
-from rlzoo.measure.report import Cell, Section, Table, render
+from rlzoo.measure.report import Cell, ReportSection, Table, render
 
 MEGABYTE = 2**20
 
@@ -27,7 +27,7 @@ def race_report(race: Race) -> str:
     return render("Comparison of runs", facts, [*sections, _costs(race)])
 
 
-def _scores(race: Race) -> Section:
+def _scores(race: Race) -> ReportSection:
     rows: list[list[Cell]] = []
     for contender in race.contenders:
         score = contender.score
@@ -41,12 +41,12 @@ def _scores(race: Race) -> Section:
         "interval holds the true value about nine times out of ten, not 19 out of 20. Gain: accuracy at the end less accuracy "
         "before the first update."
     )
-    return Section(
+    return ReportSection(
         "Scores", [*race.notes, text], [forest(dots, xlabel=SCORES[race.metric])], [Table(SCORES[race.metric], columns, rows)]
     )
 
 
-def _pairs(race: Race) -> Section:
+def _pairs(race: Race) -> ReportSection:
     rows: list[list[Cell]] = [
         [
             pair.first,
@@ -67,15 +67,15 @@ def _pairs(race: Race) -> Section:
         "Differences are paired by seed: the same problems, the same model to begin with. A winner is named where the paired "
         "interval leaves 0 out and the exact sign-flip test stays below .1 after Holm's correction over all pairs."
     )
-    return Section("Pairs", [text], (), [Table("Every pair", columns, rows)])
+    return ReportSection("Pairs", [text], (), [Table("Every pair", columns, rows)])
 
 
-def _curves(race: Race) -> Section:
+def _curves(race: Race) -> ReportSection:
     figures = [
         lines({c.label: _curve(c, name) for c in race.contenders}, xlabel="step", ylabel=label)
         for name, label in (("reward/mean", "mean reward"), ("response/length_mean", "mean response length in tokens"))
     ]
-    return Section("By step", ["Mean over seeds, between the lowest and the highest."], figures)
+    return ReportSection("By step", ["Mean over seeds, between the lowest and the highest."], figures)
 
 
 def _curve(contender: Contender, name: str) -> Series:
@@ -94,7 +94,7 @@ def _smooth(values: np.ndarray, window: int = 5) -> np.ndarray:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-def _fairness(race: Race) -> Section:
+def _fairness(race: Race) -> ReportSection:
     known = [(contender, contender.profile) for contender in race.contenders if contender.profile]
     figure = profile(
         {
@@ -111,10 +111,10 @@ def _fairness(race: Race) -> Section:
     columns = ["policy", "clip fraction", "lre_max", "lre_max, matched", "lowest", "highest", "noise", "ess"]
     matched = "as they were" if race.match is None else f"replayed with widths scaled to a clip fraction of {race.match}"
     text = f"As trained, pooled over seeds; and each run {matched}. Compare `lre_max` only at the same clip fraction."
-    return Section("By response length", [text], [figure], [Table("Length fairness", columns, rows)])
+    return ReportSection("By response length", [text], [figure], [Table("Length fairness", columns, rows)])
 
 
-def _costs(race: Race) -> Section:
+def _costs(race: Race) -> ReportSection:
     rows: list[list[Cell]] = []
     for contender in race.contenders:
         memory = [run.summary["peak_memory_bytes"] / MEGABYTE for run in contender.runs if run.summary.get("peak_memory_bytes")]
@@ -129,4 +129,4 @@ def _costs(race: Race) -> Section:
         for run in contender.runs
     ]
     tables = [Table("Means over runs", columns, rows), Table("The runs", ["policy", "seed", "folder", "MLflow run"], ids)]
-    return Section("Time, memory and runs", ["Runs side by side on one machine slow each other down."], (), tables)
+    return ReportSection("Time, memory and runs", ["Runs side by side on one machine slow each other down."], (), tables)

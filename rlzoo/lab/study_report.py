@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlzoo.lab.study import Rule, Study, widths_of
 from rlzoo.measure.figures import Series, lines, profile
 from rlzoo.measure.profile import QUANTILES
-from rlzoo.measure.report import Cell, Section, Table, render
+from rlzoo.measure.report import Cell, ReportSection, Table, render
 
 
 def study_report(study: Study) -> str:
@@ -28,7 +28,7 @@ def study_report(study: Study) -> str:
     return render(f"Replay of {run.path.name}", facts, [*sections, _shape(study)])
 
 
-def _summary(study: Study) -> Section:
+def _summary(study: Study) -> ReportSection:
     rows: list[list[Cell]] = []
     for rule in study.rules:
         found = rule.replayed.profile
@@ -46,10 +46,10 @@ def _summary(study: Study) -> Section:
         "adds. The interval draws prompts with all their responses and epochs.",
         *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
     ]
-    return Section("What each rule clips", paragraphs, (), (Table("All responses with an advantage", columns, rows),))
+    return ReportSection("What each rule clips", paragraphs, (), (Table("All responses with an advantage", columns, rows),))
 
 
-def _by_length(study: Study) -> Section:
+def _by_length(study: Study) -> ReportSection:
     both, below, above = (
         profile({rule.label: _fractions(rule, side) for rule in study.rules}, title=title)
         for side, title in (("both", "all responses"), ("below", "A < 0"), ("above", "A > 0"))
@@ -68,10 +68,10 @@ def _by_length(study: Study) -> Section:
         "Six quantile bins of length; bars are 95 % intervals over prompts. Gradient mass: sum of |dJ/dlog_probs| over tokens."
     )
     table = Table("Clip fraction by length in tokens", ["policy", *labels], rows)
-    return Section("By response length", (text,), (both, below, above, mass, ess), (table,))
+    return ReportSection("By response length", (text,), (both, below, above, mass, ess), (table,))
 
 
-def _cosine(study: Study) -> Section:
+def _cosine(study: Study) -> ReportSection:
     kept = [(rule, rule.cosine) for rule in study.rules if rule.cosine]
     series = {rule.label: Series(*_against_length(rule, cosine.by_length)) for rule, cosine in kept}
     rows: list[list[Cell]] = []
@@ -83,10 +83,10 @@ def _cosine(study: Study) -> Section:
         "through the weights that the run kept. A rule's weights by length turn its gradient too, without any clip."
     )
     table = Table("Over the updates whose weights were kept", ["policy", "cosine", "95 % from", "to", "updates"], rows)
-    return Section("Cosine to the unclipped gradient", (text,), (profile(series, ylabel="cosine"),), (table,))
+    return ReportSection("Cosine to the unclipped gradient", (text,), (profile(series, ylabel="cosine"),), (table,))
 
 
-def _widths(study: Study) -> Section:
+def _widths(study: Study) -> ReportSection:
     def against_width(name: str) -> dict[str, Series]:
         found = {}
         for label, points in study.sweep.items():
@@ -108,10 +108,10 @@ def _widths(study: Study) -> Section:
     ]
     columns = ["policy", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
     text = "All widths of a rule times one factor."
-    return Section("By width", (text,), figures, (Table("Every width", columns, rows),))
+    return ReportSection("By width", (text,), figures, (Table("Every width", columns, rows),))
 
 
-def _shape(study: Study) -> Section:
+def _shape(study: Study) -> ReportSection:
     found = study.rules[0].replayed.profile
     spread: list[list[Cell]] = [
         [f"standard deviation of S / sqrt(L), bin {k}", value] for k, value in enumerate(found.sigma_root)
@@ -125,7 +125,7 @@ def _shape(study: Study) -> Section:
     caption = "S: summed log-ratio of a response, over the updates that moved it"
     table = Table(caption, ["quantity", "value"], [*spread, *shape, drift])
     text = "The square-root band is fair if S is normal with a variance that grows with L: then the first six lines are equal."
-    return Section("Is S normal?", (text,), (), (table,))
+    return ReportSection("Is S normal?", (text,), (), (table,))
 
 
 def _fractions(rule: Rule, side: str) -> Series:

@@ -24,7 +24,7 @@ SPARE = 1.2  # free memory wanted for another child, in units of the largest so 
 
 
 @dataclass(slots=True)
-class Worker:
+class SweepProcess:
     """A child that is running.
 
     Example:
@@ -48,7 +48,7 @@ def run_children(
     children: Sequence[Child],
     jobs: int | None,
     parent_run: str | None,
-    look: Callable[[Sequence[Worker]], None],
+    look: Callable[[Sequence[SweepProcess]], None],
     ended: Callable[[Child, int], None],
 ) -> list[Child]:
     """Run every child that is not finished, and wait for all.
@@ -65,9 +65,9 @@ def run_children(
     """
     waiting = [child for child in children if not child.is_finished]
     environments = slots(jobs)
-    running: list[Worker] = []
+    running: list[SweepProcess] = []
     failed: list[Child] = []
-    memory = Memory()
+    memory = MemoryBudget()
     try:
         while waiting or running:
             free = [slot for slot in range(len(environments)) if slot not in {worker.slot for worker in running}]
@@ -104,7 +104,7 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
     return [threads | {"CUDA_VISIBLE_DEVICES": names[index % gpus]} for index in range(number)]
 
 
-def start(child: Child, slot: int, environment: dict[str, str], parent_run: str | None) -> Worker:
+def start(child: Child, slot: int, environment: dict[str, str], parent_run: str | None) -> SweepProcess:
     """Start a child, or go on with one that was broken off; its output is in ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -115,10 +115,10 @@ def start(child: Child, slot: int, environment: dict[str, str], parent_run: str 
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
         )
-    return Worker(child, slot, process, time.monotonic())
+    return SweepProcess(child, slot, process, time.monotonic())
 
 
-class Memory:
+class MemoryBudget:
     """Tells whether another child fits, from what the largest one has held so far.
 
     Example:
@@ -129,12 +129,12 @@ class Memory:
         self._largest = 0
         self._is_known = False  # nobody knows before one child has been running for a while
 
-    def look(self, running: Sequence[Worker]) -> None:
+    def look(self, running: Sequence[SweepProcess]) -> None:
         """Take note of what the children hold."""
         self._largest = max([self._largest, *(worker.memory() for worker in running)])
         self._is_known |= any(time.monotonic() - worker.started > SETTLED for worker in running)
 
-    def has_room(self, running: Sequence[Worker]) -> bool:
+    def has_room(self, running: Sequence[SweepProcess]) -> bool:
         """Whether to start another one now; always, if none is running."""
         missing = sum(max(0, self._largest - worker.memory()) for worker in running)  # what they are still going to take
         free = psutil.virtual_memory().available - missing

@@ -19,12 +19,12 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GradedProblem:
     """What came of k responses to one problem.
 
     Example:
         Three responses, the first and the last right, the second without an answer:
-        ``Outcome(rewards=(1.0, 0.0, 1.0), groups=(0, None, 0), lengths=(120, 512, 96))``
+        ``GradedProblem(rewards=(1.0, 0.0, 1.0), groups=(0, None, 0), lengths=(120, 512, 96))``
     """
 
     rewards: tuple[float, ...]  # 1 for a right response, else 0
@@ -33,11 +33,11 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class AtK:
     """A mean over problems, and its 95 % interval.
 
     Example:
-        ``Estimate(0.25, (0.1, 0.45))``
+        ``AtK(0.25, (0.1, 0.45))``
     """
 
     value: float
@@ -49,13 +49,13 @@ class LengthBin:
     """The measures at one response length.
 
     Example:
-        ``LengthBin(longest=128, num_responses=80, num_problems=12, estimates={"mean@4": Estimate(0.25, (0.1, 0.45))})``
+        ``LengthBin(longest=128, num_responses=80, num_problems=12, estimates={"mean@4": AtK(0.25, (0.1, 0.45))})``
     """
 
     longest: int  # upper edge, in tokens
     num_responses: int  # with such a length
     num_problems: int  # with such a mean length
-    estimates: dict[str, Estimate]  # without those that nothing falls to
+    estimates: dict[str, AtK]  # without those that nothing falls to
 
 
 def pass_at(num_samples: int, num_right: int, j: int) -> float:
@@ -104,17 +104,17 @@ def passes(k: int) -> list[int]:
     return sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k})
 
 
-def estimates(outcomes: Sequence[Outcome]) -> dict[str, Estimate]:
+def estimates(outcomes: Sequence[GradedProblem]) -> dict[str, AtK]:
     """``mean@k``, ``pass@1``, ``pass@2``, ..., ``pass@k`` and ``maj@k``: means over problems, all with the same k."""
     return {name: _estimate(values, np.ones_like(values)) for name, values in _measures(outcomes).items()}
 
 
-def means(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def means(outcomes: Sequence[GradedProblem]) -> dict[str, float]:
     """The same without intervals, which take time."""
     return {name: float(values.mean()) for name, values in _measures(outcomes).items()}
 
 
-def by_length(outcomes: Sequence[Outcome]) -> list[LengthBin]:
+def by_length(outcomes: Sequence[GradedProblem]) -> list[LengthBin]:
     """``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, the shortest first.
 
     For mean@k each response counts in its own bin. The other two belong to a problem as a whole, which counts in the bin
@@ -137,12 +137,12 @@ def by_length(outcomes: Sequence[Outcome]) -> list[LengthBin]:
     return bins
 
 
-def _estimate(sums: Array, counts: Array) -> Estimate:
+def _estimate(sums: Array, counts: Array) -> AtK:
     """The mean over all problems, from sums and counts by problem."""
-    return Estimate(float(sums.sum() / counts.sum()), bootstrap_mean(sums, counts))
+    return AtK(float(sums.sum() / counts.sum()), bootstrap_mean(sums, counts))
 
 
-def _measures(outcomes: Sequence[Outcome]) -> dict[str, Array]:
+def _measures(outcomes: Sequence[GradedProblem]) -> dict[str, Array]:
     """Every measure of every problem."""
     k = len(outcomes[0].rewards)
     right = [round(sum(outcome.rewards)) for outcome in outcomes]

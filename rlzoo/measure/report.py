@@ -34,11 +34,11 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """A heading with paragraphs, figures and tables under it; words between backticks are set as code.
 
     Example:
-        ``Section("Reward", ["`reward/mean` by step"], figures=[figure])``
+        ``ReportSection("Reward", ["`reward/mean` by step"], figures=[figure])``
     """
 
     title: str
@@ -47,7 +47,7 @@ class Section:
     tables: Sequence[Table] = ()
 
 
-def render(title: str, facts: Mapping[str, str], sections: Sequence[Section]) -> str:
+def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSection]) -> str:
     """One HTML page without scripts or anything to fetch; whatever it is given is shown as text.
 
     Args:

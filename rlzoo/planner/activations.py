@@ -15,11 +15,11 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
+class PassShape:
     """A batch of one forward and backward pass.
 
     Example:
-        ``MicroBatch(rows=2, length=8448, response=8192, is_first=True)``
+        ``PassShape(rows=2, length=8448, response=8192, is_first=True)``
     """
 
     rows: int
@@ -35,7 +35,7 @@ class MicroBatch:
 
 def micro_batches(
     config: RunConfig, architecture: Architecture | None, prompt: int, processes: int, *, is_cpu: bool = False
-) -> tuple[MicroBatch, ...]:
+) -> tuple[PassShape, ...]:
     """Those micro-batches of an optimizer step that may need most memory, with every prompt and response at its longest.
 
     They are a full one, and what is left over.
@@ -46,9 +46,9 @@ def micro_batches(
     rows = rows_per_step(config, processes)
     length = prompt + response
     fits = max(1, min(rows, limit // length))
-    found = [MicroBatch(fits, length, response, is_first=rows // fits < 2)]
+    found = [PassShape(fits, length, response, is_first=rows // fits < 2)]
     if rows // fits < 2 and rows % fits:
-        found.append(MicroBatch(rows % fits, length, response, is_first=False))
+        found.append(PassShape(rows % fits, length, response, is_first=False))
     return tuple(found)
 
 
@@ -77,7 +77,7 @@ def compute_bytes(config: RunConfig) -> int:
     return 2 if config.learner.autocast == "bfloat16" else BYTES[config.model.dtype]
 
 
-def layer_activations(architecture: Architecture, config: RunConfig, batch: MicroBatch) -> float:
+def layer_activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
     """Bytes that the backward pass of one layer needs from its forward pass, for a whole micro-batch.
 
     As transformers computes it: an RMS norm keeps its input in float32, the normed input and its output; attention keeps
@@ -105,7 +105,7 @@ def has_mask(config: RunConfig) -> bool:
     return config.learner.packing and not (config.model.attn_implementation or "").startswith("flash")
 
 
-def kept_activations(architecture: Architecture, config: RunConfig, batch: MicroBatch) -> Kept:
+def kept_activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> Kept:
     """Bytes of activations held at the moments of a micro-batch's backward pass."""
     element, layers, hidden = compute_bytes(config), architecture.num_layers, architecture.hidden_size
     layer = layer_activations(architecture, config, batch)
@@ -125,7 +125,7 @@ def kept_activations(architecture: Architecture, config: RunConfig, batch: Micro
     )
 
 
-def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: MicroBatch) -> float:
+def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
     """Bytes of one chunk of logits and what is computed from it: log-probs, probabilities and their product in float32."""
     chunk = max(1, LOGITS_PER_CHUNK // architecture.vocab_size)
     tokens = min(chunk, batch.rows * batch.response)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlzoo.acceleration import joined_bytes
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import needs_reference
-from rlzoo.planner.activations import BYTES, FLOAT, Kept, MicroBatch, compute_bytes, kept_activations, log_prob_bytes
+from rlzoo.planner.activations import BYTES, FLOAT, Kept, PassShape, compute_bytes, kept_activations, log_prob_bytes
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.sharding import Sharding
 
@@ -88,7 +88,7 @@ class Memory:
 
 
 def memory(
-    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float, *, is_cpu: bool
+    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, device_memory: float, *, is_cpu: bool
 ) -> Memory:
     """The memory of one device of a run.
 
@@ -175,7 +175,7 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def sampler_bytes(
-    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: MicroBatch, device_memory: float, *, is_cpu: bool
+    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, device_memory: float, *, is_cpu: bool
 ) -> float:
     """Bytes of the sampler: vLLM's share of the device, or of `decode` the key-value cache with room to grow, and the logits.
 

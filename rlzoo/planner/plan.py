@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.planner.activations import MicroBatch, micro_batches, rows_per_step
+from rlzoo.planner.activations import PassShape, micro_batches, rows_per_step
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
 from rlzoo.planner.memory import Memory, memory, resume_bytes, weight_bytes
@@ -49,7 +49,7 @@ class Plan:
     devices: Devices
     sharding: Sharding
     prompts: Prompts
-    batch: MicroBatch
+    batch: PassShape
     memory: Memory | None
     work: Work | None
     learner_seconds: float | None
@@ -159,7 +159,7 @@ def make_plan(
     )
 
 
-def disk(architecture: Architecture, config: RunConfig, batch: MicroBatch, sharding: Sharding) -> Disk:
+def disk(architecture: Architecture, config: RunConfig, batch: PassShape, sharding: Sharding) -> Disk:
     """The bytes of a run directory: checkpoints, rollouts as they are recorded, and weights kept for replay."""
     weights, settings = weight_bytes(architecture, config), config.checkpoint
     saved = 1 + (config.steps - 1) // settings.every if settings.every else 1

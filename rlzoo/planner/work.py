@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import needs_reference
-from rlzoo.planner.activations import MicroBatch
+from rlzoo.planner.activations import PassShape
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
 
@@ -28,7 +28,7 @@ class Work:
     rollout: float
 
 
-def work(architecture: Architecture, config: RunConfig, batch: MicroBatch) -> Work:
+def work(architecture: Architecture, config: RunConfig, batch: PassShape) -> Work:
     """The operations of one step.
 
     A product of (m, k) and (k, n) counts 2 m k n. A backward pass counts two forward passes. Attention counts all pairs of
@@ -60,7 +60,7 @@ def learner_seconds(step: Work, devices: Devices, processes: int) -> float | Non
 
 
 def rollout_seconds(
-    architecture: Architecture, config: RunConfig, batch: MicroBatch, devices: Devices, processes: int, kv_room: float
+    architecture: Architecture, config: RunConfig, batch: PassShape, devices: Devices, processes: int, kv_room: float
 ) -> float | None:
     """Estimated seconds of sampling one step's responses: each token reads all weights and the cache of its row.
 

@@ -6,13 +6,13 @@ from math import comb
 import numpy as np
 import pytest
 
-from rlzoo.measure.at_k import Outcome, by_length, estimates, majority, means, pass_at, passes
+from rlzoo.measure.at_k import GradedProblem, by_length, estimates, majority, means, pass_at, passes
 from rlzoo.measure.intervals import bootstrap_mean, wilson
 
 
 def outcome(rewards, groups=None, lengths=None):
     k = len(rewards)
-    return Outcome(tuple(map(float, rewards)), tuple(groups or range(k)), tuple(lengths or [10] * k))
+    return GradedProblem(tuple(map(float, rewards)), tuple(groups or range(k)), tuple(lengths or [10] * k))
 
 
 @pytest.mark.parametrize("num_samples", range(1, 8))

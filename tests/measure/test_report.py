@@ -5,7 +5,7 @@ import math
 import re
 
 from rlzoo.measure.figures import Series, profile
-from rlzoo.measure.report import Section, Table, number, render
+from rlzoo.measure.report import ReportSection, Table, number, render
 
 EVIL = "<script>alert(1)</script>"
 
@@ -15,7 +15,7 @@ def page():
     table = Table(
         EVIL, [EVIL, "value"], [[EVIL, 0.03214], ["none", None], ["not", math.nan], ["many", 12345], ["big", 123456.0]]
     )
-    return render(EVIL, {EVIL: EVIL}, [Section(EVIL, [f"{EVIL} and `code {EVIL}`"], [figure, figure], [table])])
+    return render(EVIL, {EVIL: EVIL}, [ReportSection(EVIL, [f"{EVIL} and `code {EVIL}`"], [figure, figure], [table])])
 
 
 def test_nothing_given_is_taken_for_markup():

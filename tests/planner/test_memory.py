@@ -7,7 +7,7 @@ import pytest
 
 from rlzoo import RunConfig, UserError
 from rlzoo.planner import Architecture, Devices, Prompts, make_plan, parse_devices
-from rlzoo.planner.activations import MicroBatch, kept_activations, layer_activations, log_prob_bytes, micro_batches
+from rlzoo.planner.activations import PassShape, kept_activations, layer_activations, log_prob_bytes, micro_batches
 from rlzoo.planner.architecture import KNOWN
 from rlzoo.planner.memory import trained_parameters
 from rlzoo.planner.sharding import Sharding
@@ -16,7 +16,7 @@ from rlzoo.planner.work import body_flops, work
 # embedding 10*4 = 40; layer: q 4*4, k and v 4*2 each, o 4*4 = 48; MLP 3*4*6 = 72; norms 2*4 = 8; last norm 4: 172 in all
 TINY = Architecture(10, 4, 6, 1, 2, 1, 2, 32, tied=True)
 CPU = Devices("processor", 1, 10**12, is_cpu=True)
-BATCH = MicroBatch(rows=2, length=8, response=5, is_first=True)  # 16 tokens
+BATCH = PassShape(rows=2, length=8, response=5, is_first=True)  # 16 tokens
 LARGE = KNOWN["Qwen/Qwen3-1.7B-Base"]
 ROLLOUT = ["rollout.num_prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=5"]
 ROLLOUT += ["learner.num_minibatches=2", "learner.max_tokens_per_micro_batch=16"]
@@ -80,7 +80,7 @@ def test_moments_of_a_backward_pass_are_worked_by_hand():
 
 def test_log_probs_take_one_chunk_of_logits():
     assert log_prob_bytes(TINY, config(), BATCH) == 10 * 10 * 16  # 2 rows of 5 response tokens, 10 logits, 4 tensors
-    long = MicroBatch(1, 9000, 8192, True)
+    long = PassShape(1, 9000, 8192, True)
     assert log_prob_bytes(LARGE, config(), long) == (2**24 // 151936) * 151936 * 16  # a chunk, however long the response
 
 
@@ -108,14 +108,14 @@ def test_a_large_model_s_micro_batches_are_smaller_on_a_processor():
 
 def test_micro_batches_are_cut_as_the_learner_cuts_them():
     # 16 responses in 2 optimizer steps: 8 rows of 3 + 5 tokens, 16 tokens at once: 2 rows, 4 times
-    assert micro_batches(config(), TINY, 3, 1) == (MicroBatch(2, 8, 5, is_first=False),)
+    assert micro_batches(config(), TINY, 3, 1) == (PassShape(2, 8, 5, is_first=False),)
     # 2 processes have 4 rows each; 24 tokens at once: 3 rows, then 1
     assert micro_batches(config("learner.max_tokens_per_micro_batch=24"), TINY, 3, 2) == (
-        MicroBatch(3, 8, 5, is_first=True),
-        MicroBatch(1, 8, 5, is_first=False),
+        PassShape(3, 8, 5, is_first=True),
+        PassShape(1, 8, 5, is_first=False),
     )
     # a row of 8 goes alone where 10 tokens are allowed
-    assert micro_batches(config("learner.max_tokens_per_micro_batch=10"), TINY, 3, 1) == (MicroBatch(1, 8, 5, is_first=False),)
+    assert micro_batches(config("learner.max_tokens_per_micro_batch=10"), TINY, 3, 1) == (PassShape(1, 8, 5, is_first=False),)
 
 
 def test_the_work_of_a_step_is_worked_by_hand():
