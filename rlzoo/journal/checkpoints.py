@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept, and what is cleaned up of those whose writing was interrupted.
+"""Rotation of checkpoints, and cleaning up after a process that was killed while it wrote one.
 
 Only what carries this run's identity is ever removed, and of it only the files that were sealed.
 """
@@ -77,7 +77,7 @@ def discard(folder: Path) -> None:
 
 
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
-    """Let a complete checkpoint stand under its name; what another wrote under that name is renamed."""
+    """Rename a complete checkpoint to its name; anything else that has this name is renamed aside."""
     former = _former(folder, identity(run))
     if os.path.lexists(folder):
         if own_state(folder, run) is not None or _is_own_stop(folder, run):

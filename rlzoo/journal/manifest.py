@@ -1,4 +1,4 @@
-"""A folder's files by checksum: how a checkpoint that is torn, or was changed, is told from a whole one."""
+"""Checksums of a folder's files, by which a damaged or changed checkpoint is recognised."""
 
 from __future__ import annotations
 

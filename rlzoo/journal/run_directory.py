@@ -1,4 +1,4 @@
-"""The run directory: complete configuration, metrics, recorded rollouts and checkpoints of one run."""
+"""The run directory: configuration, metrics, recorded rollouts and checkpoints of one run."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _megabytes(size: int) -> str:
 
 
 class RunDirectory:
-    """Where a run leaves everything; created empty, never over another run, and written by one process at a time.
+    """The directory of one run: never created over another run, and written by one process at a time.
 
     Example:
         ``RunDirectory.create(Path("runs/mine"), config.to_yaml()).log(1, {"reward/mean": 0.5})``
@@ -310,7 +310,7 @@ class RunDirectory:
     ) -> Path:
         """Write weights and tokenizer for ``from_pretrained``; returns the folder, to which more may be added.
 
-        The policy's settings stand beside them in ``clip.json``: those of an adaptive one are its state. Of a low-rank
+        The rule's settings are written to ``clip.json``; those of an adaptive rule are its state. Of a low-rank
         update there is also the adapter alone, in ``adapter/``. Nothing of it counts before `finish_checkpoint`.
         """
         temporary = temporary_path(self.path / "checkpoints" / name, self.identity)
@@ -334,14 +334,14 @@ class RunDirectory:
         return temporary
 
     def finish_checkpoint(self, temporary: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
-        """Seal a checkpoint and let it stand under its name; remove what `checkpoints.rotate` says."""
+        """Seal a checkpoint, rename it to its name, and rotate older ones."""
         folder = self._put_in_place(temporary)
         if folder is not None:
             with writing(folder):
                 checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
 
     def finish_stopped(self, temporary: Path, step: int) -> None:
-        """Seal the weights from within a step and let them stand under their name, in the place of those of earlier steps."""
+        """Seal the weights from within a step, and rename them to their name in place of those of earlier steps."""
         if not self.is_writer:
             return
         with writing(temporary):

@@ -1,4 +1,4 @@
-"""What a run needs beside its weights to go on where a checkpoint left it."""
+"""The state that a checkpoint holds besides weights and optimizer, and how the newest checkpoint is found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run stood after a step.
+    """The state of a run after a step.
 
     Example:
         ``RunState.read(checkpoint).step`` is the last step that is complete.

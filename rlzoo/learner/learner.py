@@ -125,10 +125,10 @@ class Learner:
             (folder / "policy.json").write_text(json.dumps(settings), encoding="utf-8")
 
     def load(self, folder: Path, num_optimizer_steps: int, scheduler: dict[str, Any]) -> None:
-        """Read them back, and go on with the schedule from there.
+        """Restore what `save` wrote, and continue the schedule from there.
 
         Raises:
-            UserError: they are not those of such a run.
+            UserError: the files do not belong to this run.
         """
         self._check_schedule(folder, num_optimizer_steps, scheduler)
         try:

@@ -137,7 +137,7 @@ class PlainOptimization:
     def load(self, folder: Path, num_steps: int) -> None:
         """See `Optimization.load`."""
         if is_shared(self.accelerator):
-            raise UserError("--resume: going on under FSDP is not supported; use --deepspeed zero3")
+            raise UserError("--resume is not supported under FSDP; use --deepspeed zero3")
         tensors = load_file(folder / "optimizer.safetensors")
         for problem in _misfits(tensors, self._parameters(), self.optimizer, num_steps):
             raise UserError(f"--resume: {str(folder / 'optimizer.safetensors')!r} does not belong to this run: {problem}")
@@ -231,7 +231,7 @@ class DeepSpeedOptimization:
         self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
 
     def apply(self, max_grad_norm: float | None) -> Applied:
-        """See `Optimization.apply`; DeepSpeed was told the limit when it was set up."""
+        """See `Optimization.apply`; DeepSpeed got the limit when it was set up."""
         self.model.step()
         norm = float(self.model.get_global_grad_norm() or 0.0)
         return Applied(norm, bool(self.model.was_step_applied()))

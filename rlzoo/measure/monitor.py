@@ -1,4 +1,4 @@
-"""Looks at a run's clip over many steps: the profile by length, its figure, and warnings."""
+"""Watches the clip over many steps: the profile by length, its figure, and warnings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WINDOW = 50
 
 
 class Monitor:
-    """Remembers the rows of the last `WINDOW` steps.
+    """Keeps the rows of the last `WINDOW` steps.
 
     Example:
         ``monitor.after_step(step, tables, metrics)`` once a step; then ``monitor.profile()``.
@@ -43,7 +43,7 @@ class Monitor:
         self.alarms = Alarms(policy)
 
     def after_step(self, step: int, tables: Sequence[ResponseTable], metrics: Mapping[str, float]) -> None:
-        """Take one step's rows and metrics; warns if something has been wrong for long enough."""
+        """Add one step's rows and metrics; logs a warning if something has been wrong for several steps."""
         if tables:
             self._tables.append(ResponseTable.concat(tables))
         for message in self.alarms.after_step(metrics):
@@ -57,10 +57,10 @@ class Monitor:
         save_file({**columns, SIZES: sizes}, folder / FILE)
 
     def restore(self, folder: Path, alarms: Mapping[str, Any]) -> None:
-        """Remember what another monitor did.
+        """Restore the rows and alarms of a checkpoint.
 
         Raises:
-            UserError: it is not what a monitor writes.
+            UserError: the file is not what `save` writes.
         """
         try:
             columns = load_file(folder / FILE)
@@ -77,7 +77,7 @@ class Monitor:
         return LengthProfile.of(ResponseTable.concat(self._tables)) if self._tables else None
 
     def figure(self, step: int) -> Figure | None:
-        """The clip fraction against length, as it stands after this step; None if nothing could be learned."""
+        """Plot the clip fraction against length after this step; None if nothing could be learned."""
         profile = self.profile()
         if profile is None:
             return None

@@ -142,7 +142,7 @@ class OpenResponses:
         return logits[:, -1]
 
     def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
-        """Take out the responses that ended, a bool ``(B,)``; returns the tokens ``(B,)`` of those that go on.
+        """Remove the responses that ended, a bool ``(B,)``; returns the tokens ``(B,)`` of those that continue.
 
         The last ones move into the places of those that ended, so a response is copied at most once for each that ends.
         """

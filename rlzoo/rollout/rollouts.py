@@ -1,4 +1,4 @@
-"""Turns problems into graded groups of rollouts: every process its share, and, where asked for, one batch ahead."""
+"""Samples and grades: turns problems into groups of rollouts, shared among processes and, optionally, one batch ahead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVAL_SEED = 2**31  # every policy and seed is evaluated with the same draws
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A round of sampling that is under way.
+    """A round of sampling that runs in the background.
 
     Example:
         ``ahead.rollouts.result()`` waits for it.
@@ -37,7 +37,7 @@ class Ahead:
 
 
 class Rollouts:
-    """Samples and grades; what it returns is the same in every process.
+    """Samples and grades; its results are the same in every process.
 
     Example:
         ``rollouts.take(step=1, version=0)`` are the responses of step 1; ``rollouts.look_ahead(step=2, version=0)`` starts
@@ -87,7 +87,7 @@ class Rollouts:
         return None if self._ahead is None else gather(self.accelerator, self._ahead.rollouts.result())
 
     def restore(self, next_problem: int, ahead: list[Rollout] | None) -> None:
-        """Go on where another source stood."""
+        """Continue where the checkpoint was taken."""
         number, size = self.config.rollout.num_prompts, self.config.rollout.group_size
         self.next_problem = next_problem
         if ahead is not None:
@@ -97,11 +97,11 @@ class Rollouts:
             self._ahead = Ahead(problems, self._thread.submit(lambda: own))
 
     def position(self) -> tuple[int, Ahead | None]:
-        """Where it stands, for `go_back`."""
+        """The current position, for `go_back`."""
         return self.next_problem, self._ahead
 
     def go_back(self, position: tuple[int, Ahead | None]) -> None:
-        """Stand where it stood then, as if nothing had been taken since; what failed to be sampled ahead is sampled anew."""
+        """Return to a position, as if nothing had been taken since; a failed round of sampling ahead is sampled again."""
         self.next_problem, self._ahead = position
         if self._ahead is not None and self._ahead.rollouts.exception() is not None:
             self.next_problem, self._ahead = self.next_problem - len(self._ahead.problems), None
@@ -189,11 +189,11 @@ class Rollouts:
     def _check_failed(self, failed: int, number: int) -> None:
         """Note the share of failures over all processes, and end the run if they are too many."""
         reasons = [grader.last_failure for grader in self.task.graders] if failed else []
-        told = gather(self.accelerator, [(failed, reasons)])
-        total = sum(count for count, _ in told)
+        gathered = gather(self.accelerator, [(failed, reasons)])
+        total = sum(count for count, _ in gathered)
         self._failed, limit = total / number, self.config.reward.max_failed
         if self._failed > limit:
-            last = next(reason for _, several in told for reason in several if reason)
+            last = next(reason for _, several in gathered for reason in several if reason)
             raise RunError(f"grading failed for {total} of {number} responses (reward.max_failed={limit:g}): the last {last}")
 
     def _share(self, number: int) -> tuple[int, int]:

@@ -34,7 +34,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; without it vLLM takes a share of all memory
 }
-"""What vLLM is told through the environment, where the user has not said otherwise."""
+"""Environment variables that are set for vLLM, unless the user has set them."""
 
 
 class VLLMSampler:

@@ -174,7 +174,7 @@ class ServerSampler:
             if self.has_weights:
                 self._patiently(self._load)
             else:
-                self._load()  # what is wrong at the start does not mend itself
+                self._load()  # a mistake at the start does not fix itself
         except Exception:
             self._forget_weights()
             raise
@@ -198,7 +198,7 @@ class ServerSampler:
     def _patiently(self, work: Callable[[], T]) -> T:
         """Do it, and if the server does not answer, again after pauses.
 
-        Whoever starts the server again gives it the weights it was first started with, so it gets ours before it goes on.
+        A server that was restarted has the weights that it was first started with. It gets ours before it samples again.
 
         Raises:
             RunError: it has not answered for longer than all the pauses, or several processes sample from it.

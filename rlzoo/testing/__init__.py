@@ -12,7 +12,7 @@ pytest plugin: ``pytest -p rlzoo.testing --clip my-policy`` (or ``--clip FILE.py
 
 from __future__ import annotations
 
-from rlzoo.testing.check import LawOutcome, check, shrink
+from rlzoo.testing.check import Outcome, check, shrink
 from rlzoo.testing.data import clip_stats, evaluate, off_policy_inputs
 from rlzoo.testing.laws import LAWS, Law
 from rlzoo.testing.pytest_plugin import parametrize_with_checks, pytest_addoption, pytest_collection_modifyitems

@@ -20,11 +20,11 @@ MAX_TRIALS = 300  # shrinking stops here; a trial takes about a millisecond
 
 
 @dataclass(frozen=True, slots=True)
-class LawOutcome:
+class Outcome:
     """How one policy fared on one law.
 
     Example:
-        ``LawOutcome(law="zero_advantage_zero_gradient", status="opted out", detail="adds a penalty")``
+        ``Outcome(law="zero_advantage_zero_gradient", status="opted out", detail="adds a penalty")``
     """
 
     law: str
@@ -33,25 +33,25 @@ class LawOutcome:
     inputs: ClipInputs | None = None  # the smallest inputs found on which it fails, where inputs matter
 
 
-def check(policy: ClipPolicy) -> list[LawOutcome]:
+def check(policy: ClipPolicy) -> list[Outcome]:
     """Hold one policy to every law, without pytest; in the order of `LAWS`."""
     return [_outcome(policy, law) for law in LAWS]
 
 
-def _outcome(policy: ClipPolicy, law: Law) -> LawOutcome:
+def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
     if law.name in policy.exempt:
-        return LawOutcome(law.name, "opted out", policy.exempt[law.name])
+        return Outcome(law.name, "opted out", policy.exempt[law.name])
     try:
         inputs = law.example(policy)
     except Exception as error:  # a policy that raises has failed the law, whatever it raises
-        return LawOutcome(law.name, "fail", _describe(error))
+        return Outcome(law.name, "fail", _describe(error))
     failure = _failure(policy, law, inputs)
     if failure is None:
-        return LawOutcome(law.name, "pass")
+        return Outcome(law.name, "pass")
     if not law.shrinks:
-        return LawOutcome(law.name, "fail", failure)
+        return Outcome(law.name, "fail", failure)
     smallest = shrink(inputs, lambda candidate: _kind(_failure(policy, law, candidate)) == _kind(failure))
-    return LawOutcome(law.name, "fail", _failure(policy, law, smallest) or failure, smallest)
+    return Outcome(law.name, "fail", _failure(policy, law, smallest) or failure, smallest)
 
 
 def _failure(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> str | None:

@@ -81,7 +81,7 @@ class Run:
         return (directory if self.is_main else RunDirectory(path, is_writer=False)), found
 
     def _prepare(self) -> None:
-        """Load the model and make what samples, learns and measures."""
+        """Load the model, and make the rollouts, the learner and the monitor."""
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
         self._check_prompts()
@@ -98,7 +98,7 @@ class Run:
         self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
 
     def _check_prompts(self) -> None:
-        """Refuse questions that cannot be put to the model, before anything is written."""
+        """Refuse questions that the model cannot be asked, before anything is written."""
         config = self.config
         check_task(
             self.task,
@@ -158,7 +158,7 @@ class Run:
         self._given = state.num_optimizer_steps
 
     def _check(self, state: RunState, folder: Path) -> None:
-        """Refuse a state that this run cannot have written, though it is sealed."""
+        """Refuse a state that this run cannot have written, even if its checksums are right."""
         rollout, problem = self.config.rollout, ""
         rounds = state.step + (state.ahead is not None)
         updates = state.step * self.config.learner.num_minibatches * self.config.learner.num_epochs
@@ -176,7 +176,7 @@ class Run:
             raise UserError(f"--resume: checkpoint {str(folder)!r} {problem}; it does not belong to this run, move it away")
 
     def summary(self, *, finished: bool) -> dict[str, object]:
-        """What ``summary.json`` says of it."""
+        """The contents of ``summary.json``."""
         return {
             "finished": finished,
             "steps": self.config.steps,
@@ -229,7 +229,7 @@ class Run:
         return self.task.fingerprint()
 
     def save(self, step: int) -> None:
-        """Save the model after a step that is done, the policy's state beside it, and what it takes to resume from it."""
+        """Save a checkpoint after a step: the model, the state of the rule, and everything that is needed to resume."""
         name = f"step-{step:06d}"
         try:
             folder = self._begin_checkpoint(name)
@@ -272,12 +272,12 @@ class Run:
         self.done, self.is_clean = step, True
 
     def leave(self, step: int) -> None:
-        """End what the run started; if a step was not completed, save what there is.
+        """End the run; if a step was not completed, save what there is.
 
         A step that has not learned anything leaves the run as the step before did, and that can be resumed. Weights from
         within a step cannot be: they are saved as ``stopped-step-...``, for a look at what went wrong.
         """
-        # with ZeRO a checkpoint takes all processes, and who knows where the others are
+        # with ZeRO, a checkpoint takes all processes, and the others may be anywhere
         if step > max(self.done, 0) and not is_shared(self.accelerator):
             try:
                 if not self.is_clean:
@@ -302,7 +302,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """What the run has taken so far, also before it was stopped and went on."""
+        """Seconds that the run has taken so far, including those before it was resumed."""
         return self._before + time.perf_counter() - self._began
 
     def is_any(self, flag: bool) -> bool:
@@ -315,10 +315,10 @@ class Run:
 
     @property
     def how_to_resume(self) -> str:
-        """The command that goes on with it."""
+        """The command that resumes the run."""
         return f"rlzoo train --resume --output {shlex.quote(str(self.directory.path))}"
 
 
 def _num_bytes(model: nn.Module) -> int:
-    """Bytes of the weights that are trained."""
+    """Size of the trained weights in bytes."""
     return sum(weight.numel() * weight.element_size() for weight in model.parameters() if weight.requires_grad)

@@ -1,4 +1,4 @@
-"""What MLflow is told of a run, and what runs are told apart by there."""
+"""Parameters, tags and data sets that are logged to MLflow for each run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rlzoo.training.run import Run
 from rlzoo.zoo import load_zoo
 
 OWN = ("output", "plugins", "tracking.")
-"""Settings that are no difference between two runs."""
+"""Settings that do not count as a difference between two runs."""
 
 
 def run_record(run: Run) -> Record:
-    """What MLflow is told of a run, beside its metrics."""
+    """What is logged to MLflow for a run, besides its metrics."""
     config, name, settings = run.config, run.directory.path.absolute().name, run.config.tracking
     return Record.new(
         settings.experiment,
@@ -62,7 +62,7 @@ def clip_source(config: RunConfig) -> str:
 
 
 def description(config: RunConfig, path: Path) -> str:
-    """A run in Markdown: what it is, what was typed, in what it differs from the run its policy has without settings."""
+    """Describe a run in Markdown: its command, and the settings that differ from the default run of its rule."""
     title = f"**{config.clip.name}** on {config.task.name}, model {config.model.path}, seed {config.seed}, {config.steps} steps"
     command, usual = usual_run(config)
     return describe_run(
@@ -76,7 +76,7 @@ def description(config: RunConfig, path: Path) -> str:
 
 
 def usual_run(config: RunConfig) -> tuple[str, RunConfig]:
-    """The run of the same policy when nothing else is asked for, and its command; for one made in Python the shipped run."""
+    """The default run of the same rule, and its command; for a rule that was made in Python, the shipped run."""
     plugins = [word for plugin in config.plugins for word in ("--plugin", plugin)]
     words = ["rlzoo", "train", *plugins, "--clip", config.clip.name]
     try:
@@ -91,7 +91,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def data_of(run: Run) -> tuple[Data, ...]:
-    """The problems that a run learns from, and those it is evaluated on."""
+    """The problems that a run learns from, and those that it is evaluated on."""
     config, held_out = run.config, run.rollouts.held_out
     drawn = config.steps * config.rollout.num_prompts
     train = _data(run.task, run.data, "train", drawn)
@@ -99,13 +99,13 @@ def data_of(run: Run) -> tuple[Data, ...]:
 
 
 def _data(task: Task, digest: str, context: Literal["train", "eval"], number: int) -> Data:
-    """Data by MLflow's names.
+    """Describe data for MLflow.
 
     Args:
         task: that the problems are of.
         digest: of the problems.
         context: what they are for.
-        number: of those that are used, where they do not end.
+        number: of problems that are used, if there is no end to them.
     """
     origin = task.origin(held_out=context == "eval")
     size = number if origin.size is None or context == "eval" else origin.size
