@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -22,6 +23,23 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 
 class Terminated(SystemExit):
     """SIGTERM or SIGHUP arrived; unwinds like Ctrl-C, so that what a run has is saved."""
+
+
+def entry() -> NoReturn:
+    """Run the command line as a program: `main`, after which no signal prints a traceback while Python ends."""
+    try:
+        main()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as of a shell's background job
+                signal.signal(number, _end_at_once)
+
+
+def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(INTERRUPTED if signum == signal.SIGINT else TERMINATED)
 
 
 def main() -> NoReturn:

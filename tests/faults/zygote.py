@@ -53,11 +53,11 @@ def become(request):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
     sys.argv = ["rlzoo", *request["words"]]
     sys.modules["__main__"] = types.ModuleType("__main__")
-    from rlzoo.cli.main import main
+    from rlzoo.cli.main import entry
 
     code = 70
     try:
-        main()
+        entry()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException:
