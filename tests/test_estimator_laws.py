@@ -89,7 +89,7 @@ def cases():
             yield pytest.param(MismatchConfig(correction=name, pool=pool).build(), id=f"{name}-{pool}")
 
 
-@pytest.mark.parametrize("correction", cases())
+@pytest.mark.parametrize("correction", list(cases()))
 def test_a_correction_weighs_agreement_by_one_and_ignores_the_padding(correction):
     mask = torch.arange(6) < torch.tensor([[6], [3], [1]])
     mask[0, 2] = False  # a hole
@@ -99,7 +99,7 @@ def test_a_correction_weighs_agreement_by_one_and_ignores_the_padding(correction
     assert (weights == 1).all()
 
 
-@pytest.mark.parametrize("correction", cases())
+@pytest.mark.parametrize("correction", list(cases()))
 def test_a_correction_stays_finite_and_never_turns_the_gradient(correction):
     mask = torch.ones(4, 2000, dtype=torch.bool)
     weights = correction(torch.tensor([[50.0], [-50.0], [0.01], [-0.01]]).expand(4, 2000), mask)
