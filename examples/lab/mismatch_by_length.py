@@ -16,40 +16,37 @@ import torch
 from safetensors.torch import load_file
 
 from rlzoo import ops
-from rlzoo.config.sections import MismatchConfig
+from rlzoo.corrections import Correction, IcePop, LengthFair, Mask
 from rlzoo.fairness import bin_edges, bin_index
-from rlzoo.learner.mismatch import mismatch_weights
 
 SIGMA = 0.01
 KEPT = 0.9  # of a recorded run's responses, by every correction
 LENGTHS = (64, 256, 1024, 4096, 16384)
-CORRECTIONS = {
-    "icepop, each token in .5 to 2": MismatchConfig(correction="icepop"),
-    "mis, sum up to 2": MismatchConfig(correction="mis", pool="sum"),
-    "icepop, sum in .5 to 2": MismatchConfig(correction="icepop", pool="sum"),
-    "icepop, mean in .999 to 1.001": MismatchConfig(correction="icepop", pool="mean", low=0.999, high=1.001),
+CORRECTIONS: dict[str, Correction] = {
+    "icepop, each token in .5 to 2": IcePop(),
+    "mis, sum up to 2": Mask(pool="sum"),
+    "icepop, sum in .5 to 2": IcePop(pool="sum"),
+    "icepop, mean in .999 to 1.001": IcePop(pool="mean", low=0.999, high=1.001),
 }
 
 
-def kept(log_ratio: torch.Tensor, mask: torch.Tensor, settings: MismatchConfig) -> torch.Tensor:
-    weights = mismatch_weights(log_ratio, mask, settings)
-    assert weights is not None
-    share = (weights > 0).float()
+def kept(log_ratio: torch.Tensor, mask: torch.Tensor, correction: Correction) -> torch.Tensor:
+    share = (correction(log_ratio, mask) > 0).float()
     return share[:, 0] if share.shape[-1] == 1 else ops.sequence_mean(share, mask)[:, 0]
 
 
-def matched(log_ratio: torch.Tensor, mask: torch.Tensor, share: float) -> dict[str, MismatchConfig]:
+def matched(log_ratio: torch.Tensor, mask: torch.Tensor, share: float) -> dict[str, Correction]:
     """Bands on the sum, the mean and the sum over sqrt(L) that each keep this share of all responses."""
     total, length = log_ratio.sum(-1).abs(), mask.sum(-1)
     found = {name: float(values.quantile(share)) for name, values in
              (("sum", total), ("mean", total / length), ("root", total / length.sqrt()))}  # fmt: skip
-    bands: dict[str, MismatchConfig] = {
-        f"icepop, {pool} within +-{found[pool]:.4f}": MismatchConfig(
-            correction="icepop", pool="sum" if pool == "sum" else "mean", low=math.exp(-found[pool]), high=math.exp(found[pool])
+    bands: dict[str, Correction] = {
+        f"icepop, {pool} within +-{found[pool]:.4f}": IcePop(
+            pool="sum" if pool == "sum" else "mean", low=math.exp(-found[pool]), high=math.exp(found[pool])
         )
         for pool in ("sum", "mean")
     }
-    return bands | {f"length_fair, width {found['root']:.4f}": MismatchConfig(correction="length_fair", width=found["root"])}
+    return bands | {f"length_fair, width {found['root']:.4f}": LengthFair(width=found["root"])}
 
 
 def show(title: str, columns: list[str], rows: dict[str, list[float]]) -> None:
@@ -66,7 +63,7 @@ def simulated() -> None:
     sums = torch.cat([(drawn[length].sum(-1).abs() / length**0.5) for length in LENGTHS])
     overall = torch.cat([kept(drawn[n], masks[n], CORRECTIONS["icepop, sum in .5 to 2"]) for n in LENGTHS]).mean()
     width = float(sums.quantile(float(overall)))
-    corrections = {**CORRECTIONS, f"length_fair, width {width:.4f}": MismatchConfig(correction="length_fair", width=width)}
+    corrections = {**CORRECTIONS, f"length_fair, width {width:.4f}": LengthFair(width=width)}
     rows = {name: [float(kept(drawn[n], masks[n], given).mean()) for n in LENGTHS] for name, given in corrections.items()}
     show(f"sigma {SIGMA}, length", [f"{length:,}" for length in LENGTHS], rows)
 
