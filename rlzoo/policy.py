@@ -138,6 +138,11 @@ class ClipPolicy(BaseModel, ABC):
         """The policy for the next update; adaptive policies return a new frozen model."""
         return self
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the rule changes from update to update."""
+        return type(self).updated is not ClipPolicy.updated
+
     def replace(self, **settings: Any) -> Self:
         """A validated copy with some settings changed."""
         return type(self).model_validate({**self.model_dump(), **settings})

@@ -39,6 +39,11 @@ class StepCounts:
         return cls(int((lengths > 0).sum()), int(lengths.sum()))
 
 
+def is_per_response(objective: Tensor, response_mask: Tensor) -> bool:
+    """Whether an objective has one value per response, ``(B, 1)``, where responses have several tokens."""
+    return objective.shape[-1] == 1 and response_mask.shape[-1] != 1
+
+
 def reduce_objective(
     objective: Tensor, response_mask: Tensor, reduction: Reduction, counts: StepCounts, max_length: int | None = None
 ) -> Tensor:
@@ -63,7 +68,7 @@ def reduce_objective(
     """
     if reduction not in get_args(Reduction):
         raise UserError(f"unknown reduction {reduction!r} (known: {', '.join(get_args(Reduction))})")
-    per_response = objective.shape[-1] == 1 and response_mask.shape[-1] != 1
+    per_response = is_per_response(objective, response_mask)
     if reduction == "token_mean" and per_response:
         raise UserError("reduction 'token_mean' needs an objective per token; this policy's is per response")
     num_responses = max(counts.num_responses, 1)

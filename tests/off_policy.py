@@ -88,6 +88,7 @@ def off_policy_batch(model, policy, num_responses=18, seed=1, *, holes=True):
         turn_ids=torch.where(mask, turns, -1),
         finished=torch.ones(num_responses, dtype=torch.bool),
         unscored=torch.zeros(num_responses, dtype=torch.bool),
+        seed=0,
         rollout_log_probs=old,
         rewards=advantages[:, 0],
         group_ids=torch.arange(num_responses) // 6,
@@ -104,7 +105,7 @@ def scored(learner, batch, seed=0):
 
 def take_updates(learner, batch, seed=0, **settings):
     """Score a batch and take its optimizer steps."""
-    return learner.update(scored(learner, batch, seed), seed, **settings)
+    return learner.update(scored(learner, batch, seed), **settings)
 
 
 def take_step(learner, batch, rows=None, seed=0):

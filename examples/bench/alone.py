@@ -77,7 +77,7 @@ def profile(name: str, kind: str) -> None:
     next(train_steps(run))
     batch = collate(run.sample(2).groups, 2)
     ways: dict[str, Callable[[], object]] = {f"sampling, {way}": partial(_sample, run, prompts, way) for way in WAYS[1:]}
-    for what, work in {**ways, "learning": lambda: run.learner.update(run.learner.score(batch), 0)}.items():
+    for what, work in {**ways, "learning": lambda: run.learner.update(run.learner.score(batch))}.items():
         with recording(activities=[ProfilerActivity.CPU]) as recorded:
             work()
         operations = sorted(recorded.key_averages(), key=lambda one: -one.self_cpu_time_total)

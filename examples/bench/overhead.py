@@ -35,13 +35,13 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
     from rlzoo.measure.monitor import Monitor
     from rlzoo.support.signals import StopRequest
     from rlzoo.training import loop
-    from rlzoo.training.after import AfterStep
+    from rlzoo.training.after_step import AfterStep
+    from rlzoo.training.mlflow_record import run_record
     from rlzoo.training.run import Run
-    from rlzoo.training.tags import run_record
 
     places: dict[str, list[tuple[Any, str]]] = {
         "rule": [(Minibatch, "judge"), (learner_module, "updated")],
-        "metrics": [(Minibatch, "measured"), (loop, "measure"), (Monitor, "after_step")],
+        "metrics": [(Minibatch, "measured"), (loop, "step_metrics"), (Monitor, "after_step")],
         "journal": [(RunDirectory, "record_rollouts"), (RunDirectory, "log")],
         "mlflow": [(Tracker, "look")],
     }

@@ -74,7 +74,7 @@ def measure(
         if config.learner.gradient_checkpointing:
             _checkpoint(model)
         learner = Learner(model, config.clip, config.learner, pad_id=0, max_length=response, num_updates=2)
-        learner.update(_batch(prompt, response, vocab_size), seed=0)
+        learner.update(learner.score(_batch(prompt, response, vocab_size)))
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -116,22 +116,19 @@ def _batch(prompt: int, response: int, vocab_size: int, rows: int = 16) -> Any:
     """Rows of which no two are equally long, so that they are padded."""
     import torch
 
-    from rlzoo.learner.batch import ScoredBatch
+    from rlzoo.learner.batch import Batch
 
     lengths = response - torch.arange(rows) * (response // 160)
     mask = torch.arange(response) < lengths[:, None]
-    return ScoredBatch(
+    return Batch(
         step=1,
         sequences=tuple(torch.randint(2, vocab_size, (prompt + int(length),)) for length in lengths),
         prompt_lengths=torch.full((rows,), prompt),
         response_mask=mask,
         turn_ids=torch.where(mask, 0, -1),
-        old_log_probs=torch.zeros(mask.shape),
-        unscored=torch.zeros(rows, dtype=torch.bool),
         rollout_log_probs=torch.zeros(mask.shape),
-        rewards=torch.zeros(rows),
+        rewards=torch.randn(rows),
         group_ids=torch.arange(rows) // 4,
-        advantages=torch.randn(rows, 1),
         finished=torch.ones(rows, dtype=torch.bool),
     )
 

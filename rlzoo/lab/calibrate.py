@@ -14,7 +14,7 @@ from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction
 from rlzoo.policy import ClipPolicy
-from rlzoo.training.after import Observer
+from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
 
 NEAR = 0.1  # a clip fraction within this share of the target is met

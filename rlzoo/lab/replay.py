@@ -55,7 +55,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
         answered = (judged.result, judged.gradient, on_policy(read, judged.result, *given))
         table = ResponseTable.measure(read, *answered, group=prompt_ids(update.step, update.group))
         states.append(current)
-        if is_adaptive(current):
+        if current.is_adaptive:
             current = updated(current, table.clip_stats(update.edges))
             on_policy = OnPolicyGradient(current)
         if update.step > skip_steps:
@@ -78,11 +78,6 @@ def _check_readable(run: RecordedRun, policy: ClipPolicy) -> None:
         )
 
 
-def is_adaptive(policy: ClipPolicy) -> bool:
-    """Whether a policy changes from update to update."""
-    return type(policy).updated is not ClipPolicy.updated
-
-
 def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPolicy], float]:
     """A function from a policy to the clip fraction it has on a run, faster than a whole `replay`."""
     reported = [update for update in run.updates if update.step > skip_steps]
@@ -90,7 +85,7 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPol
     one_by_one = [update.inputs for update in reported]
 
     def fraction(policy: ClipPolicy) -> float:
-        if is_adaptive(policy):
+        if policy.is_adaptive:
             return replay(run, policy, skip_steps).profile.clip_fraction
         clipped = number = 0.0
         for inputs in one_by_one if policy.scope == "batch" else together:

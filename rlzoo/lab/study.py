@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rlzoo.errors import UserError
 from rlzoo.lab.cosine import Cosine, cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import Replayed, clip_fraction_of, is_adaptive, match_clip_fraction, replay
+from rlzoo.lab.replay import Replayed, clip_fraction_of, match_clip_fraction, replay
 from rlzoo.policy import ClipPolicy
 
 FACTORS = tuple(2.0**power for power in range(-4, 5))
@@ -151,7 +151,7 @@ def _matched(policy: ClipPolicy, match: float | None, fraction: Callable[[ClipPo
 def _widths(run: RecordedRun, name: str, policy: ClipPolicy, skip_steps: int) -> dict[tuple[str, float], Replayed]:
     """The rule at every width it can have; nothing for one without a width, or that finds it itself."""
     found: dict[tuple[str, float], Replayed] = {}
-    for factor in FACTORS if policy.width_fields() and not is_adaptive(policy) else ():
+    for factor in FACTORS if policy.width_fields() and not policy.is_adaptive else ():
         try:
             scaled = policy.scaled(factor)
         except ValidationError:  # below what its field allows

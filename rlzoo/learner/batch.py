@@ -64,17 +64,18 @@ class Batch:
 class ScoredBatch(Batch):
     """A batch with everything that a rule reads, except the current model's log-probs.
 
-    Before the first optimizer step the model still is the old one. The rows of the first minibatch are therefore not scored
+    Before the first optimizer step the model is still the old one. The rows of the first minibatch are therefore not scored
     in a pass of their own (``unscored``): their ``old_log_probs`` are 0, and that minibatch uses the log-probs of its own
     forward pass. `with_old_log_probs` fills them in.
 
     Example:
-        ``learner.update(learner.score(batch, seed), seed)``
+        ``learner.update(learner.score(batch, seed))``
     """
 
     old_log_probs: Tensor  # (B, T) float32, of the model before the first optimizer step of the batch
     advantages: Tensor  # (B, 1), or (B, T) where credit differs by token
-    unscored: Tensor  # (B,) bool: rows whose old log-probs are those of the first forward pass
+    unscored: Tensor  # (B,) bool: rows of the first minibatch, whose old log-probs are those of its own forward pass
+    seed: int  # of the step: it decides which responses share a minibatch
     ref_log_probs: Tensor | None = None  # (B, T); None for a run without a reference model
     weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None for a run without mismatch correction
 
@@ -85,6 +86,7 @@ class ScoredBatch(Batch):
 
     def with_old_log_probs(self, rows: Tensor, log_probs: Tensor) -> ScoredBatch:
         """Fill in the old log-probs of the unscored rows, ``(R, T)``."""
+        assert self.unscored.nonzero()[:, 0].tolist() == sorted(rows.tolist()), "they are the rows of the first minibatch"
         old_log_probs = self.old_log_probs.clone()
         old_log_probs[rows] = log_probs
         return replace(self, old_log_probs=old_log_probs, unscored=torch.zeros_like(self.unscored))
@@ -99,6 +101,7 @@ class ScoredBatch(Batch):
         """
         assert log_probs.shape[1] == self.response_mask.shape[1], "inputs are as wide as the batch"
         device, is_unscored = log_probs.device, bool(self.unscored[rows].any())
+        assert is_unscored == bool(self.unscored[rows].all()), "all or none of the rows are unscored"
         old_log_probs = log_probs.detach().clone() if is_unscored else self.old_log_probs[rows].to(device)
         return ClipInputs(
             log_probs=log_probs,

@@ -116,7 +116,7 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     """The policy's result for these inputs, in the shapes and types of the contract.
 
     Raises:
-        PolicyError: the policy raised, changed its inputs, or answered something else than the contract allows.
+        PolicyError: the policy raised, changed its inputs, or returned something other than the contract allows.
     """
     before = _versions(inputs)
     try:

@@ -48,7 +48,7 @@ class Update:
 
     rows: Tensor  # (R,) rows of the batch
     log_probs: Tensor  # (R, T) of the model just before the step, on the CPU
-    table: ResponseTable
+    table: ResponseTable  # a row per response, in the order in which they were computed
     objective: float
     grad_norm: float  # before clipping
     grad_clipped: bool
@@ -67,7 +67,7 @@ class Learner:
     gradients are added up, so that all processes end every step with the same values.
 
     Example:
-        ``batch, updates = learner.update(learner.score(collate(groups), seed), seed)``
+        ``batch, updates = learner.update(learner.score(collate(groups), seed))``
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Learner:
             written = json.loads(read_text(folder / "policy.json", SETTINGS))
             settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
             policy = type(self.policy).model_validate_json(json.dumps(settings))
-            if type(policy).updated is ClipPolicy.updated and policy != self.policy:
+            if not policy.is_adaptive and policy != self.policy:
                 raise UserError(f"--resume: {str(folder / 'policy.json')!r} holds other settings than this run's clip policy")
             self.policy = policy
         except UserError:
@@ -150,11 +150,12 @@ class Learner:
 
     def _check_schedule(self, folder: Path, num_optimizer_steps: int, scheduler: Mapping[str, Any]) -> None:
         """Refuse a learning rate that this run cannot have after so many optimizer steps and perhaps skipped updates."""
-        own, course, updates = self.scheduler.state_dict(), self.scheduler, scheduler.get("last_epoch")
+        own, updates = self.scheduler.state_dict(), scheduler.get("last_epoch")
         if type(updates) is not int or updates < num_optimizer_steps:
             wrong = ["last_epoch"]
         else:
-            lr = [base * factor(updates) for base, factor in zip(course.base_lrs, course.lr_lambdas, strict=True)]
+            pairs = zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
+            lr = [base * factor(updates) for base, factor in pairs]
             known = {"base_lrs": own["base_lrs"], "_last_lr": lr}
             wrong = [key for key, value in known.items() if scheduler.get(key) != value]
         if wrong or scheduler.keys() != own.keys():
@@ -168,7 +169,8 @@ class Learner:
 
         Args:
             batch: the same in every process.
-            seed: of the step, as for `update`: rows of its first minibatch are not scored, see `ScoredBatch`.
+            seed: decides which responses share a minibatch, and seeds rules that draw at random. Rows of the first minibatch
+                are not scored, see `ScoredBatch`.
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
         batch = replace(batch, rewards=rewards)
@@ -176,7 +178,7 @@ class Learner:
         advantages = without_truncated(estimate(rewards, batch.group_ids), batch.finished, self.reward)
         unscored = torch.zeros(len(batch), dtype=torch.bool)
         if not self.has_reference and not self._learns_from(advantages):
-            unscored[:] = True  # nobody will ask
+            unscored[:] = True  # nothing will read them
         elif self.reward.kl_coef == 0 and correction is None:
             unscored[self.minibatches(len(batch), seed)[0]] = True
         old_log_probs = self.log_probs(batch, ~unscored)
@@ -186,8 +188,7 @@ class Learner:
             token_kl = old_log_probs - ref_log_probs
             advantages = token_advantages(rewards, token_kl, batch.response_mask, self.reward.kl_coef, estimate)
             advantages = without_truncated(advantages, batch.finished, self.reward)
-        log_ratio = old_log_probs - batch.rollout_log_probs
-        weights = None if correction is None else correction(log_ratio, batch.response_mask)
+        weights = None if correction is None else correction(old_log_probs - batch.rollout_log_probs, batch.response_mask)
         return ScoredBatch.of(
             batch,
             old_log_probs=old_log_probs,
@@ -195,6 +196,7 @@ class Learner:
             ref_log_probs=ref_log_probs,
             weights=weights,
             unscored=unscored,
+            seed=seed,
         )
 
     def log_probs(self, batch: Batch, where: Tensor | None = None) -> Tensor:
@@ -218,34 +220,34 @@ class Learner:
         return [rows for order in epochs for rows in order.tensor_split(self.config.num_minibatches)]
 
     def update(
-        self, batch: ScoredBatch, seed: int, before_update: Callable[[int], None] | None = None
+        self, batch: ScoredBatch, before_update: Callable[[int], None] | None = None
     ) -> tuple[ScoredBatch, list[Update]]:
         """Take every optimizer step of one batch.
 
         Args:
             batch: the same in every process.
-            seed: decides which responses share a minibatch, and what rules draw that draw at random.
-            before_update: called with the number of each update, from 0, before its first forward pass.
+            before_update: called with the number of each update, from 0, just before it changes the weights.
 
         Returns:
             The batch with all its old log-probs, and the updates in order; none if nothing can be learned from the batch.
         """
-        minibatches = self.minibatches(len(batch), seed)
+        minibatches = self.minibatches(len(batch), batch.seed)
         if not self._learns_from(batch.advantages):
-            self.skip(len(minibatches))
+            self.advance_schedule(len(minibatches))
             return batch, []
         updates: list[Update] = []
         for index, rows in enumerate(minibatches):
             if not len(rows):  # fewer responses than minibatches
-                self.skip(1)
+                self.advance_schedule(1)
                 continue
+            measured = self.accumulate(batch, rows, batch.seed + index)
             if before_update is not None:
                 before_update(index)
-            update = self.apply(rows, self.accumulate(batch, rows, seed + index))
+            update = self.apply(rows, measured)
             updates.append(update)
             if batch.unscored.any():
                 batch = batch.with_old_log_probs(rows, update.log_probs)
-            if type(self.policy).updated is not ClipPolicy.updated:
+            if self.policy.is_adaptive and not update.nonfinite:
                 self.policy = updated(self.policy, update.table.clip_stats(bin_edges(batch.lengths)))
         return batch, updates
 
@@ -253,7 +255,7 @@ class Learner:
         """Add up the gradient of one minibatch's loss, micro-batch by micro-batch.
 
         Rows without an advantage have no gradient, unless the rule declares that it learns from them (or the loss has a KL).
-        They take a forward pass only. A rule of scope "batch" is evaluated before the first backward pass.
+        They get only a forward pass. A rule of scope "batch" is evaluated before the first backward pass.
 
         Args:
             batch: scored.
@@ -285,14 +287,14 @@ class Learner:
         if not learns:
             self.optimization.forget()  # with nothing but zeros, AdamW's momentum alone would move the weights
         applied = self.optimization.apply(limit) if learns else Applied(grad_norm=0.0, stepped=False)
-        self.skip(1)  # the schedule advances whether or not the step was taken
+        self.advance_schedule(1)  # the schedule advances whether or not the step was taken
         self.num_optimizer_steps += applied.stepped
         if learns:
             self.num_nonfinite = 0 if applied.stepped else self.num_nonfinite + 1
             if self.num_nonfinite >= self.config.max_nonfinite:
                 raise RunError(
                     f"the gradient was not finite {self.num_nonfinite} updates in a row (learner.max_nonfinite); "
-                    "lower learner.lr, or look for infinities in the rewards and in the model's type"
+                    "lower learner.lr, or look for infinities in the rewards and in the model's dtype"
                 )
         return Update(
             rows,
@@ -306,7 +308,7 @@ class Learner:
             lr=lr,
         )
 
-    def skip(self, num_updates: int) -> None:
+    def advance_schedule(self, num_updates: int) -> None:
         """Advance the learning rate past updates, so that the schedule ends with the run."""
         with warnings.catch_warnings():
             # torch suspects a mistake where the optimizer has not taken a step yet

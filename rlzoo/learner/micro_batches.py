@@ -49,7 +49,7 @@ class ModelInputs:
 
 
 def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
-    """Pad rows to the longest of them; on the right, a causal model needs no mask to ignore what follows a row."""
+    """Pad rows to the longest of them; with right padding, causal attention ignores what follows a row without a mask."""
     sequences = [batch.sequences[row] for row in rows.tolist()]
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     input_ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side=padding_side)
@@ -184,7 +184,7 @@ def overhead(*, is_cpu: bool, depth: int) -> int:
     """Cost of a forward and backward pass besides its tokens, in tokens, as measured; see `cut`.
 
     Args:
-        is_cpu: whether the model is on a CPU, where the calls of a small model's operations take as long as hundreds of tokens.
+        is_cpu: whether the model is on a CPU, where call overhead costs a small model as much as hundreds of tokens.
         depth: layers x width.
     """
     return 48 + 2**16 // depth if is_cpu else 256

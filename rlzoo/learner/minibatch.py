@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one minibatch came to, over all processes, before the weights changed.
+    """The outcome of one minibatch, over all processes, before the weights changed.
 
     Example:
         ``measured.objective`` is J itself.
@@ -41,7 +41,7 @@ class Minibatch:
     """Collects the rule's judgements of one minibatch.
 
     Example:
-        ``minibatch.gradient(piece, log_probs, entropy)`` for every micro-batch, then ``minibatch.measured(micro_batches)``.
+        ``minibatch.gradient(piece, log_probs, entropy)`` for every micro-batch, then ``minibatch.measured(...)``.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Minibatch:
         self._gradient = torch.zeros(self.log_probs.shape, device=gradient.device)
         self._gradient[self.rows] = gradient
         acting = gradient.any(dim=1).cpu()
-        return self.rows[acting] if acting.any() else self.rows[:1]
+        return self.rows[acting] if acting.any() else self.rows[:1]  # a step without any backward pass has no gradient at all
 
     def gradient(self, piece: MicroBatch, log_probs: Tensor, entropy: Tensor) -> Tensor:
         """Compute g = dJ/dlog_probs of a micro-batch, ``(R, T)``, with the KL to the reference taken off.

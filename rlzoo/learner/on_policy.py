@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlzoo.errors import PolicyError
 from rlzoo.learner.judge import judge
 from rlzoo.policy import ClipPolicy
-from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.reductions import StepCounts, is_per_response, reduce_objective
 from rlzoo.types import ClipInputs, ClipResult
 
 
@@ -44,7 +45,7 @@ class OnPolicyGradient:
         """
         mask, device = inputs.response_mask, inputs.log_probs.device
         lengths = mask.sum(-1).tolist()
-        self._measure(sorted(set(lengths) - self._constants.keys() - {0}), mask.shape[-1])
+        self._measure(sorted(set(lengths) - self._constants.keys() - {0}), mask.shape[-1], device)
         constants = torch.tensor([self._constants.get(length, (0.0, 0.0)) for length in lengths], device=device)
         constant = torch.where(inputs.advantages > 0, constants[:, :1], constants[:, 1:])
         with torch.enable_grad():
@@ -54,26 +55,26 @@ class OnPolicyGradient:
         gradient = share * constant * inputs.advantages * (1.0 if weights is None else weights)
         return torch.where(mask, gradient, 0.0)
 
-    def _measure(self, lengths: list[int], size: int) -> None:
+    def _measure(self, lengths: list[int], size: int, device: torch.device) -> None:
         """Evaluate the rule at ratio 1 on a response of each length, for A = 1 and A = -1, in inputs as wide as the batch."""
         if not lengths:
             return
         number = len(lengths)
-        mask = (torch.arange(size) < torch.tensor(lengths)[:, None]).repeat(2, 1)
+        mask = (torch.arange(size, device=device) < torch.tensor(lengths, device=device)[:, None]).repeat(2, 1)
         at = torch.where(mask, -1.0, 0.0)
-        signs = torch.tensor([1.0] * number + [-1.0] * number)[:, None]
+        signs = torch.tensor([1.0] * number + [-1.0] * number, device=device)[:, None]
         with torch.enable_grad():
             leaf = at.clone().requires_grad_()
-            objective = judge(self.policy, ClipInputs(leaf, at, signs, mask, rollout_log_probs=at.clone())).objective
+            try:
+                objective = judge(self.policy, ClipInputs(leaf, at, signs, mask, rollout_log_probs=at.clone())).objective
+            except PolicyError as error:
+                error.add_note("on synthetic responses at ratio 1")
+                raise
             (gradient,) = torch.autograd.grad(torch.where(mask, objective, 0.0).sum(), leaf)
         # a rule that drops tokens at random does so at ratio 1 too: the largest is that of a token it kept
         largest = torch.where(mask, gradient.abs(), 0.0).amax(-1)
-        if result_is_per_response(objective, mask):
+        if is_per_response(objective, mask):
             largest = largest / mask.sum(-1)  # the sum above counted the objective once for each token
-        for place, length in enumerate(lengths):
-            self._constants[length] = (float(largest[place]), float(largest[number + place]))
-
-
-def result_is_per_response(objective: Tensor, mask: Tensor) -> bool:
-    """Whether an objective has one value per response."""
-    return objective.shape[-1] == 1 and mask.shape[-1] != 1
+        for length, positive, negative in zip(lengths, largest[:number].tolist(), largest[number:].tolist(), strict=True):
+            if positive and negative:  # else every token happened to be dropped
+                self._constants[length] = (positive, negative)

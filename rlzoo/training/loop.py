@@ -1,4 +1,4 @@
-"""The training loop: the algorithm, without what follows a step (`rlzoo.training.after`)."""
+"""The training loop: the algorithm, without what follows a step (`rlzoo.training.after_step`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rlzoo.errors import PolicyError, RunError
 from rlzoo.learner.batch import collate
 from rlzoo.learner.learner import Update
 from rlzoo.support.seeds import LEARNER, step_seed
-from rlzoo.training.metrics import Stopwatch, measure
+from rlzoo.training.metrics import Stopwatch, step_metrics
 from rlzoo.training.run import Run
 
 
 def steps(run: Run) -> Iterator[tuple[int, dict[str, float], list[Update]]]:
-    """Train; yields every step's number, metrics and updates as soon as it is done."""
+    """Train, yielding each step's number, metrics and updates as soon as the step is done."""
     for step in range(run.done + 1, run.config.steps + 1):
         seed, watch = step_seed(run.config.seed, LEARNER, step), Stopwatch()
         with run.attempt(step):
@@ -21,11 +21,11 @@ def steps(run: Run) -> Iterator[tuple[int, dict[str, float], list[Update]]]:
             watch.lap("rollout")
             batch = run.learner.score(collate(sampled.groups, step), seed)  # advantages, old and reference log-probs
             try:
-                batch, updates = run.learner.update(batch, seed, run.before_update)  # one optimizer step for each minibatch
+                batch, updates = run.learner.update(batch, run.before_update)  # one optimizer step for each minibatch
             except (PolicyError, RunError):
                 run.directory.record_rollouts(step, sampled.groups, batch, [])  # the data that it failed on
                 raise
             watch.lap("learner")
             run.directory.record_rollouts(step, sampled.groups, batch, updates)
-            row = measure(run, sampled, batch, updates) | watch.metrics(batch)
+            row = step_metrics(run, sampled, batch, updates) | watch.metrics(batch)
         yield step, row, updates

@@ -45,7 +45,7 @@ class Stopwatch:
         return {**self.laps, "throughput/tokens_per_second": tokens / (self._last - self._started)}
 
 
-def measure(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> dict[str, float]:
+def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> dict[str, float]:
     """Compute the metrics of one step, by their MLflow names.
 
     Args:

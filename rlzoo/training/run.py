@@ -167,7 +167,8 @@ class Run:
         elif state.scheduler.get("last_epoch") != updates:
             problem = f"has a learning rate that is not the one after the {updates} updates of {state.step} steps"
         elif state.next_problem % rollout.num_prompts or state.next_problem < rounds * rollout.num_prompts:
-            problem = f"has sampled {state.next_problem} problems, which is no {rounds} rounds of {rollout.num_prompts}"
+            size = rollout.num_prompts
+            problem = f"has sampled {state.next_problem} problems, which is not {rounds} or more whole rounds of {size}"
         elif not rollout.dynamic_sampling and state.next_problem != rounds * rollout.num_prompts:
             problem = f"has sampled {state.next_problem} problems, not {rounds * rollout.num_prompts}"
         elif state.ahead is not None and len(state.ahead) != rollout.num_prompts * rollout.group_size:
@@ -271,22 +272,24 @@ class Run:
         """Count a step as done, after which the run can be saved."""
         self.done, self.is_clean = step, True
 
-    def leave(self, step: int) -> None:
+    def leave(self) -> None:
         """End the run; if a step was not completed, save what there is.
 
         A step that has not learned anything leaves the run as the step before did, and that can be resumed. Weights from
         within a step cannot be: they are saved as ``stopped-step-...``, for a look at what went wrong.
         """
-        # with ZeRO, a checkpoint takes all processes, and the others may be anywhere
-        if step > max(self.done, 0) and not is_shared(self.accelerator):
-            try:
+        try:
+            # with ZeRO, the weights take all processes, and the others may be anywhere
+            if self.attempted > self.done and not is_shared(self.accelerator):
                 if not self.is_clean:
-                    self._save_stopped(step)
-                elif self.saved != self.done:
+                    self._save_stopped(self.attempted)
+                elif self.saved != self.done and self.accelerator.num_processes == 1:  # a checkpoint takes all processes
                     self.save(self.done)
-            except (OSError, SafetensorError, UserError) as error:
-                logger.warning("the weights of step %d could not be saved: %s", step, why_not_written(error) or error)
-        self.rollouts.close()
+        except Exception as error:  # what ended the run is to be seen, not this
+            reason = why_not_written(error) if isinstance(error, OSError | SafetensorError) else None
+            logger.warning("the weights of step %d could not be saved: %s", self.attempted, reason or error)
+        finally:
+            self.rollouts.close()
 
     def _save_stopped(self, step: int) -> None:
         name = f"stopped-step-{step:06d}"

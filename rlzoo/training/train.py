@@ -20,12 +20,12 @@ from rlzoo.measure.monitor import WINDOW
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.support.garbage import quick_garbage_collection
 from rlzoo.support.signals import StopRequest, requested_stop
-from rlzoo.training.after import AfterStep, Observer
+from rlzoo.training.after_step import AfterStep, Observer
 from rlzoo.training.checks import check_plugins_unchanged, check_run
 from rlzoo.training.loop import steps
 from rlzoo.training.metrics import aggregate_metrics
+from rlzoo.training.mlflow_record import run_record
 from rlzoo.training.run import Run
-from rlzoo.training.tags import run_record
 
 logger = logging.getLogger("rlzoo")
 
@@ -104,7 +104,7 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
             raise
         raise RunError(f"step {run.attempted}: {reason}; once that is fixed, resume with: {run.how_to_resume}") from error
     finally:
-        run.leave(run.attempted)
+        run.leave()
     profile = run.monitor.profile()
     aggregates = aggregate_metrics(run.metrics, profile, WINDOW)
     seconds = {"seconds": round(run.seconds, 3)}

@@ -36,14 +36,14 @@ def test_a_rule_is_evaluated_once_for_each_learned_row(kind):
     learner = make_learner(model, rule(), num_minibatches=3, num_epochs=2, max_tokens_per_micro_batch=60)
     start = scored(learner, batch)
     rule.rows.clear()
-    _, updates = learner.update(start, 0)
+    _, updates = learner.update(start)
     assert len(updates) == 6
     assert rule.rows["batch"] == 2 * len(batch)
     lengths = len(batch.lengths.unique())
     again = 6 if kind is FSPOAdaptive else 1  # another rule after every update
     assert 0 < rule.rows["probe"] <= 2 * lengths * again
     before = rule.rows["probe"]
-    learner.update(start, 1)
+    learner.update(scored(learner, batch, 1))
     assert kind is FSPOAdaptive or rule.rows["probe"] == before, "what was measured at ratio 1 is kept"
 
 
@@ -58,7 +58,7 @@ def test_the_old_log_probs_of_the_first_minibatch_take_no_pass_of_their_own():
     start = scored(learner, batch)
     assert seen == {False: 12}
     assert start.unscored.sum() == 6
-    done, _ = learner.update(start, 0)
+    done, _ = learner.update(start)
     silent = int((batch.advantages == 0).sum())
     assert seen == {False: 12 + silent, True: 18 - silent}
     assert not done.unscored.any()

@@ -135,7 +135,7 @@ def learn(model, batch, settings, policy=REINFORCE_PP, **options):
     """One rollout batch by a learner whose model has moved away from its reference."""
     learner = make_learner(model, policy, reward=settings, num_minibatches=1, **options)
     learner.model.language_model.load_state_dict(moved(model).state_dict())
-    return learner.update(learner.score(batch), 0)
+    return learner.update(learner.score(batch))
 
 
 @pytest.mark.parametrize("filtering", [False, True])
@@ -193,5 +193,5 @@ def test_equal_rewards_at_the_start_teach_nothing_and_move_nothing(model):
     start = off_policy(model, REINFORCE_PP, settings)
     start = dataclasses.replace(start, rewards=torch.ones_like(start.rewards))
     learner = make_learner(model, REINFORCE_PP, reward=settings, num_minibatches=2)
-    _, updates = learner.update(learner.score(start), 0)
+    _, updates = learner.update(learner.score(start))
     assert updates == []

@@ -60,7 +60,7 @@ def test_after_an_optimizer_step_sampler_and_trainer_agree(pair):
     )
     batch = batch_of(pair.sampler.sample(PROMPTS, 8, seed=4))
     assert largest_difference(learner, batch) < CLOSE
-    _, updates = learner.update(learner.score(batch), 0)
+    _, updates = learner.update(learner.score(batch))
     assert not any(update.skipped for update in updates)
     assert largest_difference(learner, batch_of(pair.sampler.sample(PROMPTS, 8, seed=4))) > FAR
     pair.sync()

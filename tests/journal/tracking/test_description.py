@@ -8,7 +8,7 @@ import pytest
 from rlzoo import ClipPolicy, RunConfig
 from rlzoo.journal.tracking.command import COMMAND, redact_words, source_name, typed_command
 from rlzoo.journal.tracking.description import MOST_ROWS, describe_run, differences
-from rlzoo.training.tags import description
+from rlzoo.training.mlflow_record import description
 
 RUN = Path("/runs/mine")
 
