@@ -256,6 +256,7 @@ class Run:
         state = RunState.read(folder)
         # the schedule continues from here, so that it still ends with the run
         self.learner.load(folder, state.num_optimizer_steps, self.learner.scheduler.state_dict())
+        self.source.forget_ahead()  # sampled by weights that are gone
         logger.warning("step %d: a spike of the gradient; the weights are those after step %d again", step, state.step)
         return True
 
