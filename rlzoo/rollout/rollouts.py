@@ -82,6 +82,12 @@ class Rollouts:
         if self._ahead is not None:
             self._ahead.rollouts.result()
 
+    def forget_ahead(self) -> None:
+        """Drop what was sampled ahead, so that its problems are sampled again."""
+        if self._ahead is not None:
+            self._ahead.rollouts.exception()  # waits for it
+            self.next_problem, self._ahead = self.next_problem - len(self._ahead.problems), None
+
     def sampled_ahead(self) -> list[Rollout] | None:
         """What is sampled for the next step already, by all processes; waits for it."""
         return None if self._ahead is None else gather(self.accelerator, self._ahead.rollouts.result())

@@ -92,7 +92,7 @@ def test_shaping_out_of_range(refused):
 
 def test_missing_config_file(refused):
     line = refused("train", "--config", "arithmetics")
-    assert line.startswith("no config 'arithmetics' (a file, or one of: alpha-band, arithmetic, ")
+    assert line.startswith("no config 'arithmetics' (a file, or one of: arithmetic, dapo, ")
     assert line.endswith("; did you mean 'arithmetic'?")
 
 

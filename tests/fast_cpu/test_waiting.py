@@ -11,10 +11,10 @@ import pytest
 from rlzoo.fast_cpu.waiting import SETTINGS, waiting_by_load
 
 SHOW = """
-import os, sys, rlzoo.cli
+import os, sys, rlzoo.cli.main
 sys.argv = ["rlzoo", "--version"]
 try:
-    rlzoo.cli.main()
+    rlzoo.cli.main.main()
 finally:
     print({name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")})
 """

@@ -7,7 +7,7 @@ import torch
 
 from rlzoo import ClipInputs, UserError, load_zoo
 from rlzoo.config.run_config import RunConfig
-from rlzoo.learner.judge import differentiated
+from rlzoo.learner.judge import judgement
 from rlzoo.reductions import StepCounts
 
 RULES = load_zoo()
@@ -32,7 +32,7 @@ def off_policy_inputs():
 def gradient(name, inputs):
     policy = RULES[name](**DENSE.get(name, {}))
     counts = StepCounts(len(inputs.response_mask), int(inputs.response_mask.sum()))
-    return differentiated(policy, inputs, counts, 14)[2]
+    return judgement(policy, inputs, counts, 14).gradient
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -211,6 +211,24 @@ def test_a_run_that_was_stopped_before_a_spike_is_the_one_that_was_not(tmp_path)
         assert all(got[name].equal(expected[name]) for name in expected)
 
 
+def test_a_run_that_is_stopped_at_a_spike_while_it_samples_ahead_can_be_resumed(tmp_path):
+    def config(name):
+        overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
+        overrides += ["learner.rollback_above=1.0", "rollout.max_staleness=1"]
+        return quick(tmp_path / name, steps=16, overrides=overrides)
+
+    rows = rlzoo.train(config("whole")).metrics
+    spikes = [step for step, row in enumerate(rows) if row.get("learner/rolled_back") and step < 16]
+    assert spikes, "the test needs a spike"
+    assert min(row["rollout/staleness"] for row in rows[1:]) >= 0
+    for number, step in enumerate(spikes[:2]):
+        with pytest.raises(KeyboardInterrupt):
+            rlzoo.train(config("stopped"), at_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)), resume=number > 0)
+    with resumes_after(spikes[:2][-1], tmp_path / "stopped"):
+        result = rlzoo.train(config("stopped"), resume=True)
+    assert without_times(result.metrics) == without_times(rows)
+
+
 REWARD = """
 import time
 
