@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
-from scipy import stats
 from torch import Tensor
 
 from rlzoo import ops
@@ -26,7 +24,7 @@ from rlzoo.learner.batch import Batch
 from rlzoo.learner.judge import judgement
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import padded
-from rlzoo.measure.intervals import CONFIDENCE, NUM_RESAMPLES, Interval
+from rlzoo.measure.intervals import Interval, bootstrap
 from rlzoo.models.pretrained import load_named
 from rlzoo.support.reading import opened
 from rlzoo.types import ClipInputs
@@ -38,14 +36,10 @@ _KEPT = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class Cosine:
-    """The cosine of one rule, a mean over the updates whose weights were kept.
-
-    Example:
-        ``mean`` 1 for a rule that clips nothing and weighs responses by their importance ratio.
-    """
+    """The cosine of one rule, a mean over the updates whose weights were kept."""
 
     mean: float
-    interval: Interval | None  # 95 %, bootstrap over rollout batches; None with fewer than two
+    interval: Interval | None  # 95 %, bootstrap over rollout batches, whose updates share responses; None with fewer than two
     by_length: tuple[float, ...]  # of the gradients of each length bin's responses; NaN where a bin has none
     num_updates: int
 
@@ -54,7 +48,7 @@ def cosines(
     run: RecordedRun,
     replayed: Mapping[str, Replayed],
     edges: Sequence[float],
-    told: Callable[[int, int], None] | None = None,
+    told: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Cosine]:
     """Measure the cosine of every rule on the updates whose weights were kept.
 
@@ -73,29 +67,24 @@ def cosines(
         UserError: the weights are not those of the recorded log-probs.
     """
     files = _kept(run)
-    settings = run.config.model
-    model, _ = load_named(settings)
+    model, _ = load_named(run.config.model)
     module = ResponseLogProbs(model, run.config.rollout.temperature)
+    is_bfloat16 = run.config.learner.autocast == "bfloat16"
     found: dict[str, list[tuple[int, float, list[float]]]] = {label: [] for label in replayed}
-    done = 0
-    for position, update in enumerate(run.updates):
-        file = files.get((update.step, update.index))
-        if file is None:
-            continue
-        _load(model, file)
-        states = {label: rule.states[position] for label, rule in replayed.items()}
+    kept = [(position, update) for position, update in enumerate(run.updates) if (update.step, update.index) in files]
+    for done, (position, update) in enumerate(kept, start=1):
+        _load(model, files[update.step, update.index])
         given = (update.inputs, update.counts, run.config.rollout.max_new_tokens)
+        states = {label: rule.states[position] for label, rule in replayed.items()}
         wanted = {label: judgement(state, *given, update.weights_for(state)).gradient for label, state in states.items()}
         plain = unclipped(update.inputs) if update.weights is None else unclipped(update.inputs) * update.weights
-        with _autocast(run):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
             totals = _gradients(module, update, {"": plain, **wanted}, torch.tensor(edges))
         reference = totals.pop("")
         for label, parts in totals.items():
             bins = [cosine(part, other) for part, other in zip(parts, reference, strict=True)]
             found[label].append((update.step, cosine(torch.stack(parts).sum(0), torch.stack(reference).sum(0)), bins))
-        done += 1
-        if told is not None:
-            told(done, len(files))
+        told(done, len(kept))
     return {label: _summary(rows) for label, rows in found.items()}
 
 
@@ -147,19 +136,16 @@ def _gradients(
             continue
         log_probs, _ = module(padded(batch, rows, pad_id=0))
         mask = inputs.response_mask[rows]
-        _check_same(log_probs, inputs.log_probs[rows][mask], f"kept weights of step {update.step}, update {update.index},")
+        worst = float((log_probs.detach() - inputs.log_probs[rows][mask]).abs().max())
+        if not worst < SAME:
+            raise UserError(
+                f"kept weights of step {update.step}, update {update.index}, give log-probs that differ by up to {worst:.3g} "
+                "from the recorded ones: they do not belong together"
+            )
         for label, gradient in wanted.items():
             parts_of = torch.autograd.grad(log_probs, parameters, gradient[rows][mask], retain_graph=True)
             sums[label].append(torch.cat([part.float().flatten() for part in parts_of]))
     return sums
-
-
-def _check_same(log_probs: Tensor, recorded: Tensor, weights: str) -> None:
-    worst = float((log_probs.detach() - recorded).abs().max())
-    if not worst < SAME:
-        raise UserError(
-            f"{weights} give log-probs that differ by up to {worst:.3g} from the recorded ones: they do not belong together"
-        )
 
 
 def _load(model: torch.nn.Module, file: Path) -> None:
@@ -180,35 +166,12 @@ def _kept(run: RecordedRun) -> dict[tuple[int, int], Path]:
     return {(int(name[1]), int(name[2])): file for file, name in named if name}
 
 
-@contextlib.contextmanager
-def _autocast(run: RecordedRun) -> Iterator[None]:
-    """The types of the matrix products that the run used."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=run.config.learner.autocast == "bfloat16"):
-        yield
-
-
 def _summary(rows: Sequence[tuple[int, float, list[float]]]) -> Cosine:
     kept = [row for row in rows if not math.isnan(row[1])]
     if not kept:
         return Cosine(math.nan, None, (math.nan,) * NUM_BINS, 0)
-    values = np.array([value for _, value, _ in kept])
-    bins = np.array([by_length for _, _, by_length in kept])
+    steps, values, bins = (np.array(column) for column in zip(*kept, strict=True))
     counted = (~np.isnan(bins)).sum(0)
     by_length = np.where(counted > 0, np.nansum(bins, axis=0) / np.maximum(counted, 1), np.nan)
-    return Cosine(float(values.mean()), _interval([step for step, *_ in kept], values), tuple(by_length.tolist()), len(kept))
-
-
-def _interval(steps: Sequence[int], values: np.ndarray) -> Interval | None:
-    """Bootstrap of the mean over rollout batches: updates of one batch share its responses."""
-    means = np.array([values[np.array(steps) == step].mean() for step in dict.fromkeys(steps)])
-    if len(means) < 2 or np.ptp(means) == 0:
-        return None
-    result = stats.bootstrap(
-        (means,),
-        np.mean,
-        n_resamples=NUM_RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    means = np.array([values[steps == step].mean() for step in np.unique(steps)])
+    return Cosine(float(values.mean()), bootstrap([means], np.mean), tuple(by_length.tolist()), len(kept))

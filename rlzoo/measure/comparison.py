@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-from rlzoo.measure.intervals import CONFIDENCE, Interval
+from rlzoo.measure.intervals import Array, Interval, bootstrap
 
 MIN_SEEDS = 5
 """Common seeds below which no winner is named: the sign-flip test of n differences cannot give less than 2 / 2^n."""
 LEVEL = 0.1  # of the test, after Holm's correction over all pairs
-NUM_RESAMPLES = 2000
 NUM_FLIPS = 2**13  # all of them up to 13 seeds; of more, as many at random, which still can tell 400 pairs apart
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +65,14 @@ def estimate(scores: Sequence[float]) -> Estimate:
     ``pytest tests/measure/test_comparison.py -k intervals_hold`` measures it again on fewer draws.
     """
     values = np.array(scores, dtype=float)
-    of_mean, of_iqm = _bootstrap([values], np.mean), _bootstrap([values], iqm)
+    of_mean, of_iqm = bootstrap([values], np.mean), bootstrap([values], iqm)
     return Estimate(len(values), float(values.mean()), of_mean, float(iqm(values)), of_iqm)
 
 
-def probability_of_improvement(first: Sequence[float], second: Sequence[float]) -> float:
-    """Mann and Whitney's U as a share of all pairs of scores (arXiv 2108.13264)."""
-    return float(_share_won(np.array(first), np.array(second)))
+def probability_of_improvement(first: Array, second: Array, axis: int = -1) -> Array:
+    """P(first > second) + P(equal) / 2 over all pairs of scores: Mann and Whitney's U as a share (arXiv 2108.13264)."""
+    wins = stats.mannwhitneyu(first, second, axis=axis, method="asymptotic").statistic  # the method is that of the p-value
+    return np.asarray(wins / (first.shape[axis] * second.shape[axis]))
 
 
 def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
@@ -90,14 +86,29 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
     Args:
         scores: by policy and seed.
     """
-    pairs = [(first, second, _paired(scores[first], scores[second])) for first, second in itertools.combinations(scores, 2)]
-    p_values = [_sign_flip(gap) for *_, gap in pairs]
-    adjusted = holm(p_values)
+    pairs = list(itertools.combinations(scores, 2))
+    gaps = [_paired(scores[first], scores[second]) for first, second in pairs]
+    p_values = [_sign_flip(gap) for gap in gaps]
     needed = _seeds_needed(sum(p_value is not None for p_value in p_values))
-    return [
-        _difference(first, second, scores, gap, p_value, corrected, needed)
-        for (first, second, gap), p_value, corrected in zip(pairs, p_values, adjusted, strict=True)
-    ]
+    found = []
+    for (first, second), gap, p_value, adjusted in zip(pairs, gaps, p_values, holm(p_values), strict=True):
+        both = [np.array(list(scores[name].values()), dtype=float) for name in (first, second)]
+        interval = bootstrap([gap], np.mean)
+        found.append(
+            Difference(
+                first,
+                second,
+                num_seeds=len(gap),
+                mean=float(gap.mean()) if len(gap) else None,
+                interval=interval,
+                p_value=p_value,
+                adjusted_p_value=adjusted,
+                probability_of_improvement=float(probability_of_improvement(*both)),
+                probability_interval=bootstrap(both, probability_of_improvement),
+                verdict=_verdict(first, second, gap, interval, adjusted, needed),
+            )
+        )
+    return found
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -116,38 +127,19 @@ def _paired(first: Mapping[int, float], second: Mapping[int, float]) -> Array:
     return np.round(gap, 12)  # .3 - .2 and .2 - .1 are the same difference
 
 
-def _share_won(first: Array, second: Array, axis: int = -1) -> Array:
-    wins = stats.mannwhitneyu(first, second, axis=axis, method="asymptotic").statistic  # the method is that of the p-value
-    return np.asarray(wins / (first.shape[axis] * second.shape[axis]))
-
-
 def _seeds_needed(num_pairs: int) -> int:
     """Seeds with which the least p-value there is passes Holm's correction."""
     return next(number for number in itertools.count(MIN_SEEDS) if num_pairs * 2 / 2**number <= LEVEL)
 
 
-def _difference(
-    first: str,
-    second: str,
-    scores: Mapping[str, Mapping[int, float]],
-    gap: Array,
-    p_value: float | None,
-    adjusted: float | None,
-    needed: int,
-) -> Difference:
-    interval = _bootstrap([gap], np.mean)
-    ours, theirs = (np.array(list(scores[name].values()), dtype=float) for name in (first, second))
-    better, surely = float(_share_won(ours, theirs)), _bootstrap([ours, theirs], _share_won)
-    mean = float(gap.mean()) if len(gap) else None
-    without_0 = interval is None or interval[0] > 0 or interval[1] < 0  # None: the same difference with every seed
+def _verdict(first: str, second: str, gap: Array, interval: Interval | None, adjusted: float | None, needed: int) -> str:
     if len(gap) < MIN_SEEDS:
-        verdict = f"too few seeds ({len(gap)} in common, of at least {MIN_SEEDS}): no winner is named"
-    elif mean and adjusted is not None and adjusted <= LEVEL and without_0:
-        verdict = f"{first} above {second}" if mean > 0 else f"{second} above {first}"
-    else:
-        more = f"; so many pairs need {needed}" if len(gap) < needed else ""
-        verdict = f"no difference that {len(gap)} seeds can show{more}"
-    return Difference(first, second, len(gap), mean, interval, p_value, adjusted, better, surely, verdict)
+        return f"too few seeds ({len(gap)} in common, of at least {MIN_SEEDS}): no winner is named"
+    excludes_0 = interval is None or interval[0] > 0 or interval[1] < 0  # None: the same difference with every seed
+    if gap.mean() != 0 and adjusted is not None and adjusted <= LEVEL and excludes_0:
+        return f"{first} above {second}" if gap.mean() > 0 else f"{second} above {first}"
+    more = f"; so many pairs need {needed}" if len(gap) < needed else ""
+    return f"no difference that {len(gap)} seeds can show{more}"
 
 
 def _sign_flip(gap: Array) -> float | None:
@@ -158,21 +150,3 @@ def _sign_flip(gap: Array) -> float | None:
         (gap,), np.mean, permutation_type="samples", vectorized=True, n_resamples=NUM_FLIPS, rng=np.random.default_rng(0)
     )
     return float(result.pvalue)
-
-
-def _bootstrap(samples: Sequence[Array], statistic: Callable[..., Array]) -> Interval | None:
-    """95 % percentile interval, each sample redrawn by itself; None where every redrawing gives the same."""
-    if min(map(len, samples)) < 2:
-        return None
-    result = stats.bootstrap(
-        samples,
-        statistic,
-        vectorized=True,
-        n_resamples=NUM_RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
-    if np.ptp(result.bootstrap_distribution) == 0:
-        return None
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)

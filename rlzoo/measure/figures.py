@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -36,20 +35,15 @@ class Series:
     high: Sequence[float] | None = None
 
 
-def lines(
-    series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False, floor: float | None = None
-) -> Figure:
-    """Curves with bands between low and high; ``floor`` is a dotted line, the noise floor."""
+def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False) -> Figure:
+    """Curves with bands between low and high."""
     figure, axes = _canvas(title, xlabel, ylabel)
     for number, (label, points) in enumerate(series.items()):
         axes.plot(points.x, points.y, label=_literal(label), **_look(number, marker=log_x))
         if points.low is not None and points.high is not None:
             axes.fill_between(points.x, points.low, points.high, color=_look(number)["color"], alpha=0.15, linewidth=0)
-    if floor is not None:
-        axes.axhline(floor, color="0.4", linestyle=":", linewidth=1, label="noise floor")
     if log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        _set_log_x(axes)
     _legend(figure, axes)
     return figure
 
@@ -67,8 +61,7 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
             ends = (points.low, points.high)
             errors = [[max(0.0, sign * (end[k] - points.y[k])) for k in kept] for sign, end in zip((-1, 1), ends, strict=True)]
         axes.errorbar(x, y, yerr=errors, label=_literal(label), capsize=2, elinewidth=0.9, clip_on=False, **_look(number))
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _set_log_x(axes)
     axes.xaxis.set_minor_locator(NullLocator())
     shortest, longest = axes.get_xlim()
     if longest < 4 * shortest:  # powers of two may miss so short a range altogether
@@ -79,22 +72,14 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
     return figure
 
 
-def forest(
-    rows: Sequence[tuple[str, float, float | None, float | None]],
-    *,
-    xlabel: str,
-    title: str = "",
-    reference: float | None = None,
-) -> Figure:
-    """A point and an interval for each label, the first on top; ``reference`` is a vertical line."""
-    figure, axes = _canvas(title, xlabel, "", height=1.1 + 0.28 * max(1, len(rows)))
+def forest(rows: Sequence[tuple[str, float, float | None, float | None]], *, xlabel: str) -> Figure:
+    """A point and an interval for each label, the first on top."""
+    figure, axes = _canvas("", xlabel, "", height=1.1 + 0.28 * max(1, len(rows)))
     places = list(range(len(rows), 0, -1))
     for place, (_, value, low, high) in zip(places, rows, strict=True):
         if low is not None and high is not None:
             axes.plot([low, high], [place, place], color=COLOURS[0], linewidth=1.5)
         axes.plot([value], [place], "o", color=COLOURS[0], markersize=5)
-    if reference is not None:
-        axes.axvline(reference, color="0.4", linestyle=":", linewidth=1)
     axes.set_yticks(places, [_literal(label) for label, *_ in rows])
     axes.set_ylim(0.4, len(rows) + 0.6)
     return figure
@@ -113,11 +98,6 @@ def svg(figure: Figure) -> str:
     return re.sub(r"<[^>]*>", lambda tag: re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", tag[0]), text)
 
 
-def save_png(figure: Figure, path: Path) -> None:
-    """Write the figure as a picture."""
-    figure.savefig(path, format="png", dpi=150)
-
-
 def _canvas(title: str, xlabel: str, ylabel: str, height: float = 3.6) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.add_subplot()
@@ -131,31 +111,25 @@ def _canvas(title: str, xlabel: str, ylabel: str, height: float = 3.6) -> tuple[
     return figure, axes
 
 
+def _set_log_x(axes: Axes) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def _look(number: int, *, marker: bool = True) -> dict[str, Any]:
-    """Colour, marker and line style of the n-th series: no two of the first 28 are alike."""
-    count = len(COLOURS)
-    look = {
-        "color": COLOURS[number % count],
-        "linestyle": STYLES[number // count % len(STYLES)],
-        "linewidth": 1.4,
-    }
-    return look | ({"marker": MARKERS[(number + number // count) % len(MARKERS)], "markersize": 4.5} if marker else {})
+    """Colour, marker and line style of the n-th series: the first 28 all differ."""
+    turn = number // len(COLOURS)
+    look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[turn % len(STYLES)], "linewidth": 1.4}
+    return look | ({"marker": MARKERS[(number + turn) % len(MARKERS)], "markersize": 4.5} if marker else {})
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
     """Beside the data, never over it."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        fontsize, spacing = (8, 0.5) if len(handles) <= 14 else (6.5, 0.25)  # 25 fit into one column
-        figure.legend(
-            handles,
-            labels,
-            loc="outside right upper",
-            fontsize=fontsize,
-            labelspacing=spacing,
-            frameon=False,
-            ncols=1 + (len(handles) - 1) // 25,
-        )
+    number = len(axes.get_legend_handles_labels()[0])
+    if number:
+        size, spacing = (8, 0.5) if number <= 14 else (6.5, 0.25)  # 25 fit into one column
+        columns = 1 + (number - 1) // 25
+        figure.legend(loc="outside right upper", fontsize=size, labelspacing=spacing, frameon=False, ncols=columns)
 
 
 def _literal(label: str, longest: int = LONGEST_LABEL) -> str:

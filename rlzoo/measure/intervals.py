@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -16,24 +16,21 @@ from rlzoo.fairness import NUM_BINS
 Array = NDArray[Any]
 
 CONFIDENCE = 0.95
-NUM_RESAMPLES = 200
+NUM_RESAMPLES = 2000
 PRIOR_DEGREES = 4.0  # degrees of freedom that the design effect of all bins has in that of one
 NUM_DRAWS = 2000  # of the noise in a length reweighting error
-NUM_RESAMPLES_OF_MEAN = 2000
 Interval = tuple[float, float]
 
 
-def wilson(successes: Array, trials: Array, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
-    """Wilson's score interval of a proportion, elementwise; NaN without trials.
+def wilson(successes: Array, trials: Array) -> tuple[Array, Array]:
+    """Wilson's score interval of a proportion, 95 %, elementwise; NaN without trials.
 
     Args:
-        successes: counts, or sums of numbers between 0 and 1: a mean of such varies less than one of zeros and ones, so the
-            interval is then on the wide side.
-        trials: how many independent ones there were.
-        confidence: the interval's.
+        successes: counts, or sums of numbers between 0 and 1, for which the interval is slightly too wide.
+        trials: number of independent trials.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        return _wilson(successes / trials, trials, NormalDist().inv_cdf(0.5 + confidence / 2))
+        return _wilson(successes / trials, trials, NormalDist().inv_cdf(0.5 + CONFIDENCE / 2))
 
 
 def _wilson(share: Array, trials: Array, z: Array | float) -> tuple[Array, Array]:
@@ -194,45 +191,53 @@ def _draws(influence: Array) -> Array:
     return np.concatenate([drawn, -drawn])
 
 
-def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
-    """Bootstrap percentile interval, 95 %, of a mean over everything that belongs to some problems, drawing whole problems.
-
-    Where all problems have the same mean, as when nothing was solved, the bootstrap would claim to know it exactly; there
-    Wilson's interval stands in, with each problem as one trial.
+def bootstrap(
+    samples: Sequence[Array], statistic: Callable[..., Array], *, paired: bool = False, seed: int = 0
+) -> Interval | None:
+    """95 % percentile bootstrap interval; None for fewer than two values, or if all resamples give the same.
 
     Args:
-        sums: ``(n,)`` for each problem the sum of its values, which lie between 0 and 1.
-        counts: ``(n,)`` how many values that were; problems without any are left out.
+        samples: arrays ``(n,)``.
+        statistic: of the samples, along ``axis``.
+        paired: resample all samples by the same indices.
+        seed: of the resampling.
+    """
+    from scipy import stats  # takes a second to import
+
+    if min(map(len, samples)) < 2:
+        return None
+    result = stats.bootstrap(
+        samples,
+        statistic,
+        paired=paired,
+        vectorized=True,
+        n_resamples=NUM_RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    if np.ptp(result.bootstrap_distribution) == 0:
+        return None
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
+    """Bootstrap interval, 95 %, of a mean over the values of all problems, resampling whole problems.
+
+    If all problems have the same mean, as when nothing was solved, the bootstrap interval would have no width. Wilson's
+    interval replaces it, with each problem as one trial.
+
+    Args:
+        sums: ``(n,)`` sum of each problem's values, which lie between 0 and 1.
+        counts: ``(n,)`` number of each problem's values; problems without any are left out.
         seed: of the resampling.
     """
     sums, counts = sums[counts > 0], counts[counts > 0]
     assert len(sums) > 0, "a mean of nothing"
     own = sums / counts
-    if np.ptp(own) < 1e-12:
-        low, high = wilson(own[:1] * len(own), np.array([len(own)]))
-        return float(low[0]), float(high[0])
-
-    low, high = _percentile_interval(
-        lambda drawn: sums[drawn].sum(1) / counts[drawn].sum(1), len(sums), NUM_RESAMPLES_OF_MEAN, seed
-    )
-    return float(low), float(high)
-
-
-def _percentile_interval(
-    statistic: Callable[[Array], Array], number: int, num_resamples: int, seed: int
-) -> tuple[Array, Array]:
-    """The percentile bootstrap, drawing as `scipy.stats.bootstrap` does, which takes a second to import.
-
-    Args:
-        statistic: of drawings ``(num_resamples, number)``, each a row of indices, the values ``(..., num_resamples)``.
-        number: how many there are to draw from.
-        num_resamples: drawings.
-        seed: of them.
-
-    Returns:
-        The ends, ``(...)``; NaN where a resample's value is.
-    """
-    drawn = np.random.default_rng(seed).integers(0, number, (num_resamples, number))
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.percentile(statistic(drawn), [100 * tail, 100 * (1 - tail)], axis=-1)
-    return low, high
+    if np.ptp(own) >= 1e-12:
+        found = bootstrap((sums, counts), lambda s, c, axis: s.sum(axis) / c.sum(axis), paired=True, seed=seed)
+        if found is not None:
+            return found
+    low, high = wilson(own[:1] * len(own), np.array([len(own)]))
+    return float(low[0]), float(high[0])

@@ -58,7 +58,7 @@ def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSectio
     environment = Environment(
         autoescape=select_autoescape(default=True, default_for_string=True), trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "code": code, "svg": picture, "is_number": is_number}
+    environment.filters |= {"number": number, "code": _code, "svg": lambda figure: Markup(svg(figure))}
     source = resources.files("rlzoo").joinpath("assets", "report.html.j2").read_text(encoding="utf-8")
     return str(environment.from_string(source).render(title=title, facts=facts, sections=sections))
 
@@ -72,16 +72,5 @@ def number(value: Cell) -> str:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def is_number(value: Cell) -> bool:
-    """Whether a cell is to stand on the right."""
-    return not isinstance(value, str)
-
-
-def picture(figure: Figure) -> Markup:
-    """A figure as markup of its own."""
-    return Markup(svg(figure))
-
-
-def code(text: str) -> Markup:
-    """Text with the words between backticks set as code."""
+def _code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))

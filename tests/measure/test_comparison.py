@@ -20,7 +20,7 @@ def test_the_interquartile_mean_leaves_a_quarter_out_at_each_end():
 
 def test_the_probability_of_improvement_counts_pairs_and_half_of_the_ties():
     # pairs (1,0) > (1,1) = (1,2) <, (3,0) > (3,1) > (3,2) >: 4 wins and a tie of six
-    assert probability_of_improvement([1.0, 3.0], [0.0, 1.0, 2.0]) == pytest.approx(4.5 / 6)
+    assert probability_of_improvement(np.array([1.0, 3.0]), np.array([0.0, 1.0, 2.0])) == pytest.approx(4.5 / 6)
 
 
 def test_the_probability_of_improvement_is_a_mean_over_pairs():
