@@ -1,26 +1,27 @@
-"""The directory of an evaluation: its settings, every completion as it is made, and what they came to."""
+"""The directory of an evaluation: its settings, every completion, and the results."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from rlzoo.errors import UserError
+from rlzoo.lab.run_records import changed_settings, read_mapping
 from rlzoo.measure.at_k import GradedProblem
 from rlzoo.support.atomic import temporary_path, write_text
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
 from rlzoo.support.signals import held_signals
 from rlzoo.types import Problem
+
+_KEY = "evaluation"  # in the names of temporary files
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class Completion:
     """
 
     response: str
-    reward: float
-    answer_group: int | None  # place of the first response to the problem with the same answer; None: no answer
-    length: int  # in tokens, the end token included
+    reward: Annotated[float, Field(allow_inf_nan=False)]
+    answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None: no answer
+    length: Annotated[int, Field(ge=0)]  # in tokens, the end token included
     finished: bool  # False: cut off at the length limit
 
 
@@ -54,7 +55,7 @@ class Answered:
 
     @property
     def outcome(self) -> GradedProblem:
-        """What the estimators read."""
+        """The input of the estimators."""
         return GradedProblem(
             rewards=tuple(completion.reward for completion in self.completions),
             groups=tuple(completion.answer_group for completion in self.completions),
@@ -62,21 +63,21 @@ class Answered:
         )
 
     def to_line(self, index: int) -> str:
-        """As a line of JSON, the same for the same content."""
+        """Format as a line of JSON."""
         completions = [asdict(completion) for completion in self.completions]
         row = {"problem": index, "question": self.problem.question, "answer": self.problem.answer, "completions": completions}
         return json.dumps(row, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> Answered:
-        """The same from such a line."""
+        """Parse a line of JSON."""
         row = parse_json(line)
         return cls(Problem(row["question"], row["answer"]), _COMPLETIONS.validate_python(row["completions"]))
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDirectory:
-    """Where an evaluation leaves everything, and finds it again when the same command is started again.
+    """The files of an evaluation, from which the same command resumes.
 
     Example:
         ``EvaluationDirectory(Path("evals/mine")).read("gsm8k", problems)``
@@ -92,14 +93,15 @@ class EvaluationDirectory:
         """
         file = self.path / "settings.yaml"
         try:
+            unfinished = temporary_path(file, _KEY)  # of an evaluation that was killed
+            if not self.path.exists() or (self.path.is_dir() and all(path == unfinished for path in self.path.iterdir())):
+                return
             before = parse_yaml(read_text(file, SETTINGS)) if file.is_file() else None
-            is_taken = before is None and self.path.exists() and not (self.path.is_dir() and self._is_free(settings))
         except (OSError, ValueError) as error:
             raise UserError(f"{str(file)!r} cannot be read: {error}") from error
-        if is_taken:
+        if not isinstance(before, Mapping):
             raise UserError(f"--output {str(self.path)!r} is not an evaluation's directory; name another, or remove it")
-        changed = list(_differences(before, settings)) if isinstance(before, Mapping) else []
-        if changed:
+        if changed := changed_settings(before, settings):
             raise UserError(
                 f"--output {str(self.path)!r} was begun with another {', '.join(changed[:3])}; "
                 "give the same settings to go on, or name another --output"
@@ -113,22 +115,16 @@ class EvaluationDirectory:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # with this file it is the directory of an evaluation
-            write_text(self.path / "settings.yaml", _as_yaml(settings), _key(_as_yaml(settings)))
+            write_text(self.path / "settings.yaml", yaml.safe_dump(dict(settings), sort_keys=False), _KEY)
             (self.path / "completions").mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
 
-    def _is_free(self, settings: Mapping[str, Any]) -> bool:
-        """Whether it is empty, except for what the same evaluation left when it was killed while it wrote its settings."""
-        unfinished = temporary_path(self.path / "settings.yaml", _key(_as_yaml(settings)))
-        return all(path == unfinished for path in self.path.iterdir())
-
     def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
-        """The problems that are answered already, at most those asked for; a line that was not finished is cut off.
+        """Read the answered problems, at most those asked for; an unfinished last line is removed from the file.
 
         Raises:
-            UserError: they are not the problems of the suite as it is now.
+            UserError: a line is damaged, or answers another problem than the suite has.
         """
         file = self._file(suite)
         if not file.is_file():
@@ -136,20 +132,19 @@ class EvaluationDirectory:
         content = read_bytes(file, RECORDS)
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:  # whoever wrote it was killed
-            with file.open("r+b") as stream:
-                stream.truncate(len(whole))
-        lines = whole.split(b"\n")[: len(problems)]  # not splitlines: JSON strings may hold U+2028
+            os.truncate(file, len(whole))
         answered: list[Answered] = []
+        lines = whole.split(b"\n")[:-1]  # not splitlines: JSON strings may hold U+2028
         for number, (line, problem) in enumerate(zip(lines, problems, strict=False), start=1):
-            if not line:
-                break  # after the last
             try:
                 answered.append(Answered.from_line(line.decode()))
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(
                     f"{file} line {number}: not a completion of an evaluation; remove the file to begin anew"
                 ) from error
-            if not _fits(answered[-1].completions, len(answered[0].completions)):
+            size = len(answered[-1].completions)
+            groups = answered[-1].outcome.groups
+            if size != len(answered[0].completions) or not size or any(group is not None and group >= size for group in groups):
                 raise UserError(f"{file} line {number}: not the completions that the first has; remove the file to begin anew")
             if answered[-1].problem != problem:
                 raise UserError(
@@ -158,7 +153,7 @@ class EvaluationDirectory:
         return answered
 
     def append(self, suite: str, start: int, answered: Sequence[Answered]) -> None:
-        """Add whole problems, the first of which is the suite's number ``start``; on the disk before this returns."""
+        """Add whole problems, of which the first has index ``start``; they are on disk when this returns."""
         lines = "".join(item.to_line(start + place) for place, item in enumerate(answered))
         with held_signals(), self._file(suite).open("ab") as file:
             file.write(lines.encode())
@@ -167,45 +162,11 @@ class EvaluationDirectory:
 
     def save_results(self, results: Mapping[str, Any]) -> None:
         """Write ``results.json``."""
-        settings = read_text(self.path / "settings.yaml", SETTINGS)
-        write_text(self.results_file, json.dumps(results, indent=2) + "\n", _key(settings))
+        write_text(self.path / "results.json", json.dumps(results, indent=2) + "\n", _KEY)
 
     def read_results(self) -> dict[str, Any]:
-        """What ``results.json`` holds; empty before the first."""
-        try:
-            return dict(parse_json(read_text(self.results_file, RECORDS)))
-        except (OSError, ValueError, TypeError):
-            return {}
-
-    @property
-    def results_file(self) -> Path:
-        """``results.json``."""
-        return self.path / "results.json"
+        """Read ``results.json``; empty before the first."""
+        return read_mapping(self.path / "results.json")
 
     def _file(self, suite: str) -> Path:
         return self.path / "completions" / f"{suite}.jsonl"
-
-
-def _as_yaml(settings: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(settings), sort_keys=False)
-
-
-def _key(settings: str) -> str:
-    """What the temporary files of an evaluation with these settings are known by."""
-    return hashlib.sha256(settings.encode()).hexdigest()
-
-
-def _fits(completions: Sequence[Completion], number: int) -> bool:
-    """Whether an evaluation of so many responses to a problem could have written them."""
-    places = [item.answer_group for item in completions if item.answer_group is not None]
-    values = all(math.isfinite(item.reward) and item.length >= 0 for item in completions)
-    return len(completions) == number > 0 and values and all(0 <= place < number for place in places)
-
-
-def _differences(before: Mapping[str, Any], asked: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key in dict.fromkeys((*before, *asked)):
-        old, new = before.get(key), asked.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield f"{prefix}{key} ({old} there, {new} asked)"

@@ -1,11 +1,10 @@
-"""Evaluation: k responses to every problem of some suites, graded, and what they come to."""
+"""Evaluation: samples and grades k responses to every problem of some suites."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlzoo.config.sections import ModelConfig, RolloutConfig
@@ -23,7 +22,7 @@ from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
 from rlzoo.types import Problem
 
 Told = Callable[[str, int, int, dict[str, float]], None]
-"""Told the suite, how many of its problems are answered, how many there are, and what they come to so far."""
+"""Called with the suite, the numbers of answered and of all its problems, and the means so far."""
 
 
 def evaluate(
@@ -33,7 +32,7 @@ def evaluate(
     experiment: str | None = None,
     told: Told = lambda suite, done, total, so_far: None,
 ) -> Evaluation:
-    """Sample and grade whatever is still missing, and say what it all comes to; what ``rlzoo eval`` does.
+    """Sample and grade the responses that are missing, and compute the results; what ``rlzoo eval`` does.
 
     Args:
         config: the complete evaluation.
@@ -55,23 +54,18 @@ def evaluate(
             stack.callback(grader.close)
         if any(len(answered[name]) < len(asked) for name, asked in problems.items()):
             prompts = {suite.name: [suite.prompt(problem) for problem in problems[suite.name]] for suite in suites}
-            sampler = open_sampler(config.model, config.rollout, prompts)
+            sampler = _open_sampler(config.model, config.rollout, prompts)
             stack.callback(sampler.close)
             directory.create(config.settings())
             for suite in suites:
-                sitting = Sitting(config, suite, graders[suite.make_grader], sampler, directory)
-                sitting.complete(answered[suite.name], problems[suite.name], told)
+                grader, own = graders[suite.make_grader], (answered[suite.name], problems[suite.name])
+                _complete(config, suite, grader, sampler, directory, *own, told)
     results = tuple(SuiteResult.of(name, responses) for name, responses in answered.items())
     return finish(Evaluation(config, directory.path, results, None), directory, experiment)
 
 
-def open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
-    """The sampler that ``rollout.engine`` names, with the model's weights.
-
-    Args:
-        model: what it samples from.
-        rollout: how.
-        prompts: of each suite, to try the tokenizer on.
+def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
+    """Open the sampler that ``rollout.engine`` names, with the model's weights; ``prompts`` of each suite are tried first.
 
     Raises:
         UserError: the model cannot be loaded or does not know the prompts' words, or the sampler cannot start.
@@ -100,64 +94,50 @@ def open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping
     return sampler
 
 
-@dataclass(frozen=True, slots=True)
-class Sitting:
-    """One suite put to one model.
+def _complete(
+    config: EvaluationConfig,
+    suite: Suite,
+    grader: SuiteGrader,
+    sampler: Sampler,
+    directory: EvaluationDirectory,
+    answered: list[Answered],
+    problems: Sequence[Problem],
+    told: Told,
+) -> None:
+    """Add the missing problems to ``answered`` and to the directory, whole problem by whole problem.
 
-    Example:
-        ``Sitting(config, suite, grader, sampler, directory).complete([], problems, told)``
+    The batches do not depend on where the evaluation was stopped, because a model's numbers depend slightly on the batch. A
+    batch that was half answered is therefore sampled again as a whole.
     """
-
-    config: EvaluationConfig
-    suite: Suite
-    grader: SuiteGrader
-    sampler: Sampler
-    directory: EvaluationDirectory
-
-    def complete(self, answered: list[Answered], problems: Sequence[Problem], told: Told) -> None:
-        """Add to ``answered`` the problems that are not in it, and write them to the directory, whole problem by whole problem.
-
-        Problems are sampled in the same batches whether or not the evaluation was stopped in between, since what a model
-        computes depends a little on the batch: one that was left in half is drawn again as a whole.
-        """
-        size = max(1, self.config.rollout.batch_size // self.config.rollout.group_size)
-        told(self.suite.name, len(answered), len(problems), self._so_far(answered))
-        while len(answered) < len(problems):
-            start = len(answered) // size * size
-            fresh = self._answer(problems[start : start + size], start)[len(answered) - start :]
-            self.directory.append(self.suite.name, len(answered), fresh)
-            answered += fresh
-            told(self.suite.name, len(answered), len(problems), self._so_far(answered))
-
-    def _answer(self, problems: Sequence[Problem], start: int) -> list[Answered]:
-        """Sample and grade; ``start`` is the number of the first of the problems in its suite."""
-        k = self.config.rollout.group_size
-        rollouts = self.sampler.sample(
-            [self.suite.prompt(problem) for problem in problems],
+    k = config.rollout.group_size
+    size = max(1, config.rollout.batch_size // k)
+    reported = (f"mean@{k}", f"pass@{k}", f"maj@{k}")
+    seed = step_seed(config.seed, zlib.crc32(suite.name.encode()), 0)
+    while True:
+        found = means([item.outcome for item in answered]) if answered else {}
+        told(suite.name, len(answered), len(problems), {name: found[name] for name in reported if name in found})
+        if len(answered) == len(problems):
+            return
+        start = len(answered) // size * size
+        batch = problems[start : start + size]
+        rollouts = sampler.sample(
+            [suite.prompt(problem) for problem in batch],
             k,
-            seed=step_seed(self.config.seed, zlib.crc32(self.suite.name.encode()), 0),
-            temperature=self.config.rollout.temperature,
+            seed=seed,
+            temperature=config.rollout.temperature,
             first_row=start * k,
         )
         texts = [rollout.text for rollout in rollouts]
-        rewards = self.grader.grade([problem for problem in problems for _ in range(k)], texts)
-        answered = []
-        for place, problem in enumerate(problems):
+        rewards = grader.grade([problem for problem in batch for _ in range(k)], texts)
+        fresh = []
+        for place, problem in enumerate(batch):
             rows = slice(place * k, (place + 1) * k)
-            groups = self.grader.answer_groups(texts[rows], rewards[rows])
-            parts = zip(rollouts[rows], rewards[rows], groups, strict=True)
-            answered.append(
-                Answered(
-                    problem,
-                    tuple(
-                        Completion(rollout.text, reward, group, len(rollout.response_ids), rollout.finished)
-                        for rollout, reward, group in parts
-                    ),
-                )
+            groups = grader.answer_groups(texts[rows], rewards[rows])
+            completions = (
+                Completion(rollout.text, reward, group, len(rollout.response_ids), rollout.finished)
+                for rollout, reward, group in zip(rollouts[rows], rewards[rows], groups, strict=True)
             )
-        return answered
-
-    def _so_far(self, answered: Sequence[Answered]) -> dict[str, float]:
-        k = self.config.rollout.group_size
-        found = means([item.outcome for item in answered]) if answered else {}
-        return {name: found[name] for name in (f"mean@{k}", f"pass@{k}", f"maj@{k}") if name in found}
+            fresh.append(Answered(problem, tuple(completions)))
+        fresh = fresh[len(answered) - start :]
+        directory.append(suite.name, len(answered), fresh)
+        answered += fresh

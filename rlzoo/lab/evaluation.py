@@ -1,4 +1,4 @@
-"""What an evaluation is: its settings, and the results it comes to."""
+"""The settings of an evaluation, and its results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -27,8 +27,7 @@ from rlzoo.support.redaction import redact_settings
 
 logger = logging.getLogger("rlzoo")
 
-UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}
-"""Settings of a rollout that only training has a use for."""
+UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}  # settings of a rollout that only training uses
 
 
 class EvaluatedModel(Section):
@@ -73,9 +72,9 @@ class EvaluationConfig(Section):
             raise UserError(explain(error, cls)) from error
 
     def settings(self) -> dict[str, Any]:
-        """What has a say in a completion: another run with the same may go on where this one stopped."""
-        included, excluded = {"model": True, "rollout": True, "seed": True}, {"rollout": UNUSED}
-        return redact_settings(self.model_dump(mode="json", include=included, exclude=excluded))
+        """The settings that a completion depends on: an evaluation with the same ones can be resumed."""
+        included = {"model", "rollout", "seed"}
+        return redact_settings(self.model_dump(mode="json", include=included, exclude={"rollout": UNUSED}))
 
 
 def default_output(config: EvaluationConfig) -> Path:
@@ -123,7 +122,7 @@ class SuiteResult:
     def metrics(self) -> dict[str, float]:
         """By their MLflow names, which may not hold an @."""
         found = {key: getattr(self, key) for key in ("response_length_mean", "truncated", "no_answer")}
-        named = [(name, estimate) for name, estimate in self.estimates.items()]
+        named = list(self.estimates.items())
         for place, length_bin in enumerate(self.by_length):
             found[f"length_bin_{place}_edge"] = length_bin.longest
             named += [(f"{name}_length_bin_{place}", estimate) for name, estimate in length_bin.estimates.items()]
@@ -148,8 +147,8 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON; what ``results.json`` holds."""
         settings = {**self.config.settings(), "limit": self.config.limit}
-        suites = {result.suite: asdict(result) for result in self.results}
-        return dict(plain({"settings": settings, "suites": suites, "mlflow_run_id": self.mlflow_run_id}))
+        suites = {result.suite: result for result in self.results}
+        return plain({"settings": settings, "suites": suites, "mlflow_run_id": self.mlflow_run_id})
 
 
 def finish(evaluation: Evaluation, directory: EvaluationDirectory, experiment: str | None) -> Evaluation:

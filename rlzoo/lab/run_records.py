@@ -75,13 +75,16 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     Raises:
         UserError: a path is no folder, or there is no finished run.
     """
-    folders: dict[Path, Path] = {}  # where it lies, and how it was named first
+    folders: dict[Path, Path] = {}  # by where they are, as they were named first
     for path in paths:
-        if not _is_folder(path):
+        try:
+            is_folder = path.is_dir()
+        except (OSError, ValueError):  # a name that nothing can have
+            is_folder = False
+        if not is_folder:
             raise UserError(f"{shown(str(path))} is not a folder; give run directories, or folders that hold some")
-        found = [file.parent for file in sorted(path.rglob("config.yaml")) if _is_run(file.parent)]
-        for folder in found:
-            if "interrupted" not in folder.relative_to(path).parts:
+        for folder in (file.parent for file in sorted(path.rglob("config.yaml"))):
+            if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # else it is not a run's
                 folders.setdefault(folder.resolve(), folder)
     records, notes = [], []
     for folder in folders.values():
@@ -100,28 +103,31 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     return records, notes
 
 
-def _is_run(folder: Path) -> bool:
-    """Whether a folder with a config.yaml is a run's: a run has begun to write there."""
-    return (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file()
-
-
-def _is_folder(path: Path) -> bool:
+def read_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
+    """The mapping in a JSON or YAML file; empty if there is none, or none that can be read."""
     try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that nothing can have
-        return False
+        found = parse(read_text(file, SETTINGS))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """Settings that differ, such as ``"learner.lr (0.0003 there, 5e-05 asked)"``."""
+    old, new = flatten(before), flatten(asked)
+    return [f"{key} ({old.get(key)} there, {new.get(key)} asked)" for key in sorted(old | new) if old.get(key) != new.get(key)]
 
 
 def _read(folder: Path) -> RunRecord | None:
-    """The run in a folder; None if it has not come to its last step.
+    """The run in a folder; None if it has not reached its last step.
 
     Raises:
-        UserError: what it wrote is damaged.
+        UserError: its metrics are damaged.
     """
-    settings = _settings(folder / "config.yaml")
-    if settings is None or not (folder / "metrics.jsonl").is_file():
+    settings, summary = flatten(read_mapping(folder / "config.yaml", parse_yaml)), read_mapping(folder / "summary.json")
+    is_config = isinstance(settings.get("clip.name"), str) and all(type(settings.get(key)) is int for key in ("steps", "seed"))
+    if not is_config or not (folder / "metrics.jsonl").is_file():
         return None
-    summary = _summary(folder / "summary.json")
     if type(summary.get("steps")) is int:
         settings["steps"] = max(settings["steps"], summary["steps"])  # more, if it was resumed with more
     metrics = tuple(read_metrics(folder / "metrics.jsonl"))
@@ -130,23 +136,3 @@ def _read(folder: Path) -> RunRecord | None:
     if not any("reward/mean" in row and row["step"] > settings["steps"] * 0.75 for row in metrics):
         raise UserError(f"{str(folder / 'metrics.jsonl')!r} has no reward/mean in the last quarter of its steps")
     return RunRecord(folder, settings, metrics, summary) if summary.get("finished", True) else None
-
-
-def _settings(file: Path) -> dict[str, Any] | None:
-    """A run's configuration with dotted keys; None if it is none."""
-    try:
-        content = parse_yaml(read_text(file, SETTINGS))
-    except (OSError, ValueError):
-        return None
-    settings = flatten(content) if isinstance(content, Mapping) else {}
-    named = isinstance(settings.get("clip.name"), str)
-    return settings if named and all(type(settings.get(key)) is int for key in ("steps", "seed")) else None
-
-
-def _summary(file: Path) -> dict[str, Any]:
-    """What a run noted at its end; nothing if it cannot be read."""
-    try:
-        found = parse_json(read_text(file, SETTINGS))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

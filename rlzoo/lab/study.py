@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from rlzoo.errors import UserError
 from rlzoo.lab.cosine import Cosine, cosines, has_weights
@@ -16,12 +17,12 @@ from rlzoo.lab.replay import Replayed, clip_fraction_of, match_clip_fraction, re
 from rlzoo.policy import ClipPolicy
 
 FACTORS = tuple(2.0**power for power in range(-4, 5))
-"""Widths of a sweep, relative to the setting at hand."""
+"""Widths of a sweep, relative to the rule's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one rule did with the rollouts.
+    """One rule on the recorded rollouts.
 
     Example:
         ``rule.replayed.profile.clip_fraction``
@@ -29,7 +30,7 @@ class Rule:
 
     label: str
     replayed: Replayed
-    cosine: Cosine | None  # None where the run kept no weights
+    cosine: Cosine | None  # None if the run kept no weights
     note: str = ""  # why its clip fraction was not matched
 
 
@@ -65,30 +66,32 @@ class Study:
     sweep: Mapping[str, tuple[WidthPoint, ...]]
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON; numbers that are not known are null."""
+        """As plain JSON; unknown numbers are null."""
         rules = [
             {
                 "policy": rule.label,
-                "settings": rule.replayed.policy.model_dump(mode="json"),
+                "settings": rule.replayed.policy,
                 "note": rule.note,
-                "profile": asdict(rule.replayed.profile),
-                "cosine": None if rule.cosine is None else asdict(rule.cosine),
+                "profile": rule.replayed.profile,
+                "cosine": rule.cosine,
             }
             for rule in self.rules
         ]
-        sweep = {label: [asdict(point) for point in points] for label, points in self.sweep.items()}
-        about = {
-            "run": str(self.run.path),
-            "run_policy": self.run.config.clip.name,
-            "num_responses": self.run.num_responses,
-            "matched_clip_fraction": self.match,
-            "skip_steps": self.skip_steps,
-        }
-        return dict(plain({**about, "rules": rules, "sweep": sweep}))
+        return plain(
+            {
+                "run": str(self.run.path),
+                "run_policy": self.run.config.clip.name,
+                "num_responses": self.run.num_responses,
+                "matched_clip_fraction": self.match,
+                "skip_steps": self.skip_steps,
+                "rules": rules,
+                "sweep": self.sweep,
+            }
+        )
 
 
 Told = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done and how much there is."""
+"""Called with what is being done, the number done and the number to do."""
 
 
 def study(
@@ -107,64 +110,56 @@ def study(
         run: the recording.
         policies: the rules with their settings, of different names.
         match: clip fraction to scale every rule's widths to; a rule without a width stays as it is, with a note.
-        skip_steps: steps at the beginning that nothing is reported of.
-        sweep_width: also every rule that has a width at each of `FACTORS` times its width.
+        skip_steps: steps at the beginning that the results leave out.
+        sweep_width: also replay every rule that has a width at each of `FACTORS` times its width.
         with_cosine: measure the angle to the unclipped gradient, if the run kept weights.
         told: for progress.
     """
     fraction = clip_fraction_of(run, skip_steps)
-    matched: dict[str, tuple[ClipPolicy, str]] = {}
+    candidates: dict[str, Replayed] = {}
+    notes: dict[str, str] = {}
     for number, policy in enumerate(policies):
         told("matching" if match else "replaying", number, len(policies))
-        matched[policy.name] = _matched(policy, match, fraction)
-    candidates = {name: replay(run, policy, skip_steps) for name, (policy, _) in matched.items()}
-    points: dict[tuple[str, float], Replayed] = {}
-    for number, (name, (policy, _)) in enumerate(matched.items()):
-        told("replaying widths", number, len(matched))
-        points |= _widths(run, name, policy, skip_steps) if sweep_width else {}
+        chosen = policy
+        if match is not None:
+            try:
+                chosen = match_clip_fraction(policy, match, fraction)
+            except UserError as error:
+                notes[policy.name] = str(error)
+        candidates[policy.name] = replay(run, chosen, skip_steps)
     edges = next(iter(candidates.values())).profile.edges
-    measured: dict[str, Cosine] = {}
-    if with_cosine and has_weights(run):
-        everything = candidates | {f"{name} x{factor}": replayed for (name, factor), replayed in points.items()}
-        measured = cosines(run, everything, edges, lambda done, total: told("cosine", done, total))
-    rules = tuple(Rule(name, replayed, measured.get(name), matched[name][1]) for name, replayed in candidates.items())
-    sweep = {
-        name: tuple(
-            _point(factor, replayed, measured.get(f"{name} x{factor}"))
-            for (label, factor), replayed in points.items()
-            if label == name
-        )
-        for name in dict.fromkeys(label for label, _ in points)
-    }
+
+    def measured(replayed: Mapping[str, Replayed]) -> dict[str, Cosine]:
+        if not (with_cosine and has_weights(run)):
+            return {}
+        return cosines(run, replayed, edges, lambda done, total: told("cosine", done, total))
+
+    sweep: dict[str, tuple[WidthPoint, ...]] = {}
+    for number, (name, candidate) in enumerate(candidates.items()):
+        if sweep_width and candidate.policy.width_fields() and not candidate.policy.is_adaptive:
+            told("replaying widths", number, len(candidates))
+            scaled = _scaled(run, candidate.policy, skip_steps)
+            found = measured({str(factor): replayed for factor, replayed in scaled.items()})
+            sweep[name] = tuple(_point(factor, one, found.get(str(factor))) for factor, one in scaled.items())
+    found = measured(candidates)
+    rules = tuple(Rule(name, one, found.get(name), notes.get(name, "")) for name, one in candidates.items())
     return Study(run, rules, match, skip_steps, sweep)
 
 
-def _matched(policy: ClipPolicy, match: float | None, fraction: Callable[[ClipPolicy], float]) -> tuple[ClipPolicy, str]:
-    if match is None:
-        return policy, ""
-    try:
-        return match_clip_fraction(policy, match, fraction), ""
-    except UserError as error:
-        return policy, str(error)
-
-
-def _widths(run: RecordedRun, name: str, policy: ClipPolicy, skip_steps: int) -> dict[tuple[str, float], Replayed]:
-    """The rule at every width it can have; nothing for one without a width, or that finds it itself."""
-    found: dict[tuple[str, float], Replayed] = {}
-    for factor in FACTORS if policy.width_fields() and not policy.is_adaptive else ():
-        try:
-            scaled = policy.scaled(factor)
-        except ValidationError:  # below what its field allows
-            continue
-        found[name, factor] = replay(run, scaled, skip_steps)
+def _scaled(run: RecordedRun, policy: ClipPolicy, skip_steps: int) -> dict[float, Replayed]:
+    """Replays of a rule by `FACTORS` of its width, without those that its fields do not allow."""
+    found = {}
+    for factor in FACTORS:
+        with suppress(ValidationError):
+            found[factor] = replay(run, policy.scaled(factor), skip_steps)
     return found
 
 
 def _point(factor: float, replayed: Replayed, cosine: Cosine | None) -> WidthPoint:
-    policy, profile = replayed.policy, replayed.profile
+    profile = replayed.profile
     return WidthPoint(
         factor,
-        widths_of(policy),
+        widths_of(replayed.policy),
         profile.clip_fraction,
         profile.lre_max,
         profile.lre_noise,
@@ -178,10 +173,6 @@ def widths_of(policy: ClipPolicy) -> dict[str, float]:
     return {name: value for name in policy.width_fields() if (value := getattr(policy, name)) is not None}
 
 
-def plain(value: Any) -> Any:
-    """JSON without NaN, which it does not know."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def plain(value: Any) -> dict[str, Any]:
+    """Dataclasses, models and paths as plain JSON; NaN, which JSON does not have, becomes null."""
+    return dict(json.loads(TypeAdapter(Any).dump_json(value)))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.lab.run_records import changed_settings, read_mapping
 from rlzoo.support.parsing import parse_json, parse_yaml
-from rlzoo.support.reading import RECORDS, SETTINGS, read_text
-
-VOLATILE = ("output",)  # what a run's configuration may differ in and still be the same run
+from rlzoo.support.reading import RECORDS, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +35,17 @@ class Child:
         return self.config.output
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """Its ``summary.json``; empty if it never started."""
-        try:
-            return dict(parse_json(read_text(self.path / "summary.json", SETTINGS)))
-        except (OSError, ValueError, TypeError):
-            return {}
-
-    @property
     def is_finished(self) -> bool:
-        """Whether it has run to its end."""
-        return bool(self.summary.get("finished"))
+        """Whether it has reached its last step."""
+        return bool(read_mapping(self.path / "summary.json").get("finished"))
 
     @property
     def is_begun(self) -> bool:
-        """Whether there is a run to go on with."""
+        """Whether there is a run to resume."""
         return (self.path / "config.yaml").is_file()
 
     def last_metrics(self) -> dict[str, float]:
-        """The last whole line of its metrics; empty before the first."""
+        """The last line of its metrics; empty before the first, and while a line is being written."""
         try:
             lines = read_text(self.path / "metrics.jsonl", RECORDS).splitlines()
             return dict(parse_json(lines[-1])) if lines else {}
@@ -141,29 +131,14 @@ def _grid(axes: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _check_same(child: Child) -> None:
-    """Refuse a run that was configured otherwise: its numbers would stand for something they are not."""
+    """Refuse a run in the child's directory that has other settings."""
     if not child.is_begun:
         return
-    try:
-        before = parse_yaml(read_text(child.path / "config.yaml", SETTINGS))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{str(child.path)!r} is a finished run whose config.yaml cannot be read: {error}; remove it"
-        ) from error
-    if not isinstance(before, Mapping):
-        raise UserError(f"{str(child.path)!r} is a finished run whose config.yaml is none; remove it")
+    before = read_mapping(child.path / "config.yaml", parse_yaml)
+    if not before:
+        raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; remove it")
     asked = yaml.safe_load(child.config.to_yaml())
-    changed = sorted(_differences(before, asked))
-    if changed:
+    if changed := changed_settings(before, asked | {"output": before.get("output")}):
         raise UserError(
             f"{str(child.path)!r} is a run with another {', '.join(changed[:3])}; choose another --output, or remove it"
         )
-
-
-def _differences(before: Mapping[str, Any], asked: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key in {*before, *asked}:
-        old, new = before.get(key), asked.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new and f"{prefix}{key}" not in VOLATILE:
-            yield f"{prefix}{key} ({old} there, {new} asked)"

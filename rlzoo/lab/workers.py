@@ -37,7 +37,7 @@ class SweepProcess:
     started: float
 
     def memory(self) -> int:
-        """What it holds now, in bytes."""
+        """Its resident memory in bytes."""
         try:
             return int(psutil.Process(self.process.pid).memory_info().rss)
         except psutil.Error:
@@ -67,16 +67,17 @@ def run_children(
     environments = slots(jobs)
     running: list[SweepProcess] = []
     failed: list[Child] = []
-    memory = MemoryBudget()
+    largest = 0  # memory of a child that has settled, in bytes; 0 until one has
     try:
         while waiting or running:
             free = [slot for slot in range(len(environments)) if slot not in {worker.slot for worker in running}]
-            if waiting and free and (jobs is not None or memory.has_room(running)):
+            if waiting and free and (jobs is not None or _has_room(running, largest)):
                 running.append(start(waiting.pop(0), free[0], environments[free[0]], parent_run))
                 continue
             look(running)
             time.sleep(POLL)
-            memory.look(running)
+            settled = [worker for worker in running if time.monotonic() - worker.started > SETTLED]
+            largest = max([largest, *(worker.memory() for worker in settled)])
             for worker in [worker for worker in running if worker.process.poll() is not None]:
                 running.remove(worker)
                 failed += [] if worker.child.is_finished else [worker.child]
@@ -94,7 +95,7 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
     import torch
 
     gpus = torch.cuda.device_count()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     number = jobs or gpus or cores
     threads = {"OMP_NUM_THREADS": str(max(1, cores // number))}
     if not gpus:
@@ -118,24 +119,7 @@ def start(child: Child, slot: int, environment: dict[str, str], parent_run: str 
     return SweepProcess(child, slot, process, time.monotonic())
 
 
-class MemoryBudget:
-    """Tells whether another child fits, from what the largest one has held so far.
-
-    Example:
-        With 10 GB free and children of 4 GB, one that has just started is counted in full: there is room for one more.
-    """
-
-    def __init__(self) -> None:
-        self._largest = 0
-        self._is_known = False  # nobody knows before one child has been running for a while
-
-    def look(self, running: Sequence[SweepProcess]) -> None:
-        """Take note of what the children hold."""
-        self._largest = max([self._largest, *(worker.memory() for worker in running)])
-        self._is_known |= any(time.monotonic() - worker.started > SETTLED for worker in running)
-
-    def has_room(self, running: Sequence[SweepProcess]) -> bool:
-        """Whether to start another one now; always, if none is running."""
-        missing = sum(max(0, self._largest - worker.memory()) for worker in running)  # what they are still going to take
-        free = psutil.virtual_memory().available - missing
-        return not running or (self._is_known and free > SPARE * self._largest)
+def _has_room(running: Sequence[SweepProcess], largest: int) -> bool:
+    """Whether another child fits into memory, if it and the running ones all grow as large as the largest so far."""
+    missing = sum(max(0, largest - worker.memory()) for worker in running)
+    return not running or 0 < SPARE * largest < psutil.virtual_memory().available - missing

@@ -27,7 +27,7 @@ def variant(source, folder, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, trained):
-    """Two policies with two seeds each, one run that was broken off, and one set aside by a sweep."""
+    """Two policies with two seeds each, and one run that was broken off."""
     folder = tmp_path_factory.mktemp("races")
     variant(trained.path, folder / "fspo-0")
     quick_run(folder / "grpo-0", "grpo", steps=4)
@@ -35,7 +35,6 @@ def folder(tmp_path_factory, trained):
         variant(folder / f"{name}-0", folder / "deeper" / f"{name}-1", seed=1)
     broken = variant(trained.path, folder / "fspo-2", seed=2)
     (broken / "summary.json").write_text(json.dumps({"finished": False}))
-    variant(trained.path, folder / "interrupted" / "fspo-0.0")
     return folder
 
 
