@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor
 
 from rlzoo import ops
 from rlzoo.errors import UserError
 from rlzoo.fairness import NUM_BINS, bin_index
-from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
+from rlzoo.lab.recorded import RecordedRun, RecordedUpdate, readable
 from rlzoo.lab.replay import Replayed
 from rlzoo.learner.batch import Batch
 from rlzoo.learner.judge import judgement
@@ -26,7 +24,6 @@ from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import padded
 from rlzoo.measure.intervals import Interval, bootstrap
 from rlzoo.models.pretrained import load_named
-from rlzoo.support.reading import opened
 from rlzoo.types import ClipInputs
 
 SAME = 0.02  # nats: log-probs recomputed from kept weights agree with the recorded ones this closely
@@ -73,7 +70,8 @@ def cosines(
     found: dict[str, list[tuple[int, float, list[float]]]] = {label: [] for label in replayed}
     kept = [(position, update) for position, update in enumerate(run.updates) if (update.step, update.index) in files]
     for done, (position, update) in enumerate(kept, start=1):
-        _load(model, files[update.step, update.index])
+        with readable(files[update.step, update.index]):
+            load_model(model, files[update.step, update.index])
         given = (update.inputs, update.counts, run.config.rollout.max_new_tokens)
         states = {label: rule.states[position] for label, rule in replayed.items()}
         wanted = {label: judgement(state, *given, update.weights_for(state)).gradient for label, state in states.items()}
@@ -146,15 +144,6 @@ def _gradients(
             parts_of = torch.autograd.grad(log_probs, parameters, gradient[rows][mask], retain_graph=True)
             sums[label].append(torch.cat([part.float().flatten() for part in parts_of]))
     return sums
-
-
-def _load(model: torch.nn.Module, file: Path) -> None:
-    try:
-        with opened(file, sys.maxsize):
-            load_model(model, file)
-    # its own differ by what is torn; RuntimeError is torch's, of weights that belong to another model
-    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"kept weights {str(file)!r} cannot be read: {error}; remove the file to go without them") from error
 
 
 def _kept(run: RecordedRun) -> dict[tuple[int, int], Path]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,10 +17,10 @@ from rlzoo.lab.run_records import RunRecord, find_runs
 from rlzoo.lab.study import plain
 from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
-from rlzoo.measure.response_table import pooled_runs
+from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
-REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # what runs may differ in and still be repetitions
-SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # what runs must agree in, or their scores mean different things
+REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # may differ between repetitions
+SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # must agree, or scores cannot be compared
 LONGEST_VALUE = 80  # characters of a setting in a label
 SCORES = {
     "eval/accuracy": "held-out accuracy at the end",
@@ -29,13 +30,9 @@ SCORES = {
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy, with the settings that tell it from others of its name, over its seeds.
+    """The runs of one policy with the same settings."""
 
-    Example:
-        ``contender.score.mean`` over ``len(contender.runs)`` seeds.
-    """
-
-    label: str
+    label: str  # the policy, and the settings that differ from those of other runs of it
     runs: tuple[RunRecord, ...]
     score: Estimate
     profile: LengthProfile | None  # of the responses of all its runs; None without recorded rollouts
@@ -51,25 +48,6 @@ class Contender:
         """Mean over its runs of what accuracy gained."""
         values = [run.gain for run in self.runs if run.gain is not None]
         return fmean(values) if values else None
-
-    def as_dict(self, score: str) -> dict[str, Any]:
-        """As plain values; ``score`` is the metric that is compared."""
-        return {
-            "label": self.label,
-            "score": asdict(self.score),
-            "runs": [
-                {"path": str(run.path), "seed": run.seed, **run.summary, "score": run.score(score), "seconds": run.seconds}
-                for run in self.runs
-            ],
-            "gain": self.gain,
-            "clip_fraction": self.mean("clip/fraction"),
-            "response_length": self.mean("response/length_mean", 0.25),
-            "tokens_per_second": self.mean("throughput/tokens_per_second"),
-            "grad_clipped": self.mean("learner/grad_clipped"),
-            "profile": None if self.profile is None else asdict(self.profile),
-            "matched_lre_max": [profile.lre_max for profile in self.matched],
-            "matched_clip_fraction": [profile.clip_fraction for profile in self.matched],
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +65,28 @@ class Race:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON."""
-        contenders = [contender.as_dict(self.metric) for contender in self.contenders]
-        about = {"score": SCORES[self.metric], "match": self.match, "notes": list(self.notes)}
-        return dict(plain({**about, "contenders": contenders, "pairs": [asdict(pair) for pair in self.pairs]}))
+        """As plain JSON; unknown numbers are null."""
+        contenders = [
+            {
+                "label": contender.label,
+                "score": contender.score,
+                "runs": [
+                    {"path": run.path, "seed": run.seed, **run.summary, "score": run.score(self.metric), "seconds": run.seconds}
+                    for run in contender.runs
+                ],
+                "gain": contender.gain,
+                "clip_fraction": contender.mean("clip/fraction"),
+                "response_length": contender.mean("response/length_mean", 0.25),
+                "tokens_per_second": contender.mean("throughput/tokens_per_second"),
+                "grad_clipped": contender.mean("learner/grad_clipped"),
+                "profile": contender.profile,
+                "matched_lre_max": [profile.lre_max for profile in contender.matched],
+                "matched_clip_fraction": [profile.clip_fraction for profile in contender.matched],
+            }
+            for contender in self.contenders
+        ]
+        about = {"score": SCORES[self.metric], "match": self.match, "notes": self.notes}
+        return plain({**about, "contenders": contenders, "pairs": self.pairs})
 
 
 Told = Callable[[str, int, int], None]
@@ -119,17 +115,21 @@ def race(
     notes += _not_comparable(records)
     metric = "eval/accuracy" if all(record.last("eval/accuracy") is not None for record in records) else "reward/mean"
     scored = {label: {run.seed: run.score(metric) for run in runs} for label, runs in groups.items()}
-    done = 0
+    done = itertools.count()
     contenders = []
     for label, runs in groups.items():
-        profiles, matched = [], []
+        tables: list[ResponseTable] = []
+        matched: list[LengthProfile] = []
         for run in runs:
-            told(label, done, len(records))
-            done += 1
-            found = _fairness(run, match, skip_steps)
-            profiles += [found[0]] if found else []
-            matched += [found[1]] if found and found[1] else []
-        whole = LengthProfile.of(pooled_runs(profiles)) if profiles else None
+            told(label, next(done), len(records))
+            with suppress(UserError):  # no recorded updates, or no width that gives the clip fraction
+                recorded = RecordedRun.read(run.path)
+                policy = recorded.config.clip
+                tables.append(replay(recorded, policy, skip_steps).table)
+                if match is not None:
+                    policy = match_clip_fraction(policy, match, clip_fraction_of(recorded, skip_steps))
+                    matched.append(replay(recorded, policy, skip_steps).profile)
+        whole = LengthProfile.of(pooled_runs(tables)) if tables else None
         contenders.append(Contender(label, tuple(runs), estimate(list(scored[label].values())), whole, tuple(matched)))
     contenders.sort(key=lambda contender: -contender.score.iqm)
     pairs = differences({contender.label: scored[contender.label] for contender in contenders})
@@ -157,13 +157,13 @@ def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def _short(value: object) -> str:
-    """As it stands in a label, which is drawn in figures."""
+    """The value's text, shortened to fit into a label."""
     text = str(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
 def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Settings of which there are several values, and those values; one that an older run does not have is no other value."""
+    """Settings that differ between runs, with their values. A setting that an older run lacks does not differ there."""
     values: dict[str, dict[str, None]] = {}
     for given in settings:
         for key, value in given.items():
@@ -180,19 +180,3 @@ def _not_comparable(records: Sequence[RunRecord]) -> list[str]:
             what = "not comparable" if key.startswith(SAME_CONTEST) else "not the policy alone"
             notes.append(f"{what}: {key} differs between the runs ({', '.join(values)})")
     return sorted(notes)
-
-
-def _fairness(record: RunRecord, match: float | None, skip_steps: int) -> tuple[Any, LengthProfile | None] | None:
-    """A run's rows as they were, and its profile at the matched fraction; None without recorded updates."""
-    try:
-        run = RecordedRun.read(record.path)
-        rows = replay(run, run.config.clip, skip_steps).table
-    except UserError:
-        return None
-    if match is None:
-        return rows, None
-    try:
-        policy = match_clip_fraction(run.config.clip, match, clip_fraction_of(run, skip_steps))
-    except UserError:
-        return rows, None
-    return rows, replay(run, policy, skip_steps).profile

@@ -1,33 +1,35 @@
-"""What a run recorded: the inputs of every update, as its policy read them."""
+"""The recording of a run: the inputs of every update, as its policy read them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
-from rlzoo.lab.rollout_file import read_rollouts
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import StepCounts
+from rlzoo.support.reading import opened
 from rlzoo.support.seeds import LEARNER, step_seed
 from rlzoo.types import ClipInputs
 
-CHUNK_TOKENS = 500_000  # padded tokens judged at once by rules that look at each row alone
+LONGEST_STEP = 9  # digits of a step, which is the name of its file
+MOST_CELLS = 2**27  # responses times the length of the longest: the size of the padded tensors
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedUpdate:
-    """One optimizer step.
-
-    Example:
-        ``policy(update.inputs)`` is what a policy would have answered.
-    """
+    """One optimizer step."""
 
     step: int
     index: int  # within the step, from 0
@@ -89,32 +91,59 @@ class RecordedRun:
         return sum(len(update.group) for update in self.updates)
 
 
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Raise a `UserError` if the block cannot read a safetensors file."""
+    try:
+        with opened(file, sys.maxsize):  # refuses what is no file; safetensors maps it, whatever its size
+            yield
+    # safetensors raises different errors for different damage, torch a RuntimeError for weights of another model
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without it") from error
+
+
 def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
-    tensors, step = read_rollouts(file), int(file.stem)
+    """Read the updates of one step.
+
+    Raises:
+        UserError: the file cannot be read, or does not hold what `RunDirectory.record_rollouts` writes.
+    """
+    if not (file.stem.isdecimal() and file.stem.isascii() and len(file.stem) <= LONGEST_STEP):
+        raise UserError(f"{str(file)!r} is not named after a step, such as 000001.safetensors; remove it")
+    with readable(file):
+        tensors: dict[str, Tensor] = load_file(file)
     if "rows/0" not in tensors:
         return  # nothing was learned in this step
-    lengths = tensors["lengths"]
+    try:
+        _check(tensors)
+    except ValueError as error:
+        raise UserError(f"{str(file)!r} does not hold what a run records: {error}; remove it to go without it") from error
+    step, lengths = int(file.stem), tensors["lengths"]
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     sequences = torch.split(tensors["sequences"], tensors["sequence_lengths"].tolist())
     advantages = _spread(tensors["advantages"], mask) if tensors["advantages"].ndim == 1 else tensors["advantages"]
     old, sampled = (_spread(tensors[name], mask) for name in ("old_log_probs", "rollout_log_probs"))
     correction = config.mismatch.build()
     weights = None if correction is None else correction(old - sampled, mask)
-    seed, edges, index = step_seed(config.seed, LEARNER, step), bin_edges(lengths), 0
-    while f"rows/{index}" in tensors:
+    seed, edges = step_seed(config.seed, LEARNER, step), bin_edges(lengths)
+    for index in _indices(tensors):
         rows = tensors[f"rows/{index}"]
-        inputs = ClipInputs(
-            log_probs=_spread(tensors[f"log_probs/{index}"], mask[rows]),
-            old_log_probs=old[rows],
-            advantages=advantages[rows],
-            response_mask=mask[rows],
-            rollout_log_probs=sampled[rows],
-            seed=seed + index,
+        yield RecordedUpdate(
+            step,
+            index,
+            edges,
+            ClipInputs(
+                log_probs=_spread(tensors[f"log_probs/{index}"], mask[rows]),
+                old_log_probs=old[rows],
+                advantages=advantages[rows],
+                response_mask=mask[rows],
+                rollout_log_probs=sampled[rows],
+                seed=seed + index,
+            ),
+            group=tensors["group_ids"][rows],
+            sequences=tuple(sequences[row] for row in rows.tolist()),
+            weights=None if weights is None else weights[rows],
         )
-        picked = tuple(sequences[row] for row in rows.tolist())
-        group, factors = tensors["group_ids"][rows], None if weights is None else weights[rows]
-        yield RecordedUpdate(step, index, edges, inputs, group, picked, factors)
-        index += 1
 
 
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:
@@ -122,25 +151,52 @@ def _spread(flat: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
 
 
-def chunks(updates: Sequence[RecordedUpdate]) -> list[ClipInputs]:
-    """The inputs of all updates in few pieces, for rules that judge each row by itself; each as wide as in the run."""
-    pieces: list[ClipInputs] = []
-    by_width: dict[int, list[ClipInputs]] = {}
-    for update in updates:
-        waiting = by_width.setdefault(update.inputs.log_probs.shape[1], [])
-        waiting.append(update.inputs)
-        if sum(inputs.log_probs.numel() for inputs in waiting) >= CHUNK_TOKENS:
-            pieces.append(_joined(waiting))
-            waiting.clear()
-    return pieces + [_joined(waiting) for waiting in by_width.values() if waiting]
+def _indices(tensors: dict[str, Tensor]) -> Iterator[int]:
+    """The indices of a step's updates."""
+    return itertools.takewhile(lambda index: f"rows/{index}" in tensors, itertools.count())
 
 
-def _joined(parts: Sequence[ClipInputs]) -> ClipInputs:
-    return ClipInputs(
-        log_probs=torch.cat([part.log_probs for part in parts]),
-        old_log_probs=torch.cat([part.old_log_probs for part in parts]),
-        advantages=torch.cat([part.advantages for part in parts]),
-        response_mask=torch.cat([part.response_mask for part in parts]),
-        rollout_log_probs=torch.cat([part.rollout_log_probs for part in parts if part.rollout_log_probs is not None]),
-        seed=parts[0].seed,
+def _check(tensors: dict[str, Tensor]) -> None:
+    """Raise a `ValueError` that says which tensor of a step is wrong."""
+    lengths, sizes, groups, sequences = (
+        _whole_numbers(tensors, name) for name in ("lengths", "sequence_lengths", "group_ids", "sequences")
     )
+    number = len(lengths)
+    for name, values in (("sequence_lengths", sizes), ("group_ids", groups)):
+        _require(len(values) == number, f"lengths has {number} values and {name} {len(values)}")
+    _require(number > 0 and int(lengths.max()) > 0, "lengths has no response")
+    for name, values in (("lengths", lengths), ("sequence_lengths", sizes)):  # before they are summed, which may overflow
+        _require(int(values.max()) <= len(sequences), f"{name} holds more than there are tokens")
+    _require(int(sizes.sum()) == len(sequences), f"sequences has {len(sequences)} values, and sequence_lengths another sum")
+    _require(number * int(lengths.max()) <= MOST_CELLS, f"{number} responses of up to {int(lengths.max())} tokens are too many")
+    tokens = (int(lengths.sum()),)
+    _check_numbers(tensors, "old_log_probs", tokens)
+    _check_numbers(tensors, "rollout_log_probs", tokens)
+    _check_numbers(tensors, "advantages", (number, 1), tokens)
+    for index in _indices(tensors):
+        rows = _whole_numbers(tensors, f"rows/{index}")
+        _require(0 < len(rows) <= number, f"rows/{index} has {len(rows)} values for {number} responses")
+        _require(int(rows.max()) < number, f"rows/{index} names a response that is not there")
+        _check_numbers(tensors, f"log_probs/{index}", (int(lengths[rows].sum()),))
+
+
+def _whole_numbers(tensors: dict[str, Tensor], name: str) -> Tensor:
+    _require(name in tensors, f"{name} is missing")
+    tensor = tensors[name]
+    is_row = tensor.ndim == 1 and tensor.dtype == torch.int64 and not bool((tensor < 0).any())
+    _require(is_row, f"{name} is not one row of whole numbers from 0")
+    return tensor
+
+
+def _check_numbers(tensors: dict[str, Tensor], name: str, *shapes: tuple[int, ...]) -> None:
+    _require(name in tensors, f"{name} is missing")
+    tensor = tensors[name]
+    fits = tensor.dtype == torch.float32 and tuple(tensor.shape) in shapes
+    expected = " or ".join(map(str, shapes))
+    _require(fits, f"{name} has {tensor.dtype} values of shape {tuple(tensor.shape)}, not torch.float32 of shape {expected}")
+    _require(bool(tensor.isfinite().all()), f"{name} holds a value that is not finite")
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)
