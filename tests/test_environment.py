@@ -11,7 +11,7 @@ import torch
 
 import rlzoo
 from rlzoo.journal.tracking.record import Record
-from rlzoo.lab.workers import slots
+from rlzoo.lab.sweep import slots
 
 EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"
 MODULE = [sys.executable, "-m", "rlzoo"]

@@ -10,6 +10,7 @@ from rlzoo.cli.progress import display_for
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.calibrate import Pilot, calibrate, is_met, nearest, overlay
+from rlzoo.lab.replay import widths_of
 
 
 def run_calibration(
@@ -35,8 +36,7 @@ def run_calibration(
     console = Plain()
 
     def told(pilot: Pilot) -> None:
-        settings = {name: getattr(pilot.policy, name) for name in pilot.policy.width_fields()}
-        widths = ", ".join(f"{name} {value:.4g}" for name, value in settings.items() if value is not None)
+        widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(pilot.policy).items())
         display.say(f"clip fraction {pilot.clip_fraction:.3f} with {widths}")
 
     title = f"pilots of {steps} steps: {config.clip.name} on {config.task.name}"

@@ -14,8 +14,7 @@ from rich.table import Table
 from rlzoo.cli.display import Bars, Plain, show_log, timed
 from rlzoo.cli.tables import interval, number
 from rlzoo.errors import UserError
-from rlzoo.lab.evaluate import evaluate
-from rlzoo.lab.evaluation import EvaluationConfig, SuiteResult, default_output
+from rlzoo.lab.evaluation import EvaluationConfig, SuiteResult, default_output, evaluate
 from rlzoo.measure.at_k import AtK
 
 EXPERIMENT = "rlzoo"

@@ -14,7 +14,8 @@ from rlzoo.cli.tables import interval, number
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.study import Study, study, widths_of
+from rlzoo.lab.replay import widths_of
+from rlzoo.lab.study import Study, study
 from rlzoo.policy import ClipPolicy
 
 

@@ -12,7 +12,7 @@ import yaml
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction
+from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, widths_of
 from rlzoo.policy import ClipPolicy
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
@@ -22,11 +22,7 @@ NEAR = 0.1  # a clip fraction within this share of the target is met
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """One pilot run.
-
-    Example:
-        ``Pilot(policy, clip_fraction=0.31)`` clipped three times too much: the next one is wider.
-    """
+    """One pilot run."""
 
     policy: ClipPolicy
     clip_fraction: float  # over all its updates
@@ -37,18 +33,18 @@ def calibrate(
 ) -> list[Pilot]:
     """Run pilots until one clips the wanted share.
 
-    What a policy clips decides how the model moves, and that what it clips: so the width that would have clipped the target
-    in one pilot is tried in the next one, from the same start.
+    The clip changes the updates, and the updates change what is clipped. Each pilot therefore restarts from the same weights
+    with the width that would have hit the target in the pilot before it.
 
     Args:
         config: the pilot: its steps are run, without evaluation and without MLflow.
         target: wanted share of the responses with non-zero advantage, over all steps of the pilot.
-        max_pilots: how many to run at most.
+        max_pilots: largest number of pilots.
         told: called after each pilot.
-        observer: told every step's metrics.
+        observer: called with every step's metrics.
 
     Returns:
-        The pilots, in order; the nearest to the target is the answer, and `is_met` says whether it is near enough.
+        The pilots, in order; `nearest` picks the result, and `is_met` says whether it is near enough.
 
     Raises:
         UserError: the policy has no width, or none gives that share.
@@ -57,9 +53,9 @@ def calibrate(
         raise UserError(f"clip policy {config.clip.name!r} has no width to calibrate")
     pilots: list[Pilot] = []
     policy = config.clip
-    for number in range(max_pilots):
+    for _ in range(max_pilots):
         with tempfile.TemporaryDirectory(prefix="rlzoo-pilot-") as folder:
-            run = RecordedRun.read(train(_pilot(config, policy, Path(folder) / str(number)), observer).path)
+            run = RecordedRun.read(train(_pilot(config, policy, Path(folder) / "run"), observer).path)
         fraction = clip_fraction_of(run)
         pilots.append(Pilot(policy, fraction(policy)))
         told(pilots[-1])
@@ -80,32 +76,23 @@ def nearest(pilots: list[Pilot], target: float) -> Pilot:
 
 
 def overlay(pilot: Pilot, target: float, config: RunConfig) -> str:
-    """A config file with the widths found, and what they were found for."""
+    """Format a config file with the widths that were found, and a comment on the pilot."""
     policy, told = pilot.policy, pilot.policy.targeting(target)
     if told is not None:
         usual = {name: field.get_default(call_default_factory=True) for name, field in type(policy).model_fields.items()}
         changed = {name for name, value in told.model_dump().items() if value != usual[name]}
         found = told.model_dump(mode="json", include=changed)
     else:
-        widths = {name: getattr(policy, name) for name in policy.width_fields()}
-        found = {name: float(f"{value:.6g}") for name, value in widths.items() if value is not None}
-    lines = (
-        f"# Clips {pilot.clip_fraction:.1%} of the responses (wanted {target:.1%}) over {config.steps} steps of",
-        f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.",
-        "# Found by rlzoo calibrate.",
-        yaml.safe_dump({"clip": {"name": policy.name, **found}}, sort_keys=False),
+        found = {name: float(f"{value:.6g}") for name, value in widths_of(policy).items()}
+    return (
+        f"# Clips {pilot.clip_fraction:.1%} of the responses (wanted {target:.1%}) over {config.steps} steps of\n"
+        f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.\n"
+        "# Found by rlzoo calibrate.\n" + yaml.safe_dump({"clip": {"name": policy.name, **found}}, sort_keys=False)
     )
-    return "\n".join(lines)
 
 
 def _pilot(config: RunConfig, policy: ClipPolicy, output: Path) -> RunConfig:
-    """The same run with another width, that leaves nothing behind but its recording."""
-    return config.model_copy(
-        update={
-            "clip": policy,
-            "output": output,
-            "eval": config.eval.model_copy(update={"num_problems": 0}),
-            "checkpoint": config.checkpoint.model_copy(update={"every": 0, "keep_for_replay": 0}),
-            "tracking": config.tracking.model_copy(update={"mlflow": False}),
-        }
-    )
+    """The same run with another policy, without evaluation, checkpoints and MLflow."""
+    off = {"eval": {"num_problems": 0}, "checkpoint": {"every": 0, "keep_for_replay": 0}, "tracking": {"mlflow": False}}
+    sections = {name: getattr(config, name).model_copy(update=settings) for name, settings in off.items()}
+    return config.model_copy(update={**sections, "clip": policy, "output": output})

@@ -7,14 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from rlzoo.errors import UserError
 from rlzoo.lab.run_records import changed_settings, read_mapping
-from rlzoo.measure.at_k import GradedProblem
+from rlzoo.measure.at_k import Completions
 from rlzoo.support.atomic import temporary_path, write_text
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
@@ -24,43 +24,15 @@ from rlzoo.types import Problem
 _KEY = "evaluation"  # in the names of temporary files
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    r"""One graded response.
-
-    Example:
-        ``Completion("so it is \\boxed{18}", reward=1.0, answer_group=0, length=12, finished=True)``
-    """
-
-    response: str
-    reward: Annotated[float, Field(allow_inf_nan=False)]
-    answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None: no answer
-    length: Annotated[int, Field(ge=0)]  # in tokens, the end token included
-    finished: bool  # False: cut off at the length limit
-
-
-_COMPLETIONS = TypeAdapter(tuple[Completion, ...])
+_COMPLETIONS = TypeAdapter(Completions)
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A problem with its k completions: one line of ``completions/<suite>.jsonl``.
-
-    Example:
-        ``Answered(Problem("1+1?", "2"), (Completion("2", 1.0, 0, 2, True),))``
-    """
+    """A problem with its k completions: one line of ``completions/<suite>.jsonl``."""
 
     problem: Problem
-    completions: tuple[Completion, ...]
-
-    @property
-    def outcome(self) -> GradedProblem:
-        """The input of the estimators."""
-        return GradedProblem(
-            rewards=tuple(completion.reward for completion in self.completions),
-            groups=tuple(completion.answer_group for completion in self.completions),
-            lengths=tuple(completion.length for completion in self.completions),
-        )
+    completions: Completions
 
     def to_line(self, index: int) -> str:
         """Format as a line of JSON."""
@@ -77,11 +49,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDirectory:
-    """The files of an evaluation, from which the same command resumes.
-
-    Example:
-        ``EvaluationDirectory(Path("evals/mine")).read("gsm8k", problems)``
-    """
+    """The files of an evaluation, from which the same command resumes."""
 
     path: Path
 
@@ -142,9 +110,8 @@ class EvaluationDirectory:
                 raise UserError(
                     f"{file} line {number}: not a completion of an evaluation; remove the file to begin anew"
                 ) from error
-            size = len(answered[-1].completions)
-            groups = answered[-1].outcome.groups
-            if size != len(answered[0].completions) or not size or any(group is not None and group >= size for group in groups):
+            completions, size = answered[-1].completions, len(answered[0].completions)
+            if len(completions) != size or not all((one.answer_group or 0) < size for one in completions) or size == 0:
                 raise UserError(f"{file} line {number}: not the completions that the first has; remove the file to begin anew")
             if answered[-1].problem != problem:
                 raise UserError(

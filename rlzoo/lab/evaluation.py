@@ -1,11 +1,13 @@
-"""The settings of an evaluation, and its results."""
+"""Evaluation: samples and grades k responses to every problem of some suites, and computes the results."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,19 +17,31 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from rlzoo.config.composition import parse_overrides
-from rlzoo.config.sections import RolloutConfig, Section
+from rlzoo.config.sections import ModelConfig, RolloutConfig, Section
 from rlzoo.errors import UserError, explain
 from rlzoo.journal.state import numbered
 from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri, without_password
 from rlzoo.journal.tracking.sync import Sync, describe
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
-from rlzoo.measure.at_k import AtK, LengthBin, by_length, estimates
+from rlzoo.learner.optimization import named_weights
+from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
+from rlzoo.models.pretrained import eos_token_ids, load_pretrained
+from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.rollout.prompts import check_prompts, encode_prompt
+from rlzoo.rollout.sampler import Sampler
 from rlzoo.support.redaction import redact_settings
+from rlzoo.support.seeds import step_seed
+from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
+from rlzoo.types import Problem
 
 logger = logging.getLogger("rlzoo")
 
 UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}  # settings of a rollout that only training uses
+
+
+Told = Callable[[str, int, int, dict[str, float]], None]
+"""Called with the suite, the numbers of answered and of all its problems, and the means so far."""
 
 
 class EvaluatedModel(Section):
@@ -90,11 +104,7 @@ def _last_checkpoint(path: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """What the responses to one suite came to.
-
-    Example:
-        ``result.estimates["pass@16"].value``
-    """
+    """What the responses to one suite came to."""
 
     suite: str
     num_problems: int
@@ -107,13 +117,13 @@ class SuiteResult:
     @classmethod
     def of(cls, suite: str, answered: Sequence[Answered]) -> Self:
         """From all completions of a suite."""
-        outcomes = [item.outcome for item in answered]
+        problems = [item.completions for item in answered]
         completions = [completion for item in answered for completion in item.completions]
         return cls(
             suite,
             len(answered),
-            estimates(outcomes),
-            tuple(by_length(outcomes)),
+            estimates(problems),
+            tuple(by_length(problems)),
             response_length_mean=fmean(completion.length for completion in completions),
             truncated=fmean(not completion.finished for completion in completions),
             no_answer=fmean(completion.answer_group is None for completion in completions),
@@ -133,11 +143,7 @@ class SuiteResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A finished evaluation.
-
-    Example:
-        ``evaluate(config, Path("evals/mine")).results[0].estimates["mean@16"]``
-    """
+    """A finished evaluation."""
 
     config: EvaluationConfig
     path: Path
@@ -151,7 +157,125 @@ class Evaluation:
         return plain({"settings": settings, "suites": suites, "mlflow_run_id": self.mlflow_run_id})
 
 
-def finish(evaluation: Evaluation, directory: EvaluationDirectory, experiment: str | None) -> Evaluation:
+def evaluate(
+    config: EvaluationConfig,
+    output: Path | None = None,
+    *,
+    experiment: str | None = None,
+    told: Told = lambda suite, done, total, so_far: None,
+) -> Evaluation:
+    """Sample and grade the responses that are missing, and compute the results; what ``rlzoo eval`` does.
+
+    Args:
+        config: the complete evaluation.
+        output: its directory; None for one named after the model.
+        experiment: MLflow experiment to log the results to; None for none.
+        told: for progress.
+
+    Raises:
+        UserError: it cannot start as configured; nothing has been written then.
+    """
+    suites = [find_suite(name, config.data) for name in dict.fromkeys(config.suites)]
+    problems = {suite.name: suite.problems(config.data, config.limit) for suite in suites}
+    directory = EvaluationDirectory(output or default_output(config))
+    directory.check(config.settings())
+    answered = {name: directory.read(name, asked) for name, asked in problems.items()}
+    with ExitStack() as stack:
+        graders = {make: make() for make in dict.fromkeys(suite.make_grader for suite in suites)}
+        for grader in graders.values():
+            stack.callback(grader.close)
+        if any(len(answered[name]) < len(asked) for name, asked in problems.items()):
+            prompts = {suite.name: [suite.prompt(problem) for problem in problems[suite.name]] for suite in suites}
+            sampler = _open_sampler(config.model, config.rollout, prompts)
+            stack.callback(sampler.close)
+            directory.create(config.settings())
+            for suite in suites:
+                grader, own = graders[suite.make_grader], (answered[suite.name], problems[suite.name])
+                _complete(config, suite, grader, sampler, directory, *own, told)
+    results = tuple(SuiteResult.of(name, responses) for name, responses in answered.items())
+    return _finish(Evaluation(config, directory.path, results, None), directory, experiment)
+
+
+def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
+    """Open the sampler that ``rollout.engine`` names, with the model's weights; ``prompts`` of each suite are tried first.
+
+    Raises:
+        UserError: the model cannot be loaded or does not know the prompts' words, or the sampler cannot start.
+    """
+    from accelerate import PartialState
+
+    language_model, tokenizer = load_pretrained(
+        model.path, model.dtype, model.attn_implementation, trust_remote_code=model.trust_remote_code
+    )
+    has_template = tokenizer.chat_template is not None
+    if model.chat_template and not has_template:
+        raise UserError(f"--chat-template: the tokenizer of {model.path!r} has none; leave it out")
+    template = has_template if model.chat_template is None else model.chat_template
+    for suite, asked in prompts.items():
+        try:
+            check_prompts(tokenizer, asked)
+            encode_prompt(tokenizer, asked[0], template)
+        except UserError as error:
+            raise UserError(f"suite {suite!r} cannot be put to model {model.path!r}: {error}") from error
+    named = ModelConfig(**{**model.model_dump(), "chat_template": template})
+    language_model = language_model.to(PartialState().device)
+    end_ids = eos_token_ids(language_model, tokenizer)
+    sampler = make_sampler(language_model, tokenizer, end_ids, named=named, settings=rollout)
+    if sampler.needs_weights:
+        sampler.update_weights(named_weights(language_model))
+    return sampler
+
+
+def _complete(
+    config: EvaluationConfig,
+    suite: Suite,
+    grader: SuiteGrader,
+    sampler: Sampler,
+    directory: EvaluationDirectory,
+    answered: list[Answered],
+    problems: Sequence[Problem],
+    told: Told,
+) -> None:
+    """Add the missing problems to ``answered`` and to the directory, whole problem by whole problem.
+
+    The batches do not depend on where the evaluation was stopped, because a model's numbers depend slightly on the batch. A
+    batch that was half answered is therefore sampled again as a whole.
+    """
+    k = config.rollout.group_size
+    size = max(1, config.rollout.batch_size // k)
+    reported = (f"mean@{k}", f"pass@{k}", f"maj@{k}")
+    seed = step_seed(config.seed, zlib.crc32(suite.name.encode()), 0)
+    while True:
+        found = means([item.completions for item in answered]) if answered else {}
+        told(suite.name, len(answered), len(problems), {name: found[name] for name in reported if name in found})
+        if len(answered) == len(problems):
+            return
+        start = len(answered) // size * size
+        batch = problems[start : start + size]
+        rollouts = sampler.sample(
+            [suite.prompt(problem) for problem in batch],
+            k,
+            seed=seed,
+            temperature=config.rollout.temperature,
+            first_row=start * k,
+        )
+        texts = [rollout.text for rollout in rollouts]
+        rewards = grader.grade([problem for problem in batch for _ in range(k)], texts)
+        fresh = []
+        for place, problem in enumerate(batch):
+            rows = slice(place * k, (place + 1) * k)
+            groups = grader.answer_groups(texts[rows], rewards[rows])
+            completions = (
+                Completion(rollout.text, reward, group, len(rollout.response_ids), rollout.finished)
+                for rollout, reward, group in zip(rollouts[rows], rewards[rows], groups, strict=True)
+            )
+            fresh.append(Answered(problem, tuple(completions)))
+        fresh = fresh[len(answered) - start :]
+        directory.append(suite.name, len(answered), fresh)
+        answered += fresh
+
+
+def _finish(evaluation: Evaluation, directory: EvaluationDirectory, experiment: str | None) -> Evaluation:
     """Log the results to MLflow, once, and write them."""
     before = directory.read_results()
     known = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None

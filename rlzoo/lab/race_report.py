@@ -47,22 +47,15 @@ def _scores(race: Race) -> ReportSection:
 
 
 def _pairs(race: Race) -> ReportSection:
-    rows: list[list[Cell]] = [
-        [
-            pair.first,
-            pair.second,
-            pair.num_seeds,
-            pair.mean,
-            *(pair.interval or (None, None)),
-            pair.probability_of_improvement,
-            *(pair.probability_interval or (None, None)),
-            pair.adjusted_p_value,
-            pair.verdict,
-        ]
-        for pair in race.pairs
-    ]
-    better = ["P(first > second)", "95 % from", "to"]
-    columns = ["first", "second", "seeds", "difference", "95 % from", "to", *better, "p, Holm", "verdict"]
+    rows: list[list[Cell]] = []
+    for pair in race.pairs:
+        low, high = pair.interval or (None, None)
+        better = (pair.probability_of_improvement, *(pair.probability_interval or (None, None)))
+        rows.append(
+            [pair.first, pair.second, pair.num_seeds, pair.mean, low, high, *better, pair.adjusted_p_value, pair.verdict]
+        )
+    better_columns = ["P(first > second)", "95 % from", "to"]
+    columns = ["first", "second", "seeds", "difference", "95 % from", "to", *better_columns, "p, Holm", "verdict"]
     text = (
         "Differences are paired by seed: the same problems, the same model to begin with. A winner is named where the paired "
         "interval leaves 0 out and the exact sign-flip test stays below .1 after Holm's correction over all pairs."
@@ -79,29 +72,17 @@ def _curves(race: Race) -> ReportSection:
 
 
 def _curve(contender: Contender, name: str) -> Series:
-    """Mean, lowest and highest over seeds, smoothed over five steps."""
+    """Mean, lowest and highest over seeds, each the mean of the last five steps."""
     by_seed = [[row[name] for row in run.metrics if name in row] for run in contender.runs]
     length = min(map(len, by_seed))
-    values = np.array([_smooth(np.array(row[:length])) for row in by_seed])
-    steps = list(range(1, length + 1))
-    return Series(steps, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist())
-
-
-def _smooth(values: np.ndarray, window: int = 5) -> np.ndarray:
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+    values = np.array([row[:length] for row in by_seed])
+    smooth = np.array([values[:, max(0, step - 5) : step].mean(1) for step in range(1, length + 1)])
+    return Series(range(1, length + 1), smooth.mean(1).tolist(), smooth.min(1).tolist(), smooth.max(1).tolist())
 
 
 def _fairness(race: Race) -> ReportSection:
     known = [(contender, contender.profile) for contender in race.contenders if contender.profile]
-    figure = profile(
-        {
-            contender.label: Series(found.median_length, found.both.fraction, found.both.low, found.both.high)
-            for contender, found in known
-        }
-    )
+    series = {c.label: Series(found.median_length, found.both.fraction, found.both.low, found.both.high) for c, found in known}
     rows: list[list[Cell]] = []
     for contender, found in known:
         errors = [matched.lre_max for matched in contender.matched if matched.lre_max is not None]
@@ -111,17 +92,16 @@ def _fairness(race: Race) -> ReportSection:
     columns = ["policy", "clip fraction", "lre_max", "lre_max, matched", "lowest", "highest", "noise", "ess"]
     matched = "as they were" if race.match is None else f"replayed with widths scaled to a clip fraction of {race.match}"
     text = f"As trained, pooled over seeds; and each run {matched}. Compare `lre_max` only at the same clip fraction."
-    return ReportSection("By response length", [text], [figure], [Table("Length fairness", columns, rows)])
+    return ReportSection("By response length", [text], [profile(series)], [Table("Length fairness", columns, rows)])
 
 
 def _costs(race: Race) -> ReportSection:
     rows: list[list[Cell]] = []
     for contender in race.contenders:
+        seconds = fmean(run.seconds for run in contender.runs)
         memory = [run.summary["peak_memory_bytes"] / MEGABYTE for run in contender.runs if run.summary.get("peak_memory_bytes")]
         speed, limited = contender.mean("throughput/tokens_per_second"), contender.mean("learner/grad_clipped")
-        rows.append(
-            [contender.label, fmean(run.seconds for run in contender.runs), speed, fmean(memory) if memory else None, limited]
-        )
+        rows.append([contender.label, seconds, speed, fmean(memory) if memory else None, limited])
     columns = ["policy", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"]
     ids: list[list[Cell]] = [
         [contender.label, run.seed, str(run.path), run_id_of(run.path) or ""]

@@ -52,11 +52,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Contenders, best first, and every pair of them.
-
-    Example:
-        ``race([Path("sweeps/mine")]).contenders[0].label``
-    """
+    """Contenders, best first, and every pair of them."""
 
     contenders: tuple[Contender, ...]
     pairs: tuple[Difference, ...]

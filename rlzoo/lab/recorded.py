@@ -52,11 +52,7 @@ class RecordedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The updates of a run, in order, and how it was configured.
-
-    Example:
-        ``RecordedRun.read(Path("runs/mine")).updates[0].inputs``
-    """
+    """The updates of a run, in order, and how it was configured."""
 
     path: Path
     config: RunConfig

@@ -22,11 +22,7 @@ from rlzoo.types import ClipInputs
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One rule on recorded data.
-
-    Example:
-        ``replay(run, policy).profile.lre_max``
-    """
+    """One rule on recorded data."""
 
     policy: ClipPolicy  # as it began
     last: ClipPolicy  # as it ended, if it is adaptive
@@ -146,3 +142,8 @@ def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy],
         f"clip policy {policy.name!r} clips {min(seen):.3g} to {max(seen):.3g} of these responses whatever its width, "
         f"not {target}"
     )
+
+
+def widths_of(policy: ClipPolicy) -> dict[str, float]:
+    """The widths of a policy that are set."""
+    return {name: value for name in policy.width_fields() if (value := getattr(policy, name)) is not None}

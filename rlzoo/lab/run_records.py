@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,11 +18,7 @@ from rlzoo.support.reading import SETTINGS, read_text
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A finished run.
-
-    Example:
-        ``record.metrics[-1]["eval/accuracy"]`` is the last evaluation.
-    """
+    """A finished run."""
 
     path: Path
     settings: Mapping[str, Any]  # its config.yaml with dotted keys

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlzoo.errors import UserError
 from rlzoo.lab.cosine import Cosine, cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import Replayed, clip_fraction_of, match_clip_fraction, replay
+from rlzoo.lab.replay import Replayed, clip_fraction_of, match_clip_fraction, replay, widths_of
 from rlzoo.policy import ClipPolicy
 
 FACTORS = tuple(2.0**power for power in range(-4, 5))
@@ -22,11 +22,7 @@ FACTORS = tuple(2.0**power for power in range(-4, 5))
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule on the recorded rollouts.
-
-    Example:
-        ``rule.replayed.profile.clip_fraction``
-    """
+    """One rule on the recorded rollouts."""
 
     label: str
     replayed: Replayed
@@ -36,11 +32,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class WidthPoint:
-    """One rule at one width.
-
-    Example:
-        ``WidthPoint(factor=2.0, ...)``: twice the width.
-    """
+    """One rule at one width."""
 
     factor: float
     widths: Mapping[str, float]
@@ -53,11 +45,7 @@ class WidthPoint:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Rules on one run.
-
-    Example:
-        ``study(run, policies, match=0.1).rules[0].replayed.profile.lre_max``
-    """
+    """Rules on one run."""
 
     run: RecordedRun
     rules: tuple[Rule, ...]
@@ -166,11 +154,6 @@ def _point(factor: float, replayed: Replayed, cosine: Cosine | None) -> WidthPoi
         profile.ess,
         None if cosine is None else cosine.mean,
     )
-
-
-def widths_of(policy: ClipPolicy) -> dict[str, float]:
-    """The widths of a policy that are set."""
-    return {name: value for name in policy.width_fields() if (value := getattr(policy, name)) is not None}
 
 
 def plain(value: Any) -> dict[str, Any]:

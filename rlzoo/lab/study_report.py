@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlzoo.lab.study import Rule, Study, widths_of
+from rlzoo.lab.replay import widths_of
+from rlzoo.lab.study import Study
 from rlzoo.measure.figures import Series, lines, profile
 from rlzoo.measure.profile import QUANTILES
 from rlzoo.measure.report import Cell, ReportSection, Table, render
@@ -50,34 +51,31 @@ def _summary(study: Study) -> ReportSection:
 
 
 def _by_length(study: Study) -> ReportSection:
-    both, below, above = (
-        profile({rule.label: _fractions(rule, side) for rule in study.rules}, title=title)
-        for side, title in (("both", "all responses"), ("below", "A < 0"), ("above", "A > 0"))
-    )
-    mass = profile(
-        {rule.label: Series(*_against_length(rule, rule.replayed.profile.gradient_mass)) for rule in study.rules},
-        ylabel="share of gradient mass",
-    )
-    ess = profile(
-        {rule.label: Series(*_against_length(rule, rule.replayed.profile.ess_by_length)) for rule in study.rules},
-        ylabel="effective sample size",
-    )
-    labels = study.rules[0].replayed.profile.bin_labels()
-    rows: list[list[Cell]] = [[rule.label, *rule.replayed.profile.both.fraction] for rule in study.rules]
+    profiles = {rule.label: rule.replayed.profile for rule in study.rules}
+    figures = []
+    for side, title in (("both", "all responses"), ("below", "A < 0"), ("above", "A > 0")):
+        fractions = {label: (found.median_length, getattr(found, side)) for label, found in profiles.items()}
+        series = {label: Series(x, side.fraction, side.low, side.high) for label, (x, side) in fractions.items()}
+        figures.append(profile(series, title=title))
+    for name, ylabel in (("gradient_mass", "share of gradient mass"), ("ess_by_length", "effective sample size")):
+        series = {label: Series(found.median_length, getattr(found, name)) for label, found in profiles.items()}
+        figures.append(profile(series, ylabel=ylabel))
+    columns = ["policy", *study.rules[0].replayed.profile.bin_labels()]
+    rows: list[list[Cell]] = [[label, *found.both.fraction] for label, found in profiles.items()]
     text = (
         "Six quantile bins of length; bars are 95 % intervals over prompts. Gradient mass: sum of |dJ/dlog_probs| over tokens."
     )
-    table = Table("Clip fraction by length in tokens", ["policy", *labels], rows)
-    return ReportSection("By response length", (text,), (both, below, above, mass, ess), (table,))
+    return ReportSection("By response length", (text,), figures, (Table("Clip fraction by length in tokens", columns, rows),))
 
 
 def _cosine(study: Study) -> ReportSection:
-    kept = [(rule, rule.cosine) for rule in study.rules if rule.cosine]
-    series = {rule.label: Series(*_against_length(rule, cosine.by_length)) for rule, cosine in kept}
+    series: dict[str, Series] = {}
     rows: list[list[Cell]] = []
-    for rule, cosine in kept:
-        low, high = cosine.interval or (None, None)
-        rows.append([rule.label, cosine.mean, low, high, cosine.num_updates])
+    for rule in study.rules:
+        if rule.cosine:
+            low, high = rule.cosine.interval or (None, None)
+            series[rule.label] = Series(rule.replayed.profile.median_length, rule.cosine.by_length)
+            rows.append([rule.label, rule.cosine.mean, low, high, rule.cosine.num_updates])
     text = (
         "Between the gradient of each rule and that of the mean of exp(S) A, the importance-weighted objective without a clip, "
         "through the weights that the run kept. A rule's weights by length turn its gradient too, without any clip."
@@ -87,20 +85,17 @@ def _cosine(study: Study) -> ReportSection:
 
 
 def _widths(study: Study) -> ReportSection:
-    def against_width(name: str) -> dict[str, Series]:
-        found = {}
-        for label, points in study.sweep.items():
-            pairs = [(point.factor, getattr(point, name)) for point in points if getattr(point, name) is not None]
-            found[label] = Series([x for x, _ in pairs], [y for _, y in pairs])
-        return found
-
-    names = [("clip_fraction", "clip fraction"), ("lre_max", "lre_max"), ("ess", "effective sample size")]
+    names = {"clip_fraction": "clip fraction", "lre_max": "lre_max", "ess": "effective sample size"}
     if any(point.cosine is not None for points in study.sweep.values() for point in points):
-        names.append(("cosine", "cosine to the unclipped gradient"))
-    figures = tuple(
-        lines(against_width(name), xlabel="width, relative to the table above", ylabel=label, log_x=True)
-        for name, label in names
-    )
+        names["cosine"] = "cosine to the unclipped gradient"
+    figures = []
+    for name, ylabel in names.items():
+        known = {
+            label: [(point.factor, getattr(point, name)) for point in points if getattr(point, name) is not None]
+            for label, points in study.sweep.items()
+        }
+        series = {label: Series([x for x, _ in pairs], [y for _, y in pairs]) for label, pairs in known.items()}
+        figures.append(lines(series, xlabel="width, relative to the table above", ylabel=ylabel, log_x=True))
     rows: list[list[Cell]] = [
         [label, point.factor, point.clip_fraction, point.lre_max, point.lre_noise, point.ess, point.cosine]
         for label, points in study.sweep.items()
@@ -113,26 +108,14 @@ def _widths(study: Study) -> ReportSection:
 
 def _shape(study: Study) -> ReportSection:
     found = study.rules[0].replayed.profile
-    spread: list[list[Cell]] = [
+    rows: list[list[Cell]] = [
         [f"standard deviation of S / sqrt(L), bin {k}", value] for k, value in enumerate(found.sigma_root)
     ]
     normal = ("-1.64", "-0.67", "0", "0.67", "1.64")
-    shape: list[list[Cell]] = [
-        [f"{quantile:.0%} quantile of (S - mu L) / (sigma sqrt(L)); a normal's is {expected}", value]
-        for quantile, expected, value in zip(QUANTILES, normal, found.standardised, strict=True)
-    ]
-    drift: list[Cell] = ["mean of S of a long response, in its standard deviations", found.drift]
+    for quantile, expected, value in zip(QUANTILES, normal, found.standardised, strict=True):
+        rows.append([f"{quantile:.0%} quantile of (S - mu L) / (sigma sqrt(L)); a normal's is {expected}", value])
+    rows.append(["mean of S of a long response, in its standard deviations", found.drift])
     caption = "S: summed log-ratio of a response, over the updates that moved it"
-    table = Table(caption, ["quantity", "value"], [*spread, *shape, drift])
+    table = Table(caption, ["quantity", "value"], rows)
     text = "The square-root band is fair if S is normal with a variance that grows with L: then the first six lines are equal."
     return ReportSection("Is S normal?", (text,), (), (table,))
-
-
-def _fractions(rule: Rule, side: str) -> Series:
-    found = rule.replayed.profile
-    fractions = getattr(found, side)
-    return Series(found.median_length, fractions.fraction, fractions.low, fractions.high)
-
-
-def _against_length(rule: Rule, values: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return rule.replayed.profile.median_length, values

@@ -11,12 +11,7 @@ from rlzoo.policy import ClipPolicy
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One thing that can be wrong.
-
-    Example:
-        ``Alarm("saturated", "clip/fraction", lambda value: value > 0.5, 3, "{value:.0%} clipped ...")`` is raised in the third
-        step in a row whose clip fraction is above a half.
-    """
+    """One thing that can be wrong."""
 
     name: str
     metric: str
@@ -61,11 +56,7 @@ ALARMS = (
 
 
 class Alarms:
-    """Counts bad steps in a row.
-
-    Example:
-        ``Alarms(policy).after_step({"clip/fraction": 0.0})`` is empty nine times, then holds the warning once.
-    """
+    """Counts bad steps in a row."""
 
     def __init__(self, policy: ClipPolicy) -> None:
         widths = policy.width_fields()

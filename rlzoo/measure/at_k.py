@@ -6,39 +6,33 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from pydantic import Field
 
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
-from rlzoo.measure.intervals import Interval, bootstrap_mean
-
-Array = NDArray[Any]
+from rlzoo.measure.intervals import Array, Interval, bootstrap_mean
 
 
 @dataclass(frozen=True, slots=True)
-class GradedProblem:
-    """What came of k responses to one problem.
+class Completion:
+    """One graded response."""
 
-    Example:
-        Three responses, the first and the last right, the second without an answer:
-        ``GradedProblem(rewards=(1.0, 0.0, 1.0), groups=(0, None, 0), lengths=(120, 512, 96))``
-    """
+    response: str
+    reward: Annotated[float, Field(allow_inf_nan=False)]  # 1 if it is right, else 0
+    answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None: no answer
+    length: Annotated[int, Field(ge=0)]  # in tokens, the end token included
+    finished: bool  # False: cut off at the length limit
 
-    rewards: tuple[float, ...]  # 1 for a right response, else 0
-    groups: tuple[int | None, ...]  # equal for responses with the same answer; None: no answer
-    lengths: tuple[int, ...]  # in tokens
+
+Completions = tuple[Completion, ...]  # the k responses to one problem
 
 
 @dataclass(frozen=True, slots=True)
 class AtK:
-    """A mean over problems, and its 95 % interval.
-
-    Example:
-        ``AtK(0.25, (0.1, 0.45))``
-    """
+    """A mean over problems, and its 95 % interval."""
 
     value: float
     interval: Interval
@@ -46,11 +40,7 @@ class AtK:
 
 @dataclass(frozen=True, slots=True)
 class LengthBin:
-    """The measures at one response length.
-
-    Example:
-        ``LengthBin(longest=128, num_responses=80, num_problems=12, estimates={"mean@4": AtK(0.25, (0.1, 0.45))})``
-    """
+    """The measures at one response length."""
 
     longest: int  # upper edge, in tokens
     num_responses: int  # with such a length
@@ -77,19 +67,15 @@ def pass_at(num_samples: int, num_right: int, j: int) -> float:
     return 1 - comb(num_samples - num_right, j) / comb(num_samples, j)
 
 
-def majority(groups: Sequence[int | None], rewards: Sequence[float]) -> float:
+def majority(completions: Completions) -> float:
     """maj@k of one problem: whether the answer given most often is right.
 
     Responses without an answer do not vote; without any vote the problem counts 0. Of several answers given equally often
-    one is drawn by lot, so a tie counts as the right answers' share of the tied ones.
-
-    Example:
-        >>> majority([0, 0, 2, 2, 4, None], [1, 1, 0, 0, 0, 0])  # two answers with two votes, one of them right
-        0.5
+    one is drawn by lot, so a tie counts as the right answers' share of the tied ones: 0.5 if one of two is right.
     """
-    votes = Counter(group for group in groups if group is not None)
+    votes = Counter(completion.answer_group for completion in completions if completion.answer_group is not None)
     most = max(votes.values(), default=0)
-    right = dict(zip(groups, rewards, strict=True))
+    right = {completion.answer_group: completion.reward for completion in completions}
     tied = [right[group] for group, count in votes.items() if count == most]
     return sum(tied) / len(tied) if tied else 0.0
 
@@ -104,36 +90,36 @@ def passes(k: int) -> list[int]:
     return sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k})
 
 
-def estimates(outcomes: Sequence[GradedProblem]) -> dict[str, AtK]:
+def estimates(problems: Sequence[Completions]) -> dict[str, AtK]:
     """``mean@k``, ``pass@1``, ``pass@2``, ..., ``pass@k`` and ``maj@k``: means over problems, all with the same k."""
-    return {name: _estimate(values, np.ones_like(values)) for name, values in _measures(outcomes).items()}
+    return {name: _estimate(values, np.ones_like(values)) for name, values in _measures(problems).items()}
 
 
-def means(outcomes: Sequence[GradedProblem]) -> dict[str, float]:
+def means(problems: Sequence[Completions]) -> dict[str, float]:
     """The same without intervals, which take time."""
-    return {name: float(values.mean()) for name, values in _measures(outcomes).items()}
+    return {name: float(values.mean()) for name, values in _measures(problems).items()}
 
 
-def by_length(outcomes: Sequence[GradedProblem]) -> list[LengthBin]:
+def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
     """``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, the shortest first.
 
     For mean@k each response counts in its own bin. The other two belong to a problem as a whole, which counts in the bin
     of its responses' mean length, so that the outer bins may hold few problems, or none.
     """
-    k = len(outcomes[0].rewards)
-    lengths = torch.tensor([outcome.lengths for outcome in outcomes])
+    k = len(problems[0])
+    lengths = torch.tensor([[completion.length for completion in completions] for completions in problems])
     edges = bin_edges(lengths.flatten())
     response_bin = bin_index(lengths.flatten(), edges).reshape(lengths.shape).numpy()
     problem_bin = bin_index(lengths.float().mean(dim=1), edges).numpy()
-    rewards = np.array([outcome.rewards for outcome in outcomes])
-    measures = _measures(outcomes)
+    rewards = np.array([[completion.reward for completion in completions] for completions in problems])
+    measures = _measures(problems)
     bins = []
     for place in range(NUM_BINS):
-        here, problems = response_bin == place, (problem_bin == place).astype(float)
+        here, whole = response_bin == place, (problem_bin == place).astype(float)
         parts = {f"mean@{k}": ((here * rewards).sum(axis=1), here.sum(axis=1))}
-        parts |= {name: (measures[name] * problems, problems) for name in (f"pass@{k}", f"maj@{k}")}
+        parts |= {name: (measures[name] * whole, whole) for name in (f"pass@{k}", f"maj@{k}")}
         found = {name: _estimate(sums, counts) for name, (sums, counts) in parts.items() if counts.any()}
-        bins.append(LengthBin(int(edges[place + 1]), int(here.sum()), int(problems.sum()), found))
+        bins.append(LengthBin(int(edges[place + 1]), int(here.sum()), int(whole.sum()), found))
     return bins
 
 
@@ -142,11 +128,11 @@ def _estimate(sums: Array, counts: Array) -> AtK:
     return AtK(float(sums.sum() / counts.sum()), bootstrap_mean(sums, counts))
 
 
-def _measures(outcomes: Sequence[GradedProblem]) -> dict[str, Array]:
+def _measures(problems: Sequence[Completions]) -> dict[str, Array]:
     """Every measure of every problem."""
-    k = len(outcomes[0].rewards)
-    right = [round(sum(outcome.rewards)) for outcome in outcomes]
+    k = len(problems[0])
+    right = [round(sum(completion.reward for completion in completions)) for completions in problems]
     columns = {f"mean@{k}": np.array(right) / k}
     columns |= {f"pass@{j}": np.array([pass_at(k, number, j) for number in right]) for j in passes(k)}
-    columns[f"maj@{k}"] = np.array([majority(outcome.groups, outcome.rewards) for outcome in outcomes])
+    columns[f"maj@{k}"] = np.array([majority(completions) for completions in problems])
     return columns

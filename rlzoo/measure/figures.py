@@ -23,11 +23,7 @@ LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters: with longer ones there is n
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one curve, with the ends of their intervals.
-
-    Example:
-        ``Series(x=(10, 20), y=(0.1, 0.2), low=(0.05, 0.1), high=(0.2, 0.3))``
-    """
+    """Points of one curve, with the ends of their intervals."""
 
     x: Sequence[float]
     y: Sequence[float]

@@ -41,11 +41,7 @@ def _wilson(share: Array, trials: Array, z: Array | float) -> tuple[Array, Array
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Clip decisions added up by prompt and length bin: a prompt's responses, over all epochs, are one observation.
-
-    Example:
-        ``Clusters.of(bins, clipped, prompts).proportions()``
-    """
+    """Clip decisions added up by prompt and length bin: a prompt's responses, over all epochs, are one observation."""
 
     count: Array  # (m, K) rows of each prompt in each bin
     clipped: Array  # (m, K) sum of their clip decisions
@@ -124,9 +120,6 @@ class Reweighting:
     error is the maximum of, so it holds the truth whichever bin is the worst. By construction
     ``low <= corrected <= value <= high``, since the chance of a value below what was measured falls with the error
     (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
-
-    Example:
-        ``Clusters.of(bins, clipped, prompts).reweighting()[0].corrected``
     """
 
     value: float

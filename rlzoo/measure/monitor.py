@@ -31,11 +31,7 @@ WINDOW = 50
 
 
 class Monitor:
-    """Keeps the rows of the last `WINDOW` steps.
-
-    Example:
-        ``monitor.after_step(step, tables, metrics)`` once a step; then ``monitor.profile()``.
-    """
+    """Keeps the rows of the last `WINDOW` steps."""
 
     def __init__(self, policy: ClipPolicy) -> None:
         self._name = policy.name

@@ -22,11 +22,7 @@ Cell = str | float | int | None
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text and numbers under a caption; None is a value that is not known.
-
-    Example:
-        ``Table("scores", ["policy", "mean"], [["one", 0.5], ["another", None]])``
-    """
+    """Rows of text and numbers under a caption; None is a value that is not known."""
 
     caption: str
     columns: Sequence[str]
@@ -35,11 +31,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """A heading with paragraphs, figures and tables under it; words between backticks are set as code.
-
-    Example:
-        ``ReportSection("Reward", ["`reward/mean` by step"], figures=[figure])``
-    """
+    """A heading with paragraphs, figures and tables under it; words between backticks are set as code."""
 
     title: str
     paragraphs: Sequence[str] = ()

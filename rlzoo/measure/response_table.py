@@ -19,9 +19,6 @@ class ResponseTable:
     """One row per response and optimizer step; every column but the last is float32 ``(n,)``, on the CPU.
 
     A column of clip decisions holds the share of the response's tokens for a token rule, 0 or 1 for a sequence rule.
-
-    Example:
-        ``ResponseTable.concat([first, second]).clipped.mean()``
     """
 
     length: Tensor

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from rlzoo.errors import UserError
-from rlzoo.lab.completions import Answered, Completion, EvaluationDirectory
-from rlzoo.lab.evaluate import evaluate
-from rlzoo.lab.evaluation import EvaluationConfig
+from rlzoo.lab.completions import Answered, EvaluationDirectory
+from rlzoo.lab.evaluation import EvaluationConfig, evaluate
+from rlzoo.measure.at_k import Completion
 from rlzoo.types import Problem
 
 SIX = ["rollout.group_size=4", "rollout.max_new_tokens=64", "rollout.batch_size=8"]  # two problems in a batch

@@ -12,8 +12,7 @@ import mlflow
 import pytest
 
 from rlzoo.errors import UserError
-from rlzoo.lab.sweep import Sweep, parse_seeds
-from rlzoo.lab.workers import slots
+from rlzoo.lab.sweep import Sweep, parse_seeds, slots
 
 QUICK = ("rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20")
 COMMAND = [sys.executable, "-m", "rlzoo", "sweep", "--jobs", "2"]

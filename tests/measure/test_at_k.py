@@ -6,13 +6,14 @@ from math import comb
 import numpy as np
 import pytest
 
-from rlzoo.measure.at_k import GradedProblem, by_length, estimates, majority, means, pass_at, passes
+from rlzoo.measure.at_k import Completion, by_length, estimates, majority, means, pass_at, passes
 from rlzoo.measure.intervals import bootstrap_mean, wilson
 
 
 def outcome(rewards, groups=None, lengths=None):
     k = len(rewards)
-    return GradedProblem(tuple(map(float, rewards)), tuple(groups or range(k)), tuple(lengths or [10] * k))
+    columns = zip(map(float, rewards), groups or range(k), lengths or [10] * k, strict=True)
+    return tuple(Completion("", reward, group, length, finished=True) for reward, group, length in columns)
 
 
 @pytest.mark.parametrize("num_samples", range(1, 8))
@@ -57,9 +58,8 @@ def test_j_are_the_powers_of_two_and_k():
     ],
 )
 def test_majority_by_hand(groups, rewards, expected):
-    assert majority(groups, rewards) == pytest.approx(expected)
-    back = list(range(len(groups)))[::-1]
-    assert majority([groups[place] for place in back], [rewards[place] for place in back]) == pytest.approx(expected)
+    assert majority(outcome(rewards, groups)) == pytest.approx(expected)
+    assert majority(outcome(rewards, groups)[::-1]) == pytest.approx(expected)
 
 
 def test_estimates_by_hand():
