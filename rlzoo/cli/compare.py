@@ -48,7 +48,7 @@ def compare(
     else:
         _print(console, result)
     if report is not None or not as_json:
-        from rlzoo.lab.race_report import race_report
+        from rlzoo.lab.reports import race_report
 
         write_page(page, race_report(result))
         messages = Plain(stderr=as_json)

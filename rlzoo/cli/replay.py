@@ -59,7 +59,7 @@ def run_replay(
     else:
         _print(console, result, with_cosine)
     if report is not None or not as_json:
-        from rlzoo.lab.study_report import study_report
+        from rlzoo.lab.reports import study_report
 
         write_page(page, study_report(result))
         if not is_quiet:

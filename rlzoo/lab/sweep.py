@@ -82,7 +82,7 @@ class Sweep:
     children: tuple[Child, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compose every child, so that a mistake in any of them is told before the first starts.
+        """Compose every child, so that a mistake in any of them is reported before the first starts.
 
         Raises:
             UserError: a setting is wrong, or a finished run in the folder is not the one that is asked for.
@@ -113,11 +113,7 @@ class Sweep:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """``"5"`` is seeds 0 to 4, ``"101,102"`` those two, ``"5,"`` seed 5 alone.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """Parse seeds: ``"5"`` is seeds 0 to 4, ``"101,102"`` those two, ``"5,"`` seed 5 alone."""
     try:
         seeds = tuple(range(int(text))) if "," not in text else tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
@@ -128,16 +124,14 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def _grid(axes: Sequence[str]) -> list[dict[str, str]]:
-    """Every combination of the axes' values; one empty one without axes."""
-    keys, choices = [], []
+    """All combinations of the axes' values; without axes, one empty combination."""
+    choices: dict[str, list[str]] = {}
     for axis in axes:
-        key, equals, values = axis.partition("=")
-        words = [word.strip() for word in values.split(",") if word.strip()]
-        if not equals or not key or not words:
+        key, _, values = axis.partition("=")
+        choices[key] = [word.strip() for word in values.split(",") if word.strip()]
+        if not key or not choices[key]:
             raise UserError(f"--grid {axis!r}: write KEY=VALUE,VALUE such as learner.lr=1e-4,3e-4")
-        keys.append(key)
-        choices.append(words)
-    return [dict(zip(keys, words, strict=True)) for words in itertools.product(*choices)]
+    return [dict(zip(choices, words, strict=True)) for words in itertools.product(*choices.values())]
 
 
 def _check_same(child: Child) -> None:
@@ -159,7 +153,7 @@ class SweepProcess:
     """A child that is running."""
 
     child: Child
-    slot: int
+    environment: dict[str, str]
     process: subprocess.Popen[bytes]
     started: float
 
@@ -184,22 +178,21 @@ def run_children(
         children: in the order in which to start them.
         jobs: how many at once; None for one per GPU, or without any one per core while memory lasts.
         parent_run: the MLflow run they belong to.
-        look: called every half second with the running ones.
-        ended: told each child that ended, and its exit code.
+        look: called every half second with the running children.
+        ended: called with each child that ended, and its exit code.
 
     Returns:
-        Those that failed. On Ctrl-C or SIGTERM the running ones are told to save and end, and the exception goes on.
+        Those that failed. On Ctrl-C or SIGTERM the running children are asked to save and end, and the exception is raised.
     """
     waiting = [child for child in children if not child.is_finished]
-    environments = slots(jobs)
+    free = slots(jobs)
     running: list[SweepProcess] = []
     failed: list[Child] = []
     largest = 0  # memory of a child that has settled, in bytes; 0 until one has
     try:
         while waiting or running:
-            free = [slot for slot in range(len(environments)) if slot not in {worker.slot for worker in running}]
             if waiting and free and (jobs is not None or _has_room(running, largest)):
-                running.append(start(waiting.pop(0), free[0], environments[free[0]], parent_run))
+                running.append(_start(waiting.pop(0), free.pop(0), parent_run))
                 continue
             look(running)
             time.sleep(POLL)
@@ -207,6 +200,7 @@ def run_children(
             largest = max([largest, *(worker.memory() for worker in settled)])
             for worker in [worker for worker in running if worker.process.poll() is not None]:
                 running.remove(worker)
+                free.insert(0, worker.environment)
                 failed += [] if worker.child.is_finished else [worker.child]
                 ended(worker.child, int(worker.process.returncode))
     finally:
@@ -232,18 +226,18 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
     return [threads | {"CUDA_VISIBLE_DEVICES": names[index % gpus]} for index in range(number)]
 
 
-def start(child: Child, slot: int, environment: dict[str, str], parent_run: str | None) -> SweepProcess:
-    """Start a child, or go on with one that was broken off; its output is in ``logs/``."""
+def _start(child: Child, environment: dict[str, str], parent_run: str | None) -> SweepProcess:
+    """Start or resume a child; its output is in ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = os.environ | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
     command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     with log.open("ab") as file:
-        # a session of its own: Ctrl-C reaches us alone, and we tell the children once
+        # a session of its own: Ctrl-C reaches the sweep alone, which signals each child once
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
         )
-    return SweepProcess(child, slot, process, time.monotonic())
+    return SweepProcess(child, environment, process, time.monotonic())
 
 
 def _has_room(running: Sequence[SweepProcess], largest: int) -> bool:

@@ -1,4 +1,4 @@
-"""Warnings a person can act on, raised once a run when something has been wrong for some steps in a row."""
+"""Warnings that are raised once in a run, when a metric has been bad for some steps in a row."""
 
 from __future__ import annotations
 
@@ -63,31 +63,31 @@ class Alarms:
         self._widths = " and ".join(f"clip.{name}" for name in widths) or "the band"
         # a rule that never cuts is not inert because it cuts nothing
         self._alarms = [alarm for alarm in ALARMS if widths or alarm.name != "inert"]
-        self._bad_steps = dict.fromkeys((alarm.name for alarm in self._alarms), 0)
+        self._bad_steps: dict[str, int] = {}
         self.raised: list[str] = []  # names, in the order in which they were raised
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on from here, as plain JSON."""
+        """The state for `restore`, as plain JSON."""
         return {"bad_steps": self._bad_steps, "raised": self.raised}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where others stood."""
-        bad_steps, raised = state["bad_steps"], list(state["raised"])
+        """Continue from a saved state; a `ValueError` if it is none."""
+        bad_steps, raised = dict(state["bad_steps"]), list(state["raised"])
         known = {alarm.name for alarm in ALARMS}
         if not {*bad_steps, *raised} <= known or not all(type(number) is int for number in bad_steps.values()):
             raise ValueError(f"alarms {bad_steps} and {raised}; known are {', '.join(sorted(known))}")
-        self._bad_steps |= bad_steps
-        self.raised = raised
+        self._bad_steps, self.raised = bad_steps, raised
 
     def after_step(self, metrics: Mapping[str, float]) -> list[str]:
-        """Take one step's metrics; the warnings to show now. A step without the metric changes nothing."""
+        """Take one step's metrics and return the warnings to show now. A step without the metric changes nothing."""
         messages = []
         for alarm in self._alarms:
             value = metrics.get(alarm.metric)
             if value is None or alarm.name in self.raised:
                 continue
-            self._bad_steps[alarm.name] = self._bad_steps[alarm.name] + 1 if alarm.is_bad(value) else 0
-            if self._bad_steps[alarm.name] == alarm.patience:
+            number = self._bad_steps.get(alarm.name, 0) + 1 if alarm.is_bad(value) else 0
+            self._bad_steps[alarm.name] = number
+            if number == alarm.patience:
                 self.raised.append(alarm.name)
                 messages.append(alarm.message.format(value=value, patience=alarm.patience, widths=self._widths))
         return messages

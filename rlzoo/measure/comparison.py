@@ -1,4 +1,4 @@
-"""Which of several policies scores higher, and how surely, from one score a seed."""
+"""Comparison of policies by one score per seed: intervals, tests, and verdicts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One policy against another, on the seeds both have.
-
-    Example:
-        ``Difference("a", "b", 5, 0.02, ...)``: a scored .02 more than b, on the average of five seeds.
-    """
+    """One policy against another, on the seeds both have."""
 
     first: str
     second: str
@@ -76,20 +72,22 @@ def probability_of_improvement(first: Array, second: Array, axis: int = -1) -> A
 
 
 def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
-    """Every pair of policies, each with a verdict.
+    """Compare every pair of policies; ``scores`` are by policy and seed.
 
     A winner is named where there are `MIN_SEEDS` common seeds, the paired interval excludes 0, and the sign-flip test is at
     most `LEVEL` after Holm's correction over all pairs that can be tested. Five seeds cannot give less than 2/32 = .0625 to
     one pair, and Holm's correction multiplies that by the number of pairs: among more than one pair, five seeds name nobody,
     and the verdict says how many could.
-
-    Args:
-        scores: by policy and seed.
     """
     pairs = list(itertools.combinations(scores, 2))
-    gaps = [_paired(scores[first], scores[second]) for first, second in pairs]
+    gaps = []
+    for first, second in pairs:
+        gap = [scores[first][seed] - scores[second][seed] for seed in sorted(scores[first].keys() & scores[second].keys())]
+        gaps.append(np.round(gap, 12))  # .3 - .2 and .2 - .1 are the same difference
     p_values = [_sign_flip(gap) for gap in gaps]
-    needed = _seeds_needed(sum(p_value is not None for p_value in p_values))
+    # with as many seeds, the least p-value there is passes Holm's correction
+    num_tests = sum(p_value is not None for p_value in p_values)
+    needed = next(number for number in itertools.count(MIN_SEEDS) if num_tests * 2 / 2**number <= LEVEL)
     found = []
     for (first, second), gap, p_value, adjusted in zip(pairs, gaps, p_values, holm(p_values), strict=True):
         both = [np.array(list(scores[name].values()), dtype=float) for name in (first, second)]
@@ -120,16 +118,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, p * (len(known) - rank)))
         adjusted[index] = highest
     return adjusted
-
-
-def _paired(first: Mapping[int, float], second: Mapping[int, float]) -> Array:
-    gap = [first[seed] - second[seed] for seed in sorted(set(first) & set(second))]
-    return np.round(gap, 12)  # .3 - .2 and .2 - .1 are the same difference
-
-
-def _seeds_needed(num_pairs: int) -> int:
-    """Seeds with which the least p-value there is passes Holm's correction."""
-    return next(number for number in itertools.count(MIN_SEEDS) if num_pairs * 2 / 2**number <= LEVEL)
 
 
 def _verdict(first: str, second: str, gap: Array, interval: Interval | None, adjusted: float | None, needed: int) -> str:

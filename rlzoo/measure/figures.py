@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
@@ -50,13 +50,13 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
     step = min(0.012, 0.1 / max(1, len(series)))  # all of a bin within a tenth of its length: neighbouring bins stay apart
     for number, (label, points) in enumerate(series.items()):
         shift = 1 + step * (number - (len(series) - 1) / 2)
-        kept = [k for k in range(len(points.x)) if points.x[k] > 0 and not math.isnan(points.y[k])]
-        x, y = [points.x[k] * shift for k in kept], [points.y[k] for k in kept]
+        x, y = np.array(points.x), np.array(points.y)
+        kept = (x > 0) & ~np.isnan(y)
         errors = None
         if points.low is not None and points.high is not None:
-            ends = (points.low, points.high)
-            errors = [[max(0.0, sign * (end[k] - points.y[k])) for k in kept] for sign, end in zip((-1, 1), ends, strict=True)]
-        axes.errorbar(x, y, yerr=errors, label=_literal(label), capsize=2, elinewidth=0.9, clip_on=False, **_look(number))
+            errors = np.maximum(0.0, [y - points.low, points.high - y])[:, kept]
+        look = {"capsize": 2, "elinewidth": 0.9, "clip_on": False, **_look(number)}
+        axes.errorbar(x[kept] * shift, y[kept], yerr=errors, label=_literal(label), **look)
     _set_log_x(axes)
     axes.xaxis.set_minor_locator(NullLocator())
     shortest, longest = axes.get_xlim()
@@ -68,13 +68,13 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
     return figure
 
 
-def forest(rows: Sequence[tuple[str, float, float | None, float | None]], *, xlabel: str) -> Figure:
+def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xlabel: str) -> Figure:
     """A point and an interval for each label, the first on top."""
     figure, axes = _canvas("", xlabel, "", height=1.1 + 0.28 * max(1, len(rows)))
     places = list(range(len(rows), 0, -1))
-    for place, (_, value, low, high) in zip(places, rows, strict=True):
-        if low is not None and high is not None:
-            axes.plot([low, high], [place, place], color=COLOURS[0], linewidth=1.5)
+    for place, (_, value, interval) in zip(places, rows, strict=True):
+        if interval is not None:
+            axes.plot(interval, [place, place], color=COLOURS[0], linewidth=1.5)
         axes.plot([value], [place], "o", color=COLOURS[0], markersize=5)
     axes.set_yticks(places, [_literal(label) for label, *_ in rows])
     axes.set_ylim(0.4, len(rows) + 0.6)

@@ -26,8 +26,7 @@ logger = logging.getLogger("rlzoo")
 
 FILE, SIZES = "monitor.safetensors", "num_responses"
 
-WINDOW = 50
-"""Steps whose responses a profile pools: enough for intervals, few enough to remember."""
+WINDOW = 50  # steps whose responses a profile pools
 
 
 class Monitor:
@@ -69,17 +68,16 @@ class Monitor:
         self._tables.extend(tables)
 
     def profile(self) -> LengthProfile | None:
-        """The profile of all remembered rows; None if nothing could be learned from any."""
+        """The profile of all remembered rows; None if no row has an advantage."""
         return LengthProfile.of(ResponseTable.concat(self._tables)) if self._tables else None
 
     def figure(self, step: int) -> Figure | None:
-        """Plot the clip fraction against length after this step; None if nothing could be learned."""
-        profile = self.profile()
-        if profile is None:
+        """Plot the clip fraction against length after this step; None if no row has an advantage."""
+        found = self.profile()
+        if found is None:
             return None
-        from rlzoo.measure import figures
+        from rlzoo.measure.figures import Series, profile
 
-        sides = {self._name: profile.both, "where A < 0": profile.below, "where A > 0": profile.above}
-        x = profile.median_length
-        series = {label: figures.Series(x, side.fraction, side.low, side.high) for label, side in sides.items()}
-        return figures.profile(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")
+        sides = {self._name: found.both, "where A < 0": found.below, "where A > 0": found.above}
+        series = {label: Series(found.median_length, side.fraction, side.low, side.high) for label, side in sides.items()}
+        return profile(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")

@@ -1,4 +1,4 @@
-"""The fairness of a clip by response length: what was clipped where, what still learns, and how surely that is known."""
+"""The fairness of a clip by response length: clip fractions, weights in the gradient, and their intervals."""
 
 from __future__ import annotations
 
@@ -40,17 +40,13 @@ class Fractions:
 
 
 def clusters(rows: ResponseTable, index: torch.Tensor) -> Clusters:
-    """The rows' clip decisions by prompt and bin; ``index`` ``(n,)`` is the bin of each row."""
+    """Clip decisions by prompt and bin; ``index`` ``(n,)`` is the bin of each row."""
     return Clusters.of(index.numpy(), rows.clipped.double().numpy(), rows.group.numpy())
 
 
 @dataclass(frozen=True, slots=True)
 class LengthProfile:
-    """Everything said of a rule's fairness, from rows with non-zero advantage; a tuple has an entry per length bin.
-
-    Example:
-        ``LengthProfile.of(table).lre_max`` is 0.3 where the hardest clipped bin keeps 30 % less than the average.
-    """
+    """The fairness of a rule, from rows with non-zero advantage; a tuple has an entry per length bin."""
 
     edges: tuple[float, ...]  # (K + 1,) tokens
     median_length: tuple[float, ...]
@@ -116,33 +112,31 @@ class LengthProfile:
         return [f"{first}-{last}" if first <= last else "none" for first, last in spans]
 
     def metrics(self) -> dict[str, float]:
-        """The profile by its metric names, without what is not known."""
-        metrics = {"clip/fraction": self.clip_fraction, "fairness/ess": self.ess, "ratio/drift_long": self.drift}
-        for name, value, interval in (
-            ("lre_max", self.lre_max, self.lre_max_interval),
-            ("lre_mean", self.lre_mean, self.lre_mean_interval),
-            ("lre_max_corrected", self.lre_max_corrected, None),
-            ("lre_mean_corrected", self.lre_mean_corrected, None),
-            ("lre_noise", self.lre_noise, None),
+        """The profile by its metric names, without unknown values."""
+        found: dict[str, float | None] = {
+            "clip/fraction": self.clip_fraction,
+            "fairness/ess": self.ess,
+            "ratio/drift_long": self.drift,
+            "fairness/lre_max_corrected": self.lre_max_corrected,
+            "fairness/lre_mean_corrected": self.lre_mean_corrected,
+            "fairness/lre_noise": self.lre_noise,
+        }
+        for name, error, interval in (
+            ("fairness/lre_max", self.lre_max, self.lre_max_interval),
+            ("fairness/lre_mean", self.lre_mean, self.lre_mean_interval),
         ):
-            metrics |= {} if value is None else {f"fairness/{name}": value}
-            metrics |= {} if interval is None else dict(zip(_interval_names(f"fairness/{name}"), interval, strict=True))
+            found[name], (found[f"{name}_ci_low"], found[f"{name}_ci_high"]) = error, interval or (None, None)
         for k in range(NUM_BINS):
-            metrics[f"clip/length_bin_{k}_edge"] = self.edges[k + 1]
-            metrics[f"fairness/ess_length_bin_{k}"] = self.ess_by_length[k]
-            metrics[f"fairness/gradient_mass_length_bin_{k}"] = self.gradient_mass[k]
-            metrics[f"ratio/sigma_root_length_bin_{k}"] = self.sigma_root[k]
+            found[f"clip/length_bin_{k}_edge"] = self.edges[k + 1]
+            found[f"fairness/ess_length_bin_{k}"] = self.ess_by_length[k]
+            found[f"fairness/gradient_mass_length_bin_{k}"] = self.gradient_mass[k]
+            found[f"ratio/sigma_root_length_bin_{k}"] = self.sigma_root[k]
             for kind, side in (("", self.both), ("_negative", self.below), ("_positive", self.above)):
                 name = f"clip/fraction{kind}_length_bin_{k}"
-                low, high = _interval_names(name)
-                metrics |= {name: side.fraction[k], low: side.low[k], high: side.high[k]}
-        names = (f"ratio/standardised_p{quantile * 100:02.0f}" for quantile in QUANTILES)
-        metrics |= dict(zip(names, self.standardised, strict=True))
-        return {name: value for name, value in metrics.items() if not math.isnan(value)}
-
-
-def _interval_names(name: str) -> tuple[str, str]:
-    return f"{name}_ci_low", f"{name}_ci_high"
+                found |= {name: side.fraction[k], f"{name}_ci_low": side.low[k], f"{name}_ci_high": side.high[k]}
+        for quantile, value in zip(QUANTILES, self.standardised, strict=True):
+            found[f"ratio/standardised_p{quantile * 100:02.0f}"] = value
+        return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
 
 
 def _by_bin(index: torch.Tensor, values: torch.Tensor, statistic: Callable[[torch.Tensor], float]) -> tuple[float, ...]:

@@ -17,16 +17,17 @@ from rlzoo.measure.figures import svg
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Cell = str | float | int | None
+Cell = str | float | int | tuple[float, float] | None  # a pair is an interval; None is unknown
+Row = list[Cell]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text and numbers under a caption; None is a value that is not known."""
+    """Rows of text and numbers under a caption."""
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,7 @@ class ReportSection:
 
 
 def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSection]) -> str:
-    """One HTML page without scripts or anything to fetch; whatever it is given is shown as text.
-
-    Args:
-        title: of the page.
-        facts: what the page is about, name and value.
-        sections: in order.
-    """
+    """Render one HTML page, with ``facts`` at its head, without scripts or anything to fetch; all input is shown as text."""
     environment = Environment(
         autoescape=select_autoescape(default=True, default_for_string=True), trim_blocks=True, lstrip_blocks=True
     )
@@ -56,9 +51,11 @@ def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSectio
 
 
 def number(value: Cell) -> str:
-    """A table cell: three digits that count, a dash for what is not known, and text as it is."""
+    """Format a table cell: three significant digits, a dash for an unknown value, and text as it is."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "\u2013"
+    if isinstance(value, tuple):
+        return " to ".join(map(number, value))
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else value

@@ -15,8 +15,8 @@ from rlzoo.journal.manifest import damage, seal
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, newest_state
 from rlzoo.journal.tracking.record import Record, Sent, run_id_of, sent_to
-from rlzoo.lab.race_report import race_report
 from rlzoo.lab.races import find_runs, race
+from rlzoo.lab.reports import race_report
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import ODD_TEXTS, holding, spoiled_bytes, spoiled_json, spoiled_trees
 

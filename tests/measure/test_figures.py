@@ -37,7 +37,7 @@ def test_a_profile_stands_on_a_logarithmic_axis_with_its_intervals():
 
 
 def test_a_forest_has_its_rows_from_the_top_and_takes_unknown_intervals():
-    (axes,) = forest([("first", 0.5, 0.4, 0.6), ("second", 0.3, None, None)], xlabel="score").axes
+    (axes,) = forest([("first", 0.5, (0.4, 0.6)), ("second", 0.3, None)], xlabel="score").axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second"]
     assert axes.get_yticks().tolist() == [2, 1]
 
@@ -56,7 +56,7 @@ def test_a_name_of_any_length_leaves_room_for_the_data():
     for figure in (
         profile(series, title=name),
         lines(series, xlabel="x", ylabel="y"),
-        forest([(name, 0.5, 0.4, 0.6)], xlabel="x"),
+        forest([(name, 0.5, (0.4, 0.6))], xlabel="x"),
     ):
         text = svg(figure)
         assert f">fspo-{'x' * 12}…{'x' * 11}-seed-7<" in text

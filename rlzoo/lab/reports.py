@@ -1,0 +1,218 @@
+"""A race and a replay study as HTML pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+
+import numpy as np
+
+from rlzoo.journal.tracking.record import run_id_of
+from rlzoo.lab.races import SCORES, Contender, Race
+from rlzoo.lab.replay import widths_of
+from rlzoo.lab.study import Study
+from rlzoo.measure.figures import Series, forest, lines, profile
+from rlzoo.measure.profile import QUANTILES, LengthProfile
+from rlzoo.measure.report import ReportSection, Row, Table, render
+
+MEGABYTE = 2**20
+
+
+def race_report(race: Race) -> str:
+    """Render the page of a race."""
+    facts = {
+        "policies": str(len(race.contenders)),
+        "runs": str(sum(len(contender.runs) for contender in race.contenders)),
+        "score": SCORES[race.metric],
+    }
+    sections = [_scores(race), _pairs(race), _curves(race)]
+    if any(contender.profile for contender in race.contenders):
+        sections.append(_fairness(race))
+    return render("Comparison of runs", facts, [*sections, _costs(race)])
+
+
+def _scores(race: Race) -> ReportSection:
+    rows: list[Row] = []
+    for contender in race.contenders:
+        score, clipped, length = contender.score, contender.mean("clip/fraction"), contender.mean("response/length_mean", 0.25)
+        seeds = (score.num_seeds, score.mean, contender.gain, score.iqm, score.iqm_interval)
+        rows.append([contender.label, *seeds, clipped, length])
+    columns = ["policy", "seeds", "mean", "gain", "IQM", "95 %", "clip fraction", "response length"]
+    dots = [(contender.label, contender.score.iqm, contender.score.iqm_interval) for contender in race.contenders]
+    text = (
+        "IQM is the interquartile mean over seeds with its bootstrap interval (arXiv 2108.13264). With five seeds such an "
+        "interval holds the true value about nine times out of ten, not 19 out of 20. Gain: accuracy at the end less accuracy "
+        "before the first update."
+    )
+    what = SCORES[race.metric]
+    return ReportSection("Scores", [*race.notes, text], [forest(dots, xlabel=what)], [Table(what, columns, rows)])
+
+
+def _pairs(race: Race) -> ReportSection:
+    rows: list[Row] = []
+    for pair in race.pairs:
+        difference, better = (pair.mean, pair.interval), (pair.probability_of_improvement, pair.probability_interval)
+        rows.append([pair.first, pair.second, pair.num_seeds, *difference, *better, pair.adjusted_p_value, pair.verdict])
+    columns = ["first", "second", "seeds", "difference", "95 %", "P(first > second)", "95 %", "p, Holm", "verdict"]
+    text = (
+        "Differences are paired by seed: the same problems, the same model to begin with. A winner is named where the paired "
+        "interval leaves 0 out and the exact sign-flip test stays below .1 after Holm's correction over all pairs."
+    )
+    return ReportSection("Pairs", [text], (), [Table("Every pair", columns, rows)])
+
+
+def _curves(race: Race) -> ReportSection:
+    figures = [
+        lines({c.label: _curve(c, name) for c in race.contenders}, xlabel="step", ylabel=label)
+        for name, label in (("reward/mean", "mean reward"), ("response/length_mean", "mean response length in tokens"))
+    ]
+    return ReportSection("By step", ["Mean over seeds, between the lowest and the highest."], figures)
+
+
+def _curve(contender: Contender, name: str) -> Series:
+    """Mean, lowest and highest over seeds of the mean over the last five steps."""
+    by_seed = [[row[name] for row in run.metrics if name in row] for run in contender.runs]
+    length = min(map(len, by_seed))
+    values = np.array([row[:length] for row in by_seed])
+    smooth = np.array([values[:, max(0, step - 5) : step].mean(1) for step in range(1, length + 1)])
+    return Series(range(1, length + 1), smooth.mean(1).tolist(), smooth.min(1).tolist(), smooth.max(1).tolist())
+
+
+def _fairness(race: Race) -> ReportSection:
+    profiles = {contender.label: contender.profile for contender in race.contenders if contender.profile}
+    rows: list[Row] = []
+    for contender in race.contenders:
+        if contender.profile:
+            errors = [matched.lre_max for matched in contender.matched if matched.lre_max is not None]
+            noise = [matched.lre_noise for matched in contender.matched if matched.lre_noise is not None]
+            at_match: Row = [fmean(errors), (min(errors), max(errors)), fmean(noise)] if errors and noise else [None] * 3
+            found = contender.profile
+            rows.append([contender.label, found.clip_fraction, found.lre_max, *at_match, found.ess])
+    columns = ["policy", "clip fraction", "lre_max", "lre_max, matched", "lowest and highest", "noise", "ess"]
+    matched = "as they were" if race.match is None else f"replayed with widths scaled to a clip fraction of {race.match}"
+    text = f"As trained, pooled over seeds; and each run {matched}. Compare `lre_max` only at the same clip fraction."
+    figure = profile(_clip_fractions(profiles, "both"))
+    return ReportSection("By response length", [text], [figure], [Table("Length fairness", columns, rows)])
+
+
+def _costs(race: Race) -> ReportSection:
+    rows: list[Row] = []
+    runs: list[Row] = []
+    for contender in race.contenders:
+        seconds = fmean(run.seconds for run in contender.runs)
+        memory = [run.summary["peak_memory_bytes"] / MEGABYTE for run in contender.runs if run.summary.get("peak_memory_bytes")]
+        speed, limited = contender.mean("throughput/tokens_per_second"), contender.mean("learner/grad_clipped")
+        rows.append([contender.label, seconds, speed, fmean(memory) if memory else None, limited])
+        runs += [[contender.label, run.seed, str(run.path), run_id_of(run.path) or ""] for run in contender.runs]
+    columns = ["policy", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"]
+    tables = [Table("Means over runs", columns, rows), Table("The runs", ["policy", "seed", "folder", "MLflow run"], runs)]
+    return ReportSection("Time, memory and runs", ["Runs side by side on one machine slow each other down."], (), tables)
+
+
+def study_report(study: Study) -> str:
+    """Render the page of a replay study."""
+    run = study.run
+    facts = {
+        "run": str(run.path),
+        "trained with": run.config.clip.name,
+        "task": run.config.task.name,
+        "model": run.config.model.path,
+        "responses": str(run.num_responses),
+        "clip fraction": "as configured" if study.match is None else f"matched at {study.match}",
+        "steps left out": str(study.skip_steps),
+    }
+    sections = [_summary(study), _by_length(study)]
+    if any(rule.cosine for rule in study.rules):
+        sections.append(_cosine(study))
+    if study.sweep:
+        sections.append(_widths(study))
+    return render(f"Replay of {run.path.name}", facts, [*sections, _shape(study)])
+
+
+def _summary(study: Study) -> ReportSection:
+    rows: list[Row] = []
+    for rule in study.rules:
+        found, mean = rule.replayed.profile, rule.cosine.mean if rule.cosine else None
+        widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
+        lre = (found.lre_max, found.lre_max_corrected, found.lre_max_interval, found.lre_mean, found.lre_noise)
+        rows.append([rule.label, found.clip_fraction, *lre, found.ess, mean, widths])
+    columns = ["policy", "clip fraction", "lre_max", "corrected", "95 %", "lre_mean", "noise", "ess", "cosine", "widths"]
+    paragraphs = [
+        "Every rule judged the same recorded log-probs, update by update. `lre_max` is the largest relative error of the "
+        "weight that clipping leaves to a length bin; compare it only at the same clip fraction. `noise` is the `lre_max` to "
+        "expect of so many prompts if every length were clipped alike, and `corrected` is `lre_max` without what noise "
+        "adds. The interval draws prompts with all their responses and epochs.",
+        *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
+    ]
+    return ReportSection("What each rule clips", paragraphs, (), [Table("All responses with an advantage", columns, rows)])
+
+
+def _by_length(study: Study) -> ReportSection:
+    profiles = {rule.label: rule.replayed.profile for rule in study.rules}
+    figures = [
+        profile(_clip_fractions(profiles, side), title=title)
+        for side, title in (("both", "all responses"), ("below", "A < 0"), ("above", "A > 0"))
+    ]
+    for name, ylabel in (("gradient_mass", "share of gradient mass"), ("ess_by_length", "effective sample size")):
+        series = {label: Series(found.median_length, getattr(found, name)) for label, found in profiles.items()}
+        figures.append(profile(series, ylabel=ylabel))
+    columns = ["policy", *study.rules[0].replayed.profile.bin_labels()]
+    rows: list[Row] = [[label, *found.both.fraction] for label, found in profiles.items()]
+    text = (
+        "Six quantile bins of length; bars are 95 % intervals over prompts. Gradient mass: sum of |dJ/dlog_probs| over tokens."
+    )
+    return ReportSection("By response length", [text], figures, [Table("Clip fraction by length in tokens", columns, rows)])
+
+
+def _clip_fractions(profiles: Mapping[str, LengthProfile], side: str) -> dict[str, Series]:
+    """Clip fractions against length; ``side`` is ``"both"``, ``"below"`` or ``"above"``."""
+    sides = {label: (found.median_length, getattr(found, side)) for label, found in profiles.items()}
+    return {label: Series(x, found.fraction, found.low, found.high) for label, (x, found) in sides.items()}
+
+
+def _cosine(study: Study) -> ReportSection:
+    series: dict[str, Series] = {}
+    rows: list[Row] = []
+    for rule in study.rules:
+        if rule.cosine:
+            series[rule.label] = Series(rule.replayed.profile.median_length, rule.cosine.by_length)
+            rows.append([rule.label, rule.cosine.mean, rule.cosine.interval, rule.cosine.num_updates])
+    text = (
+        "Between the gradient of each rule and that of the mean of exp(S) A, the importance-weighted objective without a clip, "
+        "through the weights that the run kept. A rule's weights by length turn its gradient too, without any clip."
+    )
+    table = Table("Over the updates whose weights were kept", ["policy", "cosine", "95 %", "updates"], rows)
+    return ReportSection("Cosine to the unclipped gradient", [text], [profile(series, ylabel="cosine")], [table])
+
+
+def _widths(study: Study) -> ReportSection:
+    names = {"clip_fraction": "clip fraction", "lre_max": "lre_max", "ess": "effective sample size"}
+    if any(point.cosine is not None for points in study.sweep.values() for point in points):
+        names["cosine"] = "cosine to the unclipped gradient"
+    figures = []
+    for name, ylabel in names.items():
+        known = {
+            label: [(point.factor, getattr(point, name)) for point in points if getattr(point, name) is not None]
+            for label, points in study.sweep.items()
+        }
+        series = {label: Series([x for x, _ in pairs], [y for _, y in pairs]) for label, pairs in known.items()}
+        figures.append(lines(series, xlabel="width, relative to the table above", ylabel=ylabel, log_x=True))
+    rows: list[Row] = [
+        [label, point.factor, point.clip_fraction, point.lre_max, point.lre_noise, point.ess, point.cosine]
+        for label, points in study.sweep.items()
+        for point in points
+    ]
+    columns = ["policy", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
+    return ReportSection("By width", ["All widths of a rule times one factor."], figures, [Table("Every width", columns, rows)])
+
+
+def _shape(study: Study) -> ReportSection:
+    found = study.rules[0].replayed.profile
+    rows: list[Row] = [[f"standard deviation of S / sqrt(L), bin {k}", value] for k, value in enumerate(found.sigma_root)]
+    normal = ("-1.64", "-0.67", "0", "0.67", "1.64")
+    for quantile, expected, value in zip(QUANTILES, normal, found.standardised, strict=True):
+        rows.append([f"{quantile:.0%} quantile of (S - mu L) / (sigma sqrt(L)); a normal's is {expected}", value])
+    rows.append(["mean of S of a long response, in its standard deviations", found.drift])
+    caption = "S: summed log-ratio of a response, over the updates that moved it"
+    text = "The square-root band is fair if S is normal with a variance that grows with L: then the first six lines are equal."
+    return ReportSection("Is S normal?", [text], (), [Table(caption, ["quantity", "value"], rows)])
