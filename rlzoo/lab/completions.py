@@ -24,27 +24,20 @@ from rlzoo.types import Problem
 _KEY = "evaluation"  # in the names of temporary files
 
 
-_COMPLETIONS = TypeAdapter(Completions)
-
-
 @dataclass(frozen=True, slots=True)
 class Answered:
     """A problem with its k completions: one line of ``completions/<suite>.jsonl``."""
 
-    problem: Problem
+    question: str
+    answer: str
     completions: Completions
 
     def to_line(self, index: int) -> str:
         """Format as a line of JSON."""
-        completions = [asdict(completion) for completion in self.completions]
-        row = {"problem": index, "question": self.problem.question, "answer": self.problem.answer, "completions": completions}
-        return json.dumps(row, ensure_ascii=False) + "\n"
+        return json.dumps({"problem": index, **asdict(self)}, ensure_ascii=False) + "\n"
 
-    @classmethod
-    def from_line(cls, line: str) -> Answered:
-        """Parse a line of JSON."""
-        row = parse_json(line)
-        return cls(Problem(row["question"], row["answer"]), _COMPLETIONS.validate_python(row["completions"]))
+
+_ANSWERED = TypeAdapter(Answered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +98,15 @@ class EvaluationDirectory:
         lines = whole.split(b"\n")[:-1]  # not splitlines: JSON strings may hold U+2028
         for number, (line, problem) in enumerate(zip(lines, problems, strict=False), start=1):
             try:
-                answered.append(Answered.from_line(line.decode()))
-            except (ValueError, KeyError, TypeError) as error:
+                answered.append(_ANSWERED.validate_python(parse_json(line.decode())))
+            except ValueError as error:
                 raise UserError(
                     f"{file} line {number}: not a completion of an evaluation; remove the file to begin anew"
                 ) from error
             completions, size = answered[-1].completions, len(answered[0].completions)
             if len(completions) != size or not all((one.answer_group or 0) < size for one in completions) or size == 0:
                 raise UserError(f"{file} line {number}: not the completions that the first has; remove the file to begin anew")
-            if answered[-1].problem != problem:
+            if (answered[-1].question, answered[-1].answer) != (problem.question, problem.answer):
                 raise UserError(
                     f"{file} line {number} answers another question than suite {suite!r} has; name another --output"
                 )

@@ -190,8 +190,8 @@ def evaluate(
             stack.callback(sampler.close)
             directory.create(config.settings())
             for suite in suites:
-                grader, own = graders[suite.make_grader], (answered[suite.name], problems[suite.name])
-                _complete(config, suite, grader, sampler, directory, *own, told)
+                grader = graders[suite.make_grader]
+                _complete(config, suite, grader, sampler, directory, answered[suite.name], problems[suite.name], told)
     results = tuple(SuiteResult.of(name, responses) for name, responses in answered.items())
     return _finish(Evaluation(config, directory.path, results, None), directory, experiment)
 
@@ -269,7 +269,7 @@ def _complete(
                 Completion(rollout.text, reward, group, len(rollout.response_ids), rollout.finished)
                 for rollout, reward, group in zip(rollouts[rows], rewards[rows], groups, strict=True)
             )
-            fresh.append(Answered(problem, tuple(completions)))
+            fresh.append(Answered(problem.question, problem.answer, tuple(completions)))
         fresh = fresh[len(answered) - start :]
         directory.append(suite.name, len(answered), fresh)
         answered += fresh

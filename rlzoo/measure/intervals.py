@@ -48,18 +48,12 @@ class Clusters:
 
     @classmethod
     def of(cls, bins: Array, clipped: Array, prompts: Array) -> Clusters:
-        """Add up rows.
-
-        Args:
-            bins: ``(n,)`` length bin of each row.
-            clipped: ``(n,)`` clip decisions, 0 to 1.
-            prompts: ``(n,)`` which prompt each row answers; any numbers.
-        """
+        """Add up rows, given the length bin, the clip decision from 0 to 1 and any number for the prompt of each, ``(n,)``."""
         names, index = np.unique(prompts, return_inverse=True)
-        cells, size = index * NUM_BINS + bins, len(names) * NUM_BINS
-        count = np.bincount(cells, minlength=size).astype(float)
-        total = np.bincount(cells, weights=clipped, minlength=size)
-        return cls(count.reshape(-1, NUM_BINS), total.reshape(-1, NUM_BINS))
+        cells, shape = index * NUM_BINS + bins, (len(names), NUM_BINS)
+        count = np.bincount(cells, minlength=shape[0] * shape[1]).astype(float)
+        total = np.bincount(cells, weights=clipped, minlength=shape[0] * shape[1])
+        return cls(count.reshape(shape), total.reshape(shape))
 
     def proportions(self) -> tuple[Array, Array]:
         """95 % intervals of the clip fraction of each bin, ``(K,)`` low and high; NaN for an empty bin.
@@ -111,15 +105,14 @@ class Clusters:
 
 @dataclass(frozen=True, slots=True)
 class Reweighting:
-    """A length reweighting error, and what is known of it.
+    """A length reweighting error, its correction for noise, and its interval.
 
-    The error is a function of absolute values, so noise adds to it. ``corrected`` is the error under which the one that was
-    measured is the median of what a sample of these prompts would show, and the lower end of the interval is the error under
-    which it is the 97.5 % quantile: 0 where no error at all explains it (test inversion, Carpenter, Journal of the Royal
-    Statistical Society B 61 (1999), 159). The upper end is the largest upper end of any linear form ``c (w - 1)`` that the
-    error is the maximum of, so it holds the truth whichever bin is the worst. By construction
-    ``low <= corrected <= value <= high``, since the chance of a value below what was measured falls with the error
-    (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
+    The error is a function of absolute values, so noise adds to it. ``corrected`` is the error for which the measured one is
+    the median of samples of these prompts. The lower end of the interval is the error for which it is the 97.5 % quantile, or
+    0 (test inversion, Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159). The upper end is the largest
+    upper end of any linear form ``c (w - 1)`` that the error is the maximum of, so it holds whichever bin is the worst. By
+    construction ``low <= corrected <= value <= high``, since the chance of a value below the measured one falls with the
+    error (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
     """
 
     value: float

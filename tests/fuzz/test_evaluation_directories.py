@@ -14,8 +14,10 @@ from tests.fuzz.spoiled import spoiled_bytes, spoiled_trees
 SURFACE = SURFACES["evaluation directories"]
 PROBLEMS = [Problem("1 + 1?", "2"), Problem("2 + 2?", "4")]
 ANSWERED = [
-    Answered(PROBLEMS[0], (Completion("2", 1.0, 0, 2, True), Completion("3", 0.0, 1, 2, True))),
-    Answered(PROBLEMS[1], (Completion("\u2028é", 0.0, None, 5, False), Completion("4", 1.0, 1, 1, True))),
+    Answered(PROBLEMS[0].question, PROBLEMS[0].answer, (Completion("2", 1.0, 0, 2, True), Completion("3", 0.0, 1, 2, True))),
+    Answered(
+        PROBLEMS[1].question, PROBLEMS[1].answer, (Completion("\u2028é", 0.0, None, 5, False), Completion("4", 1.0, 1, 1, True))
+    ),
 ]
 LINES = [item.to_line(index).encode() for index, item in enumerate(ANSWERED)]
 SETTINGS = EvaluationConfig.compose("embedded", ["rollout.group_size=2"], suites=("mine",)).settings()

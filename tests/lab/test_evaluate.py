@@ -169,7 +169,7 @@ def test_a_damaged_line_of_completions_is_named(tmp_path):
         (tmp_path / "completions" / "mine.jsonl").write_bytes(line)
         with pytest.raises(UserError, match=r"mine.jsonl line 1: not a completion"):
             directory.read("mine", problems)
-    rows = [Answered(problem, (Completion("2", 1.0, 0, 1, True),) * (1 + place)) for place, problem in enumerate(problems * 2)]
+    rows = [Answered("1+1?", "2", (Completion("2", 1.0, 0, 1, True),) * (1 + place)) for place in range(2)]
     (tmp_path / "completions" / "mine.jsonl").write_text("".join(row.to_line(0) for row in rows))
     with pytest.raises(UserError, match=r"mine.jsonl line 2: not the completions that the first has"):
         directory.read("mine", problems * 2)

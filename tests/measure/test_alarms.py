@@ -8,8 +8,7 @@ import torch
 from rlzoo_fspo import FSPO
 from rlzoo_gpg import GPG
 
-from rlzoo.measure.alarms import ALARMS, Alarms
-from rlzoo.measure.monitor import Monitor
+from rlzoo.measure.monitor import ALARMS, Alarms, Monitor
 from tests.quick import quick_run
 
 SOUND = {"clip/fraction": 0.1, "fairness/ess": 0.9, "ratio/drift_long": 0.1}
