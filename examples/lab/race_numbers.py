@@ -26,13 +26,14 @@ from rlzoo.lab.study import study
 
 def trained(record: RunRecord) -> dict[str, Any]:
     """What a run came to."""
+    accuracies = record.accuracies
     return {
         "run": str(record.path),
         "trained_with": record.policy,
         "seed": record.seed,
         "learner.lr": record.settings["learner.lr"],
-        "accuracy": record.last("eval/accuracy"),
-        "gain": record.gain,
+        "accuracy": accuracies[-1] if accuracies else None,
+        "gain": accuracies[-1] - accuracies[0] if accuracies else None,
         "reward_last_quarter": record.mean("reward/mean", 0.25),
         "length_last_quarter": record.mean("response/length_mean", 0.25),
         "clip_fraction": record.mean("clip/fraction"),

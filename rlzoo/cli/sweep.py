@@ -99,7 +99,7 @@ class SweepDisplay(Bars):
         super().__init__(
             console, TextColumn("{task.description}"), *timed(console), TextColumn("{task.fields[words]}"), is_quiet=is_quiet
         )
-        self._whole = self.add_task("all steps", total=sweep.total_steps, words="")
+        self._whole = self.add_task("all steps", total=sum(child.config.steps for child in sweep.children), words="")
 
     def look(self, running: Sequence[SweepProcess]) -> None:
         """Show how far the running children are."""

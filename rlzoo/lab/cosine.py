@@ -81,7 +81,7 @@ def cosines(
         reference = totals.pop("")
         for label, parts in totals.items():
             bins = [cosine(part, other) for part, other in zip(parts, reference, strict=True)]
-            found[label].append((update.step, cosine(torch.stack(parts).sum(0), torch.stack(reference).sum(0)), bins))
+            found[label].append((update.step, cosine(parts.sum(0), reference.sum(0)), bins))
         told(done, len(kept))
     return {label: _summary(rows) for label, rows in found.items()}
 
@@ -107,8 +107,8 @@ def cosine(first: Tensor, second: Tensor) -> float:
 
 def _gradients(
     module: ResponseLogProbs, update: RecordedUpdate, wanted: Mapping[str, Tensor], edges: Tensor
-) -> dict[str, list[Tensor]]:
-    """For each label, the flat model gradient of ``sum(g * log_probs)`` over the responses of each length bin."""
+) -> dict[str, Tensor]:
+    """For each label, ``(K, P)``: the flat model gradient of ``sum(g * log_probs)`` over the responses of each length bin."""
     inputs = update.inputs
     sizes = torch.tensor([sequence.numel() for sequence in update.sequences])
     batch = Batch(
@@ -123,15 +123,10 @@ def _gradients(
         finished=torch.ones(len(sizes), dtype=torch.bool),
     )
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    size = sum(parameter.numel() for parameter in parameters)
-    sums: dict[str, list[Tensor]] = {label: [] for label in wanted}
+    sums = {label: torch.zeros(NUM_BINS, sum(parameter.numel() for parameter in parameters)) for label in wanted}
     bins = bin_index(batch.lengths, edges)
-    for k in range(NUM_BINS):
+    for k in bins.unique().tolist():
         rows = (bins == k).nonzero()[:, 0]
-        if len(rows) == 0:
-            for parts in sums.values():
-                parts.append(torch.zeros(size))
-            continue
         log_probs, _ = module(padded(batch, rows, pad_id=0))
         mask = inputs.response_mask[rows]
         worst = float((log_probs.detach() - inputs.log_probs[rows][mask]).abs().max())
@@ -142,17 +137,19 @@ def _gradients(
             )
         for label, gradient in wanted.items():
             parts_of = torch.autograd.grad(log_probs, parameters, gradient[rows][mask], retain_graph=True)
-            sums[label].append(torch.cat([part.float().flatten() for part in parts_of]))
+            sums[label][k] = torch.cat([part.float().flatten() for part in parts_of])
     return sums
 
 
 def _kept(run: RecordedRun) -> dict[tuple[int, int], Path]:
     """Files with weights, by step and update."""
-    named = [(file, _KEPT.fullmatch(file.stem)) for file in sorted((run.path / "replay").glob("*.safetensors"))]
-    for file, name in named:
+    files = {}
+    for file in sorted((run.path / "replay").glob("*.safetensors")):
+        name = _KEPT.fullmatch(file.stem)
         if name is None:
             raise UserError(f"{str(file)!r} is not named after a step and an update, such as 000010-0.safetensors; remove it")
-    return {(int(name[1]), int(name[2])): file for file, name in named if name}
+        files[int(name[1]), int(name[2])] = file
+    return files
 
 
 def _summary(rows: Sequence[tuple[int, float, list[float]]]) -> Cosine:

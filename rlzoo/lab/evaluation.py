@@ -39,9 +39,8 @@ logger = logging.getLogger("rlzoo")
 
 UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}  # settings of a rollout that only training uses
 
-
 Told = Callable[[str, int, int, dict[str, float]], None]
-"""Called with the suite, the numbers of answered and of all its problems, and the means so far."""
+"""Called with the suite, the number of its answered problems, of all its problems, and the means so far."""
 
 
 class EvaluatedModel(Section):
@@ -78,10 +77,10 @@ class EvaluationConfig(Section):
         sections = parse_overrides(overrides)
         if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
             raise UserError(f"--set {other.partition('=')[0]}: only settings of model and rollout have a say in an evaluation")
-        merged = {**sections, **settings}
-        merged["model"] = {**sections.get("model", {}), "path": str(_last_checkpoint(Path(model)) or model)}
+        saved = [str(folder) for _, folder in numbered(Path(model)) if (folder / "config.json").is_file()]
+        named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # of a run, the last checkpoint
         try:
-            return cls.model_validate(merged)
+            return cls.model_validate({**sections, **settings, "model": named})
         except ValidationError as error:
             raise UserError(explain(error, cls)) from error
 
@@ -94,12 +93,6 @@ class EvaluationConfig(Section):
 def default_output(config: EvaluationConfig) -> Path:
     """A directory named after the model and the seed, so that the same command finds it again."""
     return Path("evals") / f"{re.sub(r'[^A-Za-z0-9]+', '-', config.model.path).strip('-')}-{config.seed}"
-
-
-def _last_checkpoint(path: Path) -> Path | None:
-    """The last checkpoint, where the path is a run directory."""
-    saved = [folder for _, folder in numbered(path) if (folder / "config.json").is_file()]
-    return saved[-1] if saved else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +186,14 @@ def evaluate(
                 grader = graders[suite.make_grader]
                 _complete(config, suite, grader, sampler, directory, answered[suite.name], problems[suite.name], told)
     results = tuple(SuiteResult.of(name, responses) for name, responses in answered.items())
-    return _finish(Evaluation(config, directory.path, results, None), directory, experiment)
+    evaluation = Evaluation(config, directory.path, results, None)
+    before = directory.read_results()
+    run_id = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None
+    if experiment is not None and run_id is None:
+        run_id = _track(evaluation, experiment)
+    evaluation = replace(evaluation, mlflow_run_id=run_id)
+    directory.save_results(evaluation.as_dict())
+    return evaluation
 
 
 def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
@@ -275,18 +275,8 @@ def _complete(
         answered += fresh
 
 
-def _finish(evaluation: Evaluation, directory: EvaluationDirectory, experiment: str | None) -> Evaluation:
-    """Log the results to MLflow, once, and write them."""
-    before = directory.read_results()
-    known = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None
-    if experiment is not None and known is None:
-        known = _track(evaluation, experiment)
-    evaluation = replace(evaluation, mlflow_run_id=known)
-    directory.save_results(evaluation.as_dict())
-    return evaluation
-
-
 def _track(evaluation: Evaluation, experiment: str) -> str | None:
+    """Log an evaluation to MLflow; returns the run, None if the store cannot be reached."""
     config = evaluation.config
     tags = {
         "kind": "evaluation",

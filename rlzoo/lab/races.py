@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
 from rlzoo.lab.run_records import RunRecord, find_runs
-from rlzoo.lab.study import plain
+from rlzoo.lab.study import Told, plain
 from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
@@ -45,8 +45,8 @@ class Contender:
 
     @property
     def gain(self) -> float | None:
-        """Mean over its runs of what accuracy gained."""
-        values = [run.gain for run in self.runs if run.gain is not None]
+        """Mean over its runs of the accuracy at the end less the accuracy before the first update."""
+        values = [run.accuracies[-1] - run.accuracies[0] for run in self.runs if run.accuracies]
         return fmean(values) if values else None
 
 
@@ -85,9 +85,6 @@ class Race:
         return plain({**about, "contenders": contenders, "pairs": self.pairs})
 
 
-Told = Callable[[str, int, int], None]
-
-
 def race(
     paths: Sequence[Path],
     *,
@@ -109,7 +106,7 @@ def race(
     records, notes = find_runs(paths)
     groups = labelled(records)
     notes += _not_comparable(records)
-    metric = "eval/accuracy" if all(record.last("eval/accuracy") is not None for record in records) else "reward/mean"
+    metric = "eval/accuracy" if all(record.accuracies for record in records) else "reward/mean"
     scored = {label: {run.seed: run.score(metric) for run in runs} for label, runs in groups.items()}
     done = itertools.count()
     contenders = []

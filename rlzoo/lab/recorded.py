@@ -108,10 +108,11 @@ def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
         raise UserError(f"{str(file)!r} is not named after a step, such as 000001.safetensors; remove it")
     with readable(file):
         tensors: dict[str, Tensor] = load_file(file)
-    if "rows/0" not in tensors:
+    num_updates = next(index for index in itertools.count() if f"rows/{index}" not in tensors)
+    if num_updates == 0:
         return  # nothing was learned in this step
     try:
-        _check(tensors)
+        _check(tensors, num_updates)
     except ValueError as error:
         raise UserError(f"{str(file)!r} does not hold what a run records: {error}; remove it to go without it") from error
     step, lengths = int(file.stem), tensors["lengths"]
@@ -122,7 +123,7 @@ def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
     correction = config.mismatch.build()
     weights = None if correction is None else correction(old - sampled, mask)
     seed, edges = step_seed(config.seed, LEARNER, step), bin_edges(lengths)
-    for index in _indices(tensors):
+    for index in range(num_updates):
         rows = tensors[f"rows/{index}"]
         yield RecordedUpdate(
             step,
@@ -147,12 +148,7 @@ def _spread(flat: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
 
 
-def _indices(tensors: dict[str, Tensor]) -> Iterator[int]:
-    """The indices of a step's updates."""
-    return itertools.takewhile(lambda index: f"rows/{index}" in tensors, itertools.count())
-
-
-def _check(tensors: dict[str, Tensor]) -> None:
+def _check(tensors: dict[str, Tensor], num_updates: int) -> None:
     """Raise a `ValueError` that says which tensor of a step is wrong."""
     lengths, sizes, groups, sequences = (
         _whole_numbers(tensors, name) for name in ("lengths", "sequence_lengths", "group_ids", "sequences")
@@ -169,7 +165,7 @@ def _check(tensors: dict[str, Tensor]) -> None:
     _check_numbers(tensors, "old_log_probs", tokens)
     _check_numbers(tensors, "rollout_log_probs", tokens)
     _check_numbers(tensors, "advantages", (number, 1), tokens)
-    for index in _indices(tensors):
+    for index in range(num_updates):
         rows = _whole_numbers(tensors, f"rows/{index}")
         _require(0 < len(rows) <= number, f"rows/{index} has {len(rows)} values for {number} responses")
         _require(int(rows.max()) < number, f"rows/{index} names a response that is not there")

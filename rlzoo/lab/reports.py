@@ -12,7 +12,7 @@ from rlzoo.lab.races import SCORES, Contender, Race
 from rlzoo.lab.replay import widths_of
 from rlzoo.lab.study import Study
 from rlzoo.measure.figures import Series, forest, lines, profile
-from rlzoo.measure.profile import QUANTILES, LengthProfile
+from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.report import ReportSection, Row, Table, render
 
 MEGABYTE = 2**20
@@ -126,7 +126,7 @@ def study_report(study: Study) -> str:
         sections.append(_cosine(study))
     if study.sweep:
         sections.append(_widths(study))
-    return render(f"Replay of {run.path.name}", facts, [*sections, _shape(study)])
+    return render(f"Replay of {run.path.name}", facts, sections)
 
 
 def _summary(study: Study) -> ReportSection:
@@ -191,11 +191,8 @@ def _widths(study: Study) -> ReportSection:
         names["cosine"] = "cosine to the unclipped gradient"
     figures = []
     for name, ylabel in names.items():
-        known = {
-            label: [(point.factor, getattr(point, name)) for point in points if getattr(point, name) is not None]
-            for label, points in study.sweep.items()
-        }
-        series = {label: Series([x for x, _ in pairs], [y for _, y in pairs]) for label, pairs in known.items()}
+        sweeps = study.sweep.items()
+        series = {label: Series([p.factor for p in points], [getattr(p, name) for p in points]) for label, points in sweeps}
         figures.append(lines(series, xlabel="width, relative to the table above", ylabel=ylabel, log_x=True))
     rows: list[Row] = [
         [label, point.factor, point.clip_fraction, point.lre_max, point.lre_noise, point.ess, point.cosine]
@@ -204,15 +201,3 @@ def _widths(study: Study) -> ReportSection:
     ]
     columns = ["policy", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
     return ReportSection("By width", ["All widths of a rule times one factor."], figures, [Table("Every width", columns, rows)])
-
-
-def _shape(study: Study) -> ReportSection:
-    found = study.rules[0].replayed.profile
-    rows: list[Row] = [[f"standard deviation of S / sqrt(L), bin {k}", value] for k, value in enumerate(found.sigma_root)]
-    normal = ("-1.64", "-0.67", "0", "0.67", "1.64")
-    for quantile, expected, value in zip(QUANTILES, normal, found.standardised, strict=True):
-        rows.append([f"{quantile:.0%} quantile of (S - mu L) / (sigma sqrt(L)); a normal's is {expected}", value])
-    rows.append(["mean of S of a long response, in its standard deviations", found.drift])
-    caption = "S: summed log-ratio of a response, over the updates that moved it"
-    text = "The square-root band is fair if S is normal with a variance that grows with L: then the first six lines are equal."
-    return ReportSection("Is S normal?", [text], (), [Table(caption, ["quantity", "value"], rows)])

@@ -21,23 +21,16 @@ class RunRecord:
     """A finished run."""
 
     path: Path
+    policy: str  # name of its clip policy
+    seed: int
     settings: Mapping[str, Any]  # its config.yaml with dotted keys
     metrics: tuple[Mapping[str, float], ...]
     summary: Mapping[str, Any]
 
     @property
-    def policy(self) -> str:
-        """Its clip policy's name."""
-        return str(self.settings["clip.name"])
-
-    @property
-    def seed(self) -> int:
-        """Its seed."""
-        return int(self.settings["seed"])
-
-    def last(self, name: str) -> float | None:
-        """The last value of a metric."""
-        return next((row[name] for row in reversed(self.metrics) if name in row), None)
+    def accuracies(self) -> list[float]:
+        """Its evaluations; the first is before the first update, the last after the last."""
+        return [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Mean of a metric over the run, or over the last part of its steps."""
@@ -47,15 +40,9 @@ class RunRecord:
 
     def score(self, name: str) -> float:
         """Accuracy at the end on held-out problems, or mean reward over the last quarter of the steps."""
-        value = self.last(name) if name == "eval/accuracy" else self.mean(name, 0.25)
-        assert value is not None, "a finished run has rewards, and accuracy is the score only where every run has it"
+        value = self.accuracies[-1] if name == "eval/accuracy" else self.mean(name, 0.25)
+        assert value is not None, "a finished run has rewards"
         return value
-
-    @property
-    def gain(self) -> float | None:
-        """Accuracy at the end less accuracy before the first update; None without an evaluation."""
-        values = [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
-        return values[-1] - values[0] if values else None
 
     @property
     def seconds(self) -> float:
@@ -85,14 +72,11 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     records, notes = [], []
     for folder in folders.values():
         try:
-            record = _read(folder)
+            records.append(_read(folder))
+        except _UnfinishedError:
+            notes.append(f"left out, not finished: {folder}")
         except UserError as error:
             notes.append(f"left out, damaged: {error}")
-            continue
-        if record is None:
-            notes.append(f"left out, not finished: {folder}")
-        else:
-            records.append(record)
     if not records:
         why = f" ({notes[0]})" if notes else ""
         raise UserError(f"no finished run in {', '.join(map(str, paths))}{why}; `rlzoo sweep` or `rlzoo train` make some")
@@ -114,21 +98,21 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
     return [f"{key} ({old.get(key)} there, {new.get(key)} asked)" for key in sorted(old | new) if old.get(key) != new.get(key)]
 
 
-def _read(folder: Path) -> RunRecord | None:
-    """The run in a folder; None if it has not reached its last step.
+class _UnfinishedError(Exception):
+    """A run has not reached its last step."""
 
-    Raises:
-        UserError: its metrics are damaged.
-    """
+
+def _read(folder: Path) -> RunRecord:
+    """Read the run in a folder; raises a `UserError` if its metrics are damaged."""
     settings, summary = flatten(read_mapping(folder / "config.yaml", parse_yaml)), read_mapping(folder / "summary.json")
-    is_config = isinstance(settings.get("clip.name"), str) and all(type(settings.get(key)) is int for key in ("steps", "seed"))
-    if not is_config or not (folder / "metrics.jsonl").is_file():
-        return None
+    clip, seed, steps = (settings.get(key) for key in ("clip.name", "seed", "steps"))
+    if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
+        raise _UnfinishedError
     if type(summary.get("steps")) is int:
-        settings["steps"] = max(settings["steps"], summary["steps"])  # more, if it was resumed with more
+        settings["steps"] = steps = max(steps, summary["steps"])  # more, if it was resumed with more
     metrics = tuple(read_metrics(folder / "metrics.jsonl"))
-    if not metrics or metrics[-1]["step"] != settings["steps"]:
-        return None
-    if not any("reward/mean" in row and row["step"] > settings["steps"] * 0.75 for row in metrics):
+    if not metrics or metrics[-1]["step"] != steps or not summary.get("finished", True):
+        raise _UnfinishedError
+    if not any("reward/mean" in row and row["step"] > steps * 0.75 for row in metrics):
         raise UserError(f"{str(folder / 'metrics.jsonl')!r} has no reward/mean in the last quarter of its steps")
-    return RunRecord(folder, settings, metrics, summary) if summary.get("finished", True) else None
+    return RunRecord(folder, clip, seed, settings, metrics, summary)

@@ -124,36 +124,29 @@ def study(
 
     sweep: dict[str, tuple[WidthPoint, ...]] = {}
     for number, (name, candidate) in enumerate(candidates.items()):
-        if sweep_width and candidate.policy.width_fields() and not candidate.policy.is_adaptive:
-            told("replaying widths", number, len(candidates))
-            scaled = _scaled(run, candidate.policy, skip_steps)
-            found = measured({str(factor): replayed for factor, replayed in scaled.items()})
-            sweep[name] = tuple(_point(factor, one, found.get(str(factor))) for factor, one in scaled.items())
+        if not sweep_width or not candidate.policy.width_fields() or candidate.policy.is_adaptive:
+            continue
+        told("replaying widths", number, len(candidates))
+        scaled: dict[str, Replayed] = {}
+        for factor in FACTORS:
+            with suppress(ValidationError):  # a width that a field does not allow
+                scaled[str(factor)] = replay(run, candidate.policy.scaled(factor), skip_steps)
+        found = measured(scaled)
+        sweep[name] = tuple(
+            WidthPoint(
+                float(factor),
+                widths_of(one.policy),
+                one.profile.clip_fraction,
+                one.profile.lre_max,
+                one.profile.lre_noise,
+                one.profile.ess,
+                found[factor].mean if found else None,
+            )
+            for factor, one in scaled.items()
+        )
     found = measured(candidates)
     rules = tuple(Rule(name, one, found.get(name), notes.get(name, "")) for name, one in candidates.items())
     return Study(run, rules, match, skip_steps, sweep)
-
-
-def _scaled(run: RecordedRun, policy: ClipPolicy, skip_steps: int) -> dict[float, Replayed]:
-    """Replays of a rule by `FACTORS` of its width, without those that its fields do not allow."""
-    found = {}
-    for factor in FACTORS:
-        with suppress(ValidationError):
-            found[factor] = replay(run, policy.scaled(factor), skip_steps)
-    return found
-
-
-def _point(factor: float, replayed: Replayed, cosine: Cosine | None) -> WidthPoint:
-    profile = replayed.profile
-    return WidthPoint(
-        factor,
-        widths_of(replayed.policy),
-        profile.clip_fraction,
-        profile.lre_max,
-        profile.lre_noise,
-        profile.ess,
-        None if cosine is None else cosine.mean,
-    )
 
 
 def plain(value: Any) -> dict[str, Any]:

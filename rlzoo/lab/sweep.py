@@ -35,14 +35,9 @@ class Child:
     """One run of a sweep."""
 
     name: str
+    path: Path  # its run directory
     config: RunConfig
     arguments: tuple[str, ...]  # of `rlzoo train`
-
-    @property
-    def path(self) -> Path:
-        """Its run directory."""
-        assert self.config.output is not None, "a child's output is set when the sweep is planned"
-        return self.config.output
 
     @property
     def is_finished(self) -> bool:
@@ -104,12 +99,7 @@ class Sweep:
             for option, values in (("--config", self.configs), ("--set", overrides), ("--plugin", self.plugins)):
                 arguments += [word for value in values for word in (option, value)]
             arguments += [] if self.steps is None else ["--steps", str(self.steps)]
-            yield Child(name, config, tuple(arguments))
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of all children together."""
-        return sum(child.config.steps for child in self.children)
+            yield Child(name, path, config, tuple(arguments))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -49,15 +49,10 @@ class LengthBin:
 
 
 def pass_at(num_samples: int, num_right: int, j: int) -> float:
-    """The chance that j responses drawn from those at hand hold a right one: the unbiased pass@j (arXiv 2107.03374).
+    """The chance that j responses drawn from n hold one of the c right ones: the unbiased pass@j (arXiv 2107.03374).
 
     Formula:
         1 - C(n - c, j) / C(n, j)
-
-    Args:
-        num_samples: n, responses.
-        num_right: c, right ones.
-        j: how many are drawn, at most n.
 
     Example:
         >>> pass_at(4, 1, 2)  # of the 6 pairs 3 hold the right one
@@ -81,13 +76,8 @@ def majority(completions: Completions) -> float:
 
 
 def passes(k: int) -> list[int]:
-    """The j of the pass@j that are reported: 1, 2, 4, ... and k.
-
-    Example:
-        >>> passes(12)
-        [1, 2, 4, 8, 12]
-    """
-    return sorted({2**power for power in range(k.bit_length()) if 2**power <= k} | {k})
+    """The j of the pass@j that are reported: 1, 2, 4, ... and k."""
+    return sorted({2**power for power in range(k.bit_length())} | {k})
 
 
 def estimates(problems: Sequence[Completions]) -> dict[str, AtK]:

@@ -26,7 +26,7 @@ class Series:
     """Points of one curve, with the ends of their intervals."""
 
     x: Sequence[float]
-    y: Sequence[float]
+    y: Sequence[float | None]  # None or NaN: not drawn
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
 
@@ -35,7 +35,7 @@ def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str 
     """Curves with bands between low and high."""
     figure, axes = _canvas(title, xlabel, ylabel)
     for number, (label, points) in enumerate(series.items()):
-        axes.plot(points.x, points.y, label=_literal(label), **_look(number, marker=log_x))
+        axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **_look(number, marker=log_x))
         if points.low is not None and points.high is not None:
             axes.fill_between(points.x, points.low, points.high, color=_look(number)["color"], alpha=0.15, linewidth=0)
     if log_x:
@@ -50,7 +50,7 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
     step = min(0.012, 0.1 / max(1, len(series)))  # all of a bin within a tenth of its length: neighbouring bins stay apart
     for number, (label, points) in enumerate(series.items()):
         shift = 1 + step * (number - (len(series) - 1) / 2)
-        x, y = np.array(points.x), np.array(points.y)
+        x, y = np.array(points.x), np.array(points.y, dtype=float)
         kept = (x > 0) & ~np.isnan(y)
         errors = None
         if points.low is not None and points.high is not None:

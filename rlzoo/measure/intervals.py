@@ -1,4 +1,4 @@
-"""Intervals of clip fractions and of the length reweighting error that draw whole prompts, and the error noise alone gives."""
+"""Intervals of clip fractions, of the length reweighting error and of means, with whole prompts as observations."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Clusters:
     def proportions(self) -> tuple[Array, Array]:
         """95 % intervals of the clip fraction of each bin, ``(K,)`` low and high; NaN for an empty bin.
 
-        Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as survey statistics
-        does for clustered samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey
-        Statistics and Methodology 7 (2019), 334). ``v`` is the variance between prompts; with few of them it is uncertain,
-        and moderated by the design effect of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). A
-        bin with a fraction of 0 or 1 shows no variance; there every prompt counts as one row.
+        Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as for clustered
+        samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey Statistics and
+        Methodology 7 (2019), 334). ``v`` is the variance between prompts. With few prompts it is moderated by the design
+        effect of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). In a bin with a fraction of 0
+        or 1, every prompt counts as one row.
         """
         number = self.count.sum(0)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -159,7 +159,7 @@ def _influence(count: Array, total: Array) -> Array:
 
 
 def _effective_prompts(count: Array) -> Array:
-    """Kish's effective number of prompts in each bin: that many of equal size tell as much."""
+    """Kish's effective number of prompts in each bin."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(count.sum(0) ** 2 / np.square(count).sum(0))
 

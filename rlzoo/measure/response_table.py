@@ -60,14 +60,14 @@ class ResponseTable:
         entropy: Tensor | None = None,
         kl: Tensor | None = None,
     ) -> ResponseTable:
-        """Rows for one micro-batch.
+        """Measure one micro-batch.
 
         Args:
-            inputs: what the policy read. Advantages per token count by their sum.
-            result: what it answered.
+            inputs: of the policy. Advantages per token count by their sum.
+            result: of the policy.
             gradient: ``(B, T)`` g = dJ/dlog_probs, of the policy's objective alone.
             on_policy_gradient: ``(B, T)`` the same with ``log_probs = old_log_probs``.
-            group: ``(B,)`` int64, which prompt of the run each response answers; see `prompt_ids`.
+            group: ``(B,)`` int64, the prompt of each response, from `prompt_ids`.
             entropy: ``(B, T)`` in nats; None: 0.
             kl: ``(B, T)`` in nats; None: 0.
         """
@@ -77,7 +77,8 @@ class ResponseTable:
         clipped, log_ratio = result.clipped, result.log_ratio
         share = partial(_share, mask=mask)
         token = ops.log_ratio(inputs)
-        none = torch.zeros_like(advantages[:, :1])
+        none, unknown = torch.zeros_like(advantages[:, :1]), log_ratio.new_tensor(torch.nan)
+        edges = (unknown, unknown) if result.band is None else (result.band.low, result.band.high)
         columns = (
             mask.sum(-1, keepdim=True).float(),
             advantages.sum(-1, keepdim=True),
@@ -88,7 +89,7 @@ class ResponseTable:
             _multiple(gradient, on_policy_gradient),
             gradient.abs().sum(-1, keepdim=True),
             share(log_ratio),
-            *(share(edge.expand_as(log_ratio)) for edge in _edges(result)),
+            *(share(edge.expand_as(log_ratio)) for edge in edges),
             ops.sequence_sum(token, mask),
             ops.sequence_sum(token.square(), mask),
             token.masked_fill(~mask, torch.inf).amin(-1, keepdim=True),
@@ -136,11 +137,6 @@ def pooled_runs(tables: Iterable[ResponseTable]) -> ResponseTable:
 def _share(values: Tensor, mask: Tensor) -> Tensor:
     """Of a response: its value, or the mean of those of its tokens."""
     return values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), mask)
-
-
-def _edges(result: ClipResult) -> tuple[Tensor, Tensor]:
-    none = result.log_ratio.new_tensor(torch.nan)
-    return (none, none) if result.band is None else (result.band.low, result.band.high)
 
 
 def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
