@@ -9,7 +9,7 @@ from rlzoo.cli.display import Plain
 from rlzoo.cli.progress import display_for
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.lab.calibrate import Pilot, calibrate, is_met, nearest, overlay
+from rlzoo.lab.calibrate import Pilot, calibrate, nearest, overlay
 from rlzoo.lab.replay import widths_of
 
 
@@ -42,12 +42,12 @@ def run_calibration(
     title = f"pilots of {steps} steps: {config.clip.name} on {config.task.name}"
     with display_for(console, title, steps, is_quiet=is_quiet) as display:
         pilots = calibrate(config, target, max_pilots=max_pilots, told=told, observer=display.show)
-    best = nearest(pilots, target)
-    path.write_text(overlay(best, target, config), encoding="utf-8")
+    best = nearest(pilots)
+    path.write_text(overlay(best, config), encoding="utf-8")
     console.print(f"wrote {path}; use it with: rlzoo train --config {path}")
-    if not is_met(best, target):
+    if not best.is_met:
         console.print(
             f"the nearest of {len(pilots)} pilots clipped {best.clip_fraction:.3f}, not {target}; try more with --pilots",
             style="red",
         )
-    return is_met(best, target)
+    return best.is_met

@@ -26,6 +26,12 @@ class Pilot:
 
     policy: ClipPolicy
     clip_fraction: float  # over all its updates
+    target: float
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the clip fraction is within a tenth of the target."""
+        return abs(self.clip_fraction - self.target) <= NEAR * self.target
 
 
 def calibrate(
@@ -44,7 +50,7 @@ def calibrate(
         observer: called with every step's metrics.
 
     Returns:
-        The pilots, in order; `nearest` picks the result, and `is_met` says whether it is near enough.
+        The pilots, in order; `nearest` picks the result.
 
     Raises:
         UserError: the policy has no width, or none gives that share.
@@ -57,27 +63,22 @@ def calibrate(
         with tempfile.TemporaryDirectory(prefix="rlzoo-pilot-") as folder:
             run = RecordedRun.read(train(_pilot(config, policy, Path(folder) / "run"), observer).path)
         fraction = clip_fraction_of(run)
-        pilots.append(Pilot(policy, fraction(policy)))
+        pilots.append(Pilot(policy, fraction(policy), target))
         told(pilots[-1])
-        if is_met(pilots[-1], target):
+        if pilots[-1].is_met:
             break
         policy = match_clip_fraction(policy, target, fraction)
     return pilots
 
 
-def is_met(pilot: Pilot, target: float) -> bool:
-    """Whether a pilot's clip fraction is within a tenth of the target."""
-    return abs(pilot.clip_fraction - target) <= NEAR * target
+def nearest(pilots: list[Pilot]) -> Pilot:
+    """The pilot whose clip fraction comes closest to the target."""
+    return min(pilots, key=lambda pilot: abs(pilot.clip_fraction - pilot.target))
 
 
-def nearest(pilots: list[Pilot], target: float) -> Pilot:
-    """The pilot whose clip fraction comes closest."""
-    return min(pilots, key=lambda pilot: abs(pilot.clip_fraction - target))
-
-
-def overlay(pilot: Pilot, target: float, config: RunConfig) -> str:
+def overlay(pilot: Pilot, config: RunConfig) -> str:
     """Format a config file with the widths that were found, and a comment on the pilot."""
-    policy, told = pilot.policy, pilot.policy.targeting(target)
+    policy, told = pilot.policy, pilot.policy.targeting(pilot.target)
     if told is not None:
         usual = {name: field.get_default(call_default_factory=True) for name, field in type(policy).model_fields.items()}
         changed = {name for name, value in told.model_dump().items() if value != usual[name]}
@@ -85,7 +86,7 @@ def overlay(pilot: Pilot, target: float, config: RunConfig) -> str:
     else:
         found = {name: float(f"{value:.6g}") for name, value in widths_of(policy).items()}
     return (
-        f"# Clips {pilot.clip_fraction:.1%} of the responses (wanted {target:.1%}) over {config.steps} steps of\n"
+        f"# Clips {pilot.clip_fraction:.1%} of the responses (wanted {pilot.target:.1%}) over {config.steps} steps of\n"
         f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.\n"
         "# Found by rlzoo calibrate.\n" + yaml.safe_dump({"clip": {"name": policy.name, **found}}, sort_keys=False)
     )

@@ -125,7 +125,7 @@ def _gradients(
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     sums = {label: torch.zeros(NUM_BINS, sum(parameter.numel() for parameter in parameters)) for label in wanted}
     bins = bin_index(batch.lengths, edges)
-    for k in bins.unique().tolist():
+    for k in set(bins.tolist()):
         rows = (bins == k).nonzero()[:, 0]
         log_probs, _ = module(padded(batch, rows, pad_id=0))
         mask = inputs.response_mask[rows]

@@ -26,7 +26,7 @@ from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
 from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
-from rlzoo.models.pretrained import eos_token_ids, load_pretrained
+from rlzoo.models.pretrained import eos_token_ids, load_named
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_prompts, encode_prompt
 from rlzoo.rollout.sampler import Sampler
@@ -54,11 +54,7 @@ class EvaluatedModel(Section):
 
 
 class EvaluationConfig(Section):
-    """Everything that decides what an evaluation does.
-
-    Example:
-        ``EvaluationConfig.compose("smollm2", ["rollout.group_size=16"], suites=("gsm8k",), limit=100)``
-    """
+    """The configuration of an evaluation."""
 
     model: EvaluatedModel = Field(default_factory=EvaluatedModel, description="which language model is evaluated")
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled; group_size is k")
@@ -204,9 +200,8 @@ def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mappin
     """
     from accelerate import PartialState
 
-    language_model, tokenizer = load_pretrained(
-        model.path, model.dtype, model.attn_implementation, trust_remote_code=model.trust_remote_code
-    )
+    named = ModelConfig(**{**model.model_dump(), "chat_template": False})
+    language_model, tokenizer = load_named(named)
     has_template = tokenizer.chat_template is not None
     if model.chat_template and not has_template:
         raise UserError(f"--chat-template: the tokenizer of {model.path!r} has none; leave it out")
@@ -217,7 +212,7 @@ def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mappin
             encode_prompt(tokenizer, asked[0], template)
         except UserError as error:
             raise UserError(f"suite {suite!r} cannot be put to model {model.path!r}: {error}") from error
-    named = ModelConfig(**{**model.model_dump(), "chat_template": template})
+    named = named.model_copy(update={"chat_template": template})
     language_model = language_model.to(PartialState().device)
     end_ids = eos_token_ids(language_model, tokenizer)
     sampler = make_sampler(language_model, tokenizer, end_ids, named=named, settings=rollout)

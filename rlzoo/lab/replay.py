@@ -43,7 +43,8 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     Raises:
         UserError: the rule cannot read the recorded advantages or weights, or nothing is left to report.
     """
-    _check_readable(run, policy)
+    if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
+        raise UserError(f"{str(run.path)!r} has an advantage per token, and {policy.name} takes one per response")
     tables, states, current, on_policy = [], [], policy, OnPolicyGradient(policy)
     for update in run.updates:
         read, max_length = update.inputs, run.config.rollout.max_new_tokens
@@ -66,17 +67,6 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
 def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
     return UserError(f"{str(run.path)!r} has no response with an advantage after step {skip_steps}")
-
-
-def _check_readable(run: RecordedRun, policy: ClipPolicy) -> None:
-    if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
-        raise UserError(f"{str(run.path)!r} has an advantage per token, and {policy.name} takes one per response")
-    weights = run.updates[0].weights_for(policy)
-    if policy.scope == "sequence" and weights is not None and weights.shape[-1] != 1:
-        raise UserError(
-            f"{str(run.path)!r} was trained with mismatch.pool='token', a weight for each token, and {policy.name} has one "
-            "objective per response; replay a rule that judges tokens"
-        )
 
 
 def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPolicy], float]:

@@ -60,11 +60,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Policies x settings x seeds, in one folder.
-
-    Example:
-        ``Sweep(Path("sweeps/race"), clips=("mine", "yours"), seeds=(0, 1, 2))`` has six children.
-    """
+    """Every policy with every setting and every seed, in one folder."""
 
     folder: Path
     clips: tuple[str, ...]
@@ -80,11 +76,9 @@ class Sweep:
         """Compose every child, so that a mistake in any of them is reported before the first starts.
 
         Raises:
-            UserError: a setting is wrong, or a finished run in the folder is not the one that is asked for.
+            UserError: a setting is wrong, or a run in the folder has other settings.
         """
         object.__setattr__(self, "children", tuple(self._children()))
-        for child in self.children:
-            _check_same(child)
 
     def _children(self) -> Iterator[Child]:
         for seed, clip, setting in itertools.product(self.seeds, self.clips, _grid(self.grid)):
@@ -99,7 +93,10 @@ class Sweep:
             for option, values in (("--config", self.configs), ("--set", overrides), ("--plugin", self.plugins)):
                 arguments += [word for value in values for word in (option, value)]
             arguments += [] if self.steps is None else ["--steps", str(self.steps)]
-            yield Child(name, path, config, tuple(arguments))
+            child = Child(name, path, config, tuple(arguments))
+            if child.is_begun:
+                _check_same(child)
+            yield child
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -126,8 +123,6 @@ def _grid(axes: Sequence[str]) -> list[dict[str, str]]:
 
 def _check_same(child: Child) -> None:
     """Refuse a run in the child's directory that has other settings."""
-    if not child.is_begun:
-        return
     before = read_mapping(child.path / "config.yaml", parse_yaml)
     if not before:
         raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; remove it")

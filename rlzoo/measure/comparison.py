@@ -19,11 +19,7 @@ NUM_FLIPS = 2**13  # all of them up to 13 seeds; of more, as many at random, whi
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A policy's score over its seeds.
-
-    Example:
-        Scores .70 .72 .74 .76 .98: ``mean`` .78, ``iqm`` .74, the mean of the middle three.
-    """
+    """A policy's score over its seeds."""
 
     num_seeds: int
     mean: float
@@ -80,17 +76,17 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
     and the verdict says how many could.
     """
     pairs = list(itertools.combinations(scores, 2))
-    gaps = []
-    for first, second in pairs:
-        gap = [scores[first][seed] - scores[second][seed] for seed in sorted(scores[first].keys() & scores[second].keys())]
-        gaps.append(np.round(gap, 12))  # .3 - .2 and .2 - .1 are the same difference
+    gaps: list[Array] = []
+    for ours, theirs in ((scores[first], scores[second]) for first, second in pairs):
+        differences_by_seed = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+        gaps.append(np.round(differences_by_seed, 12))  # .3 - .2 and .2 - .1 are the same difference
     p_values = [_sign_flip(gap) for gap in gaps]
     # with as many seeds, the least p-value there is passes Holm's correction
     num_tests = sum(p_value is not None for p_value in p_values)
     needed = next(number for number in itertools.count(MIN_SEEDS) if num_tests * 2 / 2**number <= LEVEL)
     found = []
     for (first, second), gap, p_value, adjusted in zip(pairs, gaps, p_values, holm(p_values), strict=True):
-        both = [np.array(list(scores[name].values()), dtype=float) for name in (first, second)]
+        all_ours, all_theirs = (np.array(list(scores[name].values()), dtype=float) for name in (first, second))
         interval = bootstrap([gap], np.mean)
         found.append(
             Difference(
@@ -101,8 +97,8 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
                 interval=interval,
                 p_value=p_value,
                 adjusted_p_value=adjusted,
-                probability_of_improvement=float(probability_of_improvement(*both)),
-                probability_interval=bootstrap(both, probability_of_improvement),
+                probability_of_improvement=float(probability_of_improvement(all_ours, all_theirs)),
+                probability_interval=bootstrap([all_ours, all_theirs], probability_of_improvement),
                 verdict=_verdict(first, second, gap, interval, adjusted, needed),
             )
         )

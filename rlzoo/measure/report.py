@@ -45,7 +45,7 @@ def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSectio
     environment = Environment(
         autoescape=select_autoescape(default=True, default_for_string=True), trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "code": _code, "svg": lambda figure: Markup(svg(figure))}
+    environment.filters.update(number=number, code=_code, svg=lambda figure: Markup(svg(figure)))
     source = resources.files("rlzoo").joinpath("assets", "report.html.j2").read_text(encoding="utf-8")
     return str(environment.from_string(source).render(title=title, facts=facts, sections=sections))
 

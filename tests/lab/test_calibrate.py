@@ -4,7 +4,7 @@ import pytest
 
 from rlzoo import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.lab.calibrate import Pilot, calibrate, is_met, nearest, overlay
+from rlzoo.lab.calibrate import Pilot, calibrate, nearest, overlay
 from tests.quick import QUICK
 
 
@@ -20,10 +20,10 @@ def test_a_pilot_with_the_width_found_clips_the_wanted_share(tmp_path):
     # the paper's widths clip more than twice too much here
     config, found = pilots("gspo", "clip.clip_low=3e-4", "clip.clip_high=4e-4")
     assert found[0].clip_fraction > 0.2
-    best = nearest(found, 0.1)
-    assert is_met(best, 0.1)
+    best = nearest(found)
+    assert best.is_met
     assert 0.09 <= best.clip_fraction <= 0.11
-    written = overlay(best, 0.1, config)
+    written = overlay(best, config)
     assert "wanted 10.0%" in written
     file = tmp_path / "gspo.yaml"
     file.write_text(written)
@@ -44,6 +44,6 @@ def test_a_rule_without_a_width_is_refused_before_any_pilot():
 
 
 def test_the_nearest_pilot_is_the_answer():
-    seen = [Pilot(None, 0.3), Pilot(None, 0.12), Pilot(None, 0.02)]
-    assert nearest(seen, 0.1) is seen[1]
-    assert not is_met(seen[1], 0.1)
+    seen = [Pilot(None, fraction, target=0.1) for fraction in (0.3, 0.12, 0.02)]
+    assert nearest(seen) is seen[1]
+    assert not seen[1].is_met

@@ -71,7 +71,9 @@ def test_a_weight_for_each_token_cannot_be_given_to_a_rule_of_responses(recorded
     weights = torch.ones_like(recorded.updates[0].inputs.log_probs)
     run = dataclasses.replace(recorded, updates=(dataclasses.replace(recorded.updates[0], weights=weights),))
     replay(run, load_zoo()["grpo"]())
-    with pytest.raises(UserError, match=r"mismatch.pool='token', a weight for each token, and fspo has one objective"):
+    with pytest.raises(
+        UserError, match=r"mismatch.pool='token': fspo has one objective per response, which has no weight for each token"
+    ):
         replay(run, load_zoo()["fspo"]())
 
 
