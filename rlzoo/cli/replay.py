@@ -117,7 +117,6 @@ def _width_table(label: str, result: Study) -> Table:
     table = Table(box=None, pad_edge=False, title=f"{label} by width", title_justify="left")
     for column in ("factor", "clip fraction", "lre_max", "noise", "ess", "cosine"):
         table.add_column(column, justify="right")
-    for point in result.sweep[label]:
-        numbers = (point.clip_fraction, point.lre_max, point.lre_noise, point.ess, point.cosine)
-        table.add_row(f"{point.factor:g}", *map(number, numbers))
+    for factor, rule in result.sweep[label].items():
+        table.add_row(f"{factor:g}", *map(number, rule.measures.values()))
     return table

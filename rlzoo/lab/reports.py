@@ -187,17 +187,15 @@ def _cosine(study: Study) -> ReportSection:
 
 def _widths(study: Study) -> ReportSection:
     names = {"clip_fraction": "clip fraction", "lre_max": "lre_max", "ess": "effective sample size"}
-    if any(point.cosine is not None for points in study.sweep.values() for point in points):
+    rows: list[Row] = [
+        [label, factor, *rule.measures.values()] for label, rules in study.sweep.items() for factor, rule in rules.items()
+    ]
+    if any(rule.cosine for rule in study.rules):
         names["cosine"] = "cosine to the unclipped gradient"
     figures = []
     for name, ylabel in names.items():
         sweeps = study.sweep.items()
-        series = {label: Series([p.factor for p in points], [getattr(p, name) for p in points]) for label, points in sweeps}
+        series = {label: Series(list(rules), [rule.measures[name] for rule in rules.values()]) for label, rules in sweeps}
         figures.append(lines(series, xlabel="width, relative to the table above", ylabel=ylabel, log_x=True))
-    rows: list[Row] = [
-        [label, point.factor, point.clip_fraction, point.lre_max, point.lre_noise, point.ess, point.cosine]
-        for label, points in study.sweep.items()
-        for point in points
-    ]
     columns = ["policy", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
     return ReportSection("By width", ["All widths of a rule times one factor."], figures, [Table("Every width", columns, rows)])

@@ -29,18 +29,12 @@ class Rule:
     cosine: Cosine | None  # None if the run kept no weights
     note: str = ""  # why its clip fraction was not matched
 
-
-@dataclass(frozen=True, slots=True)
-class WidthPoint:
-    """One rule at one width."""
-
-    factor: float
-    widths: Mapping[str, float]
-    clip_fraction: float
-    lre_max: float | None
-    lre_noise: float | None
-    ess: float
-    cosine: float | None
+    @property
+    def measures(self) -> dict[str, float | None]:
+        """The numbers that are compared between widths."""
+        found = self.replayed.profile
+        measures = {"clip_fraction": found.clip_fraction, "lre_max": found.lre_max, "lre_noise": found.lre_noise}
+        return {**measures, "ess": found.ess, "cosine": None if self.cosine is None else self.cosine.mean}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class Study:
     rules: tuple[Rule, ...]
     match: float | None
     skip_steps: int
-    sweep: Mapping[str, tuple[WidthPoint, ...]]
+    sweep: Mapping[str, Mapping[float, Rule]]  # by policy and factor of its width
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON; unknown numbers are null."""
@@ -65,6 +59,12 @@ class Study:
             }
             for rule in self.rules
         ]
+        sweep = {
+            label: [
+                {"factor": factor, "widths": widths_of(rule.replayed.policy), **rule.measures} for factor, rule in rules.items()
+            ]
+            for label, rules in self.sweep.items()
+        }
         return plain(
             {
                 "run": str(self.run.path),
@@ -73,7 +73,7 @@ class Study:
                 "matched_clip_fraction": self.match,
                 "skip_steps": self.skip_steps,
                 "rules": rules,
-                "sweep": self.sweep,
+                "sweep": sweep,
             }
         )
 
@@ -122,7 +122,7 @@ def study(
             return {}
         return cosines(run, replayed, edges, lambda done, total: told("cosine", done, total))
 
-    sweep: dict[str, tuple[WidthPoint, ...]] = {}
+    sweep: dict[str, dict[float, Rule]] = {}
     for number, (name, candidate) in enumerate(candidates.items()):
         if not sweep_width or not candidate.policy.width_fields() or candidate.policy.is_adaptive:
             continue
@@ -132,18 +132,7 @@ def study(
             with suppress(ValidationError):  # a width that a field does not allow
                 scaled[str(factor)] = replay(run, candidate.policy.scaled(factor), skip_steps)
         found = measured(scaled)
-        sweep[name] = tuple(
-            WidthPoint(
-                float(factor),
-                widths_of(one.policy),
-                one.profile.clip_fraction,
-                one.profile.lre_max,
-                one.profile.lre_noise,
-                one.profile.ess,
-                found[factor].mean if found else None,
-            )
-            for factor, one in scaled.items()
-        )
+        sweep[name] = {float(factor): Rule(name, one, found.get(factor)) for factor, one in scaled.items()}
     found = measured(candidates)
     rules = tuple(Rule(name, one, found.get(name), notes.get(name, "")) for name, one in candidates.items())
     return Study(run, rules, match, skip_steps, sweep)

@@ -6,10 +6,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, select_autoescape
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from rlzoo.measure.figures import svg
@@ -42,12 +41,9 @@ class ReportSection:
 
 def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSection]) -> str:
     """Render one HTML page, with ``facts`` at its head, without scripts or anything to fetch; all input is shown as text."""
-    environment = Environment(
-        autoescape=select_autoescape(default=True, default_for_string=True), trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(loader=PackageLoader("rlzoo", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=number, code=_code, svg=lambda figure: Markup(svg(figure)))
-    source = resources.files("rlzoo").joinpath("assets", "report.html.j2").read_text(encoding="utf-8")
-    return str(environment.from_string(source).render(title=title, facts=facts, sections=sections))
+    return str(environment.get_template("report.html.j2").render(title=title, facts=facts, sections=sections))
 
 
 def number(value: Cell) -> str:
