@@ -223,14 +223,14 @@ def test_a_model_that_cannot_fit_is_refused(rlzoo, model):
     assert "learner.lora.rank=32, or plan for more devices, such as --devices 8xH100" in line
 
 
-def test_a_processor_is_shared_by_its_processes(rlzoo, monkeypatch):
+def test_a_cpu_is_shared_by_its_processes(rlzoo, monkeypatch):
     import psutil
 
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=60_000_000))
     small = settings("learner.max_tokens_per_micro_batch=1920")  # 16 rows of 120 tokens: 35 MB
     assert rlzoo("train", "--dry-run", *small)[0] == 0
     line = failing_plan(rlzoo, *small, *settings("launch.processes=2"))
-    assert "this machine's processor has 30.0 MB for it" in line
+    assert "this machine's CPU has 30.0 MB for it" in line
 
 
 def test_vllm_without_room_for_weights_and_a_response_is_refused(rlzoo, model):
