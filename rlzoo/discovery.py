@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
 from rlzoo.plugin_files import digest
-from rlzoo.support.reading import SETTINGS, opened, read_text
+from rlzoo.support.reading import SETTINGS, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
 """Environment variable: unset loads every installed plugin, empty only the bundled ones, else a comma list of plugins or
@@ -70,23 +70,20 @@ def find_plugins(paths: Sequence[str | Path]) -> Found:
     Raises:
         UserError: a path that holds no plugin.
     """
-    installed = [*_installed()]
-    allowed = os.environ.get(RESTRICT)
-    excluded: list[Plugin] = []
-    missing: list[str] = []
-    if allowed is not None:
-        wanted = {_normal(name) for name in allowed.split(",") if name.strip()}
-        missing = sorted(wanted - {name for plugin in installed for name in _names(plugin)})
-        excluded = [plugin for plugin in installed if not (plugin.bundled or wanted & _names(plugin))]
-        installed = [plugin for plugin in installed if plugin not in excluded]
-    named: list[Plugin] = []
-    for path in paths:
-        named += _not_among(_from_path(Path(path)), named)
-    replaced = [(old, new) for old in installed for new in named if _replaces(new, old)]
-    gone = [old for old, _ in replaced]
-    installed = [plugin for plugin in installed if plugin not in gone]
-    excluded = [plugin for plugin in excluded if not any(_replaces(new, plugin) for new in named)]
-    return Found(installed + named, excluded, missing, replaced)
+    named = [plugin for _, plugins in _without_repeats(paths) for plugin in plugins]
+    installed, allowed = _installed(), os.environ.get(RESTRICT)
+    wanted = {_normal(name) for name in (allowed or "").split(",") if name.strip()}
+    missing = sorted(wanted - {name for plugin in installed for name in _names(plugin)})
+    found = Found(plugins=[], excluded=[], missing=missing, replaced=[])
+    for plugin in installed:
+        is_allowed = allowed is None or plugin.bundled or bool(wanted & _names(plugin))
+        new = next((new for new in named if _replaces(new, plugin)), None)
+        if new is None:
+            (found.plugins if is_allowed else found.excluded).append(plugin)
+        elif is_allowed:
+            found.replaced.append((plugin, new))
+    found.plugins.extend(named)
+    return found
 
 
 def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
@@ -97,58 +94,45 @@ def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
     Raises:
         UserError: a path that holds no plugin.
     """
-    kept: list[str] = []
-    seen: list[Plugin] = []
-    for path in map(absolute, paths):
-        new = _not_among(_from_path(Path(path)), seen)
-        seen += new
-        kept += [path] if new else []
-    return tuple(kept)
+    return tuple(str(path) for path, plugins in _without_repeats(paths) if plugins)
 
 
-def _not_among(plugins: Iterable[Plugin], others: Sequence[Plugin]) -> list[Plugin]:
-    new: list[Plugin] = []
-    for plugin in plugins:
-        if not any(_is_same(plugin, other) for other in [*others, *new]):
-            new.append(plugin)
-    return new
+def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
+    """Each path, resolved, with its plugins that none of the paths before it has."""
+    seen: set[tuple[str, str]] = set()
+    for path in map(_resolved, paths):
+        new: dict[tuple[str, str], Plugin] = {}
+        for plugin in _from_path(path):
+            new.setdefault(_identity(plugin), plugin)
+        yield path, [plugin for key, plugin in new.items() if key not in seen]
+        seen |= new.keys()
 
 
-def _is_same(one: Plugin, other: Plugin) -> bool:
-    """Whether two plugins that the user named are one: the same file, or a copy of it."""
-    if one.file is None or other.file is None:
-        return (one.name, one.source) == (other.name, other.source)
-    if one.file == other.file:
-        return True
-    first, second = _whole(one.file), _whole(other.file)
-    return _unnumbered(first) == _unnumbered(second) and digest(first) == digest(second)
-
-
-def _whole(file: Path) -> Path:
-    """A module's file, or the folder of a package."""
-    return file.parent if file.name == "__init__.py" else file
-
-
-def _unnumbered(path: Path) -> str:
-    """The name of a plugin, also where a run directory has numbered its copy."""
-    return re.sub(r"-\d+$", "", path.stem)
+def _identity(plugin: Plugin) -> tuple[str, str]:
+    """What a plugin that the user named has in common with its copies: its name, and a digest of its code."""
+    if plugin.file is None:
+        return plugin.name, plugin.source
+    whole = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
+    name = re.sub(r"-\d+$", "", whole.stem)  # a run directory numbers the copies of plugins with one name
+    return name, digest(whole)
 
 
 def _replaces(new: Plugin, installed: Plugin) -> bool:
     return bool(new.distribution) and new.distribution == installed.distribution and new.module in ("", installed.module)
 
 
-def _installed() -> Iterator[Plugin]:
+def _installed() -> list[Plugin]:
+    """The plugins of installed distributions: the bundled ones first, then by name."""
     named = functools.cache(_name_and_version)  # one distribution has most of them, and reading its metadata takes long
-    described = []
+    plugins = []
     for point in metadata.entry_points(group=PROJECT):
-        distribution, version = named(point.dist) if point.dist else ("unknown distribution", "")
-        described.append((_normal(distribution) != PROJECT, point.name, f"{distribution} {version}".rstrip(), point))
-    for outside, name, source, point in sorted(described, key=lambda item: item[:3]):
-        distribution = _normal(source.partition(" ")[0])
-        yield Plugin(
-            name, source, point.load, bundled=not outside, asked_for=False, distribution=distribution, module=point.module
+        name, version = named(point.dist) if point.dist else ("unknown distribution", "")
+        source, normal = f"{name} {version}".rstrip(), _normal(name)
+        bundled = normal == PROJECT
+        plugins.append(
+            Plugin(point.name, source, point.load, bundled, asked_for=False, distribution=normal, module=point.module)
         )
+    return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
 
 
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
@@ -156,64 +140,46 @@ def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
 
 
 def _names(plugin: Plugin) -> set[str]:
-    return {_normal(plugin.name), _normal(plugin.source.partition(" ")[0])}
+    return {_normal(plugin.name), plugin.distribution}
 
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def absolute(path: str | Path) -> str:
+def _resolved(path: str | Path) -> Path:
     """The whole path of a plugin that the user named, so that it is found from elsewhere too.
 
     Raises:
         UserError: no file can have that name.
     """
     try:
-        return str(Path(path).expanduser().resolve())
+        whole = Path(path).expanduser().resolve()
+        whole.exists()
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"plugin {shown(str(path))} cannot be looked for: {error}") from error
+    return whole
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:
-    try:
-        path = path.expanduser()
-        path.stat()
-    except FileNotFoundError:
-        pass  # said below
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"plugin {shown(str(path))} cannot be looked for: {error}") from error
-    if path.is_dir():
-        yield from _from_folder(path)
-    elif path.is_file() and path.suffix == ".py":
+    """The plugins of a distribution by its entry points, of a package, of a file, or of each file of any other folder."""
+    if (path / "pyproject.toml").is_file():
+        distribution, modules = _project(path)
+        if not modules:
+            raise UserError(f"plugin {str(path)!r}: its pyproject.toml has no entry points in the group '{PROJECT}'")
+        for module in modules:
+            load, file = _distribution_loader(path, module), _module_file(path, module)
+            yield Plugin(module, str(path), load, bundled=False, asked_for=True, distribution=distribution, file=file)
+    elif (path / "__init__.py").is_file() or (path.is_file() and path.suffix == ".py"):
         yield _file_plugin(path)
+    elif path.is_dir():
+        files = [file for file in sorted(path.glob("*.py")) if not file.name.startswith(("_", "test_", "conftest"))]
+        if not files:
+            raise UserError(f"plugin {str(path)!r} holds no .py file")
+        yield from map(_file_plugin, files)
     else:
         kind = "is not a .py file" if path.exists() else "does not exist"
         raise UserError(f"plugin {str(path)!r} {kind}; give a .py file, a package, or the folder of a distribution")
-
-
-def _from_folder(folder: Path) -> Iterator[Plugin]:
-    """A distribution by its entry points, a package as one plugin, any other folder as one plugin per file."""
-    if (folder / "pyproject.toml").is_file():
-        distribution, points = _project(folder)
-        if not points:
-            raise UserError(f"plugin {str(folder)!r}: its pyproject.toml has no entry points in the group '{PROJECT}'")
-        for module in points:
-            yield Plugin(
-                module,
-                str(folder),
-                _distribution_loader(folder, module),
-                bundled=False,
-                asked_for=True,
-                distribution=distribution,
-                file=_module_file(folder, module),
-            )
-        return
-    files = [folder] if (folder / "__init__.py").is_file() else sorted(folder.glob("*.py"))
-    files = [file for file in files if not file.name.startswith(("_", "test_", "conftest"))]
-    if not files:
-        raise UserError(f"plugin {str(folder)!r} holds no .py file")
-    yield from map(_file_plugin, files)
 
 
 def _project(folder: Path) -> tuple[str, list[str]]:
@@ -231,26 +197,25 @@ def _project(folder: Path) -> tuple[str, list[str]]:
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Where the modules of a distribution may be."""
-    return [root.resolve() for root in (folder, folder / "src") if root.is_dir()]
+    """Where the modules of a distribution may be; the first counts."""
+    return [root.resolve() for root in (folder / "src", folder) if root.is_dir()]
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
     """The file of a distribution's module; None if it is not in its folder."""
-    places = [root.joinpath(*module.split(".")) for root in reversed(_roots(folder))]
+    places = [root.joinpath(*module.split(".")) for root in _roots(folder)]
     files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
     return next((file.resolve() for file in files if file.is_file()), None)
 
 
 def _distribution_loader(folder: Path, module: str) -> Callable[[], ModuleType]:
     def load() -> ModuleType:
-        roots = _roots(folder)
-        for root in map(str, roots):
-            if root in sys.path:
-                sys.path.remove(root)
-            sys.path.insert(0, root)
-        top = module.partition(".")[0]
-        if _module_file(folder, module) and not _lies_in(sys.modules.get(top), roots):
+        roots, top = _roots(folder), module.partition(".")[0]
+        first = [str(root) for root in roots]
+        sys.path[:] = first + [path for path in sys.path if path not in first]
+        loaded = getattr(sys.modules.get(top), "__file__", None)
+        is_ours = loaded is not None and any(Path(loaded).resolve().is_relative_to(root) for root in roots)
+        if _module_file(folder, module) and not is_ours:
             for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
                 del sys.modules[name]  # an installed one, imported before this one was asked for
         importlib.invalidate_caches()
@@ -259,22 +224,18 @@ def _distribution_loader(folder: Path, module: str) -> Callable[[], ModuleType]:
     return load
 
 
-def _lies_in(module: ModuleType | None, roots: Sequence[Path]) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and any(Path(file).resolve().is_relative_to(root) for root in roots)
-
-
 def _file_plugin(path: Path) -> Plugin:
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
-
-    def load() -> ModuleType:
-        with opened(file, SETTINGS):  # not a pipe, nor a gigabyte
-            pass
-        return _import_file(file, file.stat().st_mtime_ns)
-
     distribution, module = _belongs_to(file)
     return Plugin(
-        path.stem, str(path), load, bundled=False, asked_for=True, distribution=distribution, module=module, file=file
+        path.stem,
+        str(path),
+        lambda: _import_file(file, file.stat().st_mtime_ns),
+        bundled=False,
+        asked_for=True,
+        distribution=distribution,
+        module=module,
+        file=file,
     )
 
 

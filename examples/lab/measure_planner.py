@@ -65,7 +65,7 @@ def measure(
     torch.set_num_threads(1)
     shape = shape or MEDIUM
     architecture = Architecture(**shape, vocab_size=vocab_size, max_length=4096, tied=tied, qk_norm=kind == "qwen3")
-    base = ["rollout.num_prompts=4", "rollout.group_size=4", f"rollout.max_new_tokens={response}"]
+    base = ["rollout.num_prompts=8", "rollout.group_size=4", f"rollout.max_new_tokens={response}"]
     base += ["learner.num_minibatches=2", "learner.max_tokens_per_micro_batch=1024"]
     config = RunConfig.compose(clip="grpo", overrides=[*base, *(settings or [])])
     plan = make_plan(config, architecture, Devices("CPU", 1, 2**40, is_cpu=True), Prompts(prompt, True))
@@ -114,7 +114,7 @@ def _checkpoint(model: Any) -> None:
     enable()
 
 
-def _batch(prompt: int, response: int, vocab_size: int, rows: int = 16) -> Any:
+def _batch(prompt: int, response: int, vocab_size: int, rows: int = 32) -> Any:
     """Rows of which no two are equally long, so that they are padded."""
     import torch
 
