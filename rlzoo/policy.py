@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 import annotated_types
 import torch
@@ -195,14 +195,10 @@ def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
 
 
 def _literals(annotation: Any) -> tuple[Any, ...] | None:
-    """The values of a Literal, or of several that a field may have; None for any other annotation."""
-    if get_origin(annotation) is Annotated:
-        return _literals(get_args(annotation)[0])
+    """The values of a Literal, or of a union of them; None for any other annotation."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
-    if not isinstance(annotation, UnionType) and get_origin(annotation) is not Union:
-        return None
-    parts = [_literals(part) for part in get_args(annotation)]
+    parts = [_literals(part) for part in get_args(annotation)] if get_origin(annotation) in (Union, UnionType) else [None]
     return None if None in parts else tuple(value for part in parts for value in part or ())
 
 

@@ -13,7 +13,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.planner.devices import parse_devices, this_machine
 from rlzoo.planner.memory import Memory
 from rlzoo.planner.plan import Plan, make_plan
-from rlzoo.planner.preflight import check, check_disk, check_memory, shown, uneven_shares
+from rlzoo.planner.preflight import check, check_disk, check_memory, shown
 from rlzoo.support.redaction import redact, redact_settings
 from rlzoo.training.checks import missing_libraries
 
@@ -35,7 +35,7 @@ def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as
     processes, architecture, prompts = check(config, named, resume=resume)
     plan = make_plan(config, architecture, named or this_machine(), prompts, processes)
     command = launch_command(arguments, config, processes)
-    notes = [*missing_libraries(config), *uneven_shares(config, processes), *_notes(plan)]
+    notes = [*missing_libraries(config), *_notes(plan)]
     if not as_json:
         _print(plan, command, notes)
     if named is None:

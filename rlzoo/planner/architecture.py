@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.errors import UserError
-from rlzoo.models.model_path import local_model
+from rlzoo.models.pretrained import local_model
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import SETTINGS, read_text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -82,20 +81,6 @@ def num_processes(config: RunConfig, named: Devices | None) -> int:
             f"launch.processes={processes}: more than the {named.count} devices of --devices; one process takes one"
         )
     return processes
-
-
-def uneven_shares(config: RunConfig, processes: int) -> Iterator[str]:
-    """A line for each division that leaves processes waiting for others; what they compute is right all the same."""
-    rollout, learner = config.rollout, config.learner
-    if rollout.num_prompts % processes:
-        given = f"rollout.num_prompts={rollout.num_prompts}"
-        yield f"{given}: {processes} processes cannot share them equally, some wait for others"
-    responses, parts = rollout.num_prompts * rollout.group_size, learner.num_minibatches * processes
-    if processes > 1 and responses % parts:
-        yield (
-            f"learner.num_minibatches={learner.num_minibatches}: {responses} responses cannot be cut into as many equal parts "
-            f"for each of {processes} processes, some wait for others"
-        )
 
 
 def check_length(config: RunConfig, architecture: Architecture | None, prompts: Prompts) -> None:
