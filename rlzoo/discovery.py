@@ -39,51 +39,22 @@ class Plugin:
     load: Callable[[], Any]
     bundled: bool
     asked_for: bool  # named by the user for this run, so any problem with it is an error
-    distribution: str = ""  # that it belongs to, by its normal name; empty if that is not known
+    distribution: str = ""  # that it belongs to, by its normal name; empty if that is unknown
     module: str = ""  # of its entry point; empty for a distribution that was named as a whole
     file: Path | None = None  # of its module, where the user named it
 
+    @property
+    def names(self) -> set[str]:
+        """What `RESTRICT` may call it."""
+        return {_normal(self.name), self.distribution}
+
+    def replaces(self, installed: Plugin) -> bool:
+        """Whether this plugin is in the working copy of an installed one's distribution, and takes its place."""
+        is_same = bool(self.distribution) and self.distribution == installed.distribution
+        return is_same and self.module in ("", installed.module)
+
     def __str__(self) -> str:
         return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} of {self.source}"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What there is to load, and what `RESTRICT` had to do with it.
-
-    Example:
-        ``find_plugins(["mine.py"]).plugins[-1].name`` is ``"mine"``.
-    """
-
-    plugins: list[Plugin]  # to load, the bundled ones first
-    excluded: list[Plugin]  # installed, and not allowed
-    missing: list[str]  # allowed, and not installed
-    replaced: list[tuple[Plugin, Plugin]]  # installed, each with the one that was named in its place
-
-
-def find_plugins(paths: Sequence[str | Path]) -> Found:
-    """Every plugin to load; nothing of one that is excluded is imported.
-
-    Args:
-        paths: files and folders the user named.
-
-    Raises:
-        UserError: a path that holds no plugin.
-    """
-    named = [plugin for _, plugins in _without_repeats(paths) for plugin in plugins]
-    installed, allowed = _installed(), os.environ.get(RESTRICT)
-    wanted = {_normal(name) for name in (allowed or "").split(",") if name.strip()}
-    missing = sorted(wanted - {name for plugin in installed for name in _names(plugin)})
-    found = Found(plugins=[], excluded=[], missing=missing, replaced=[])
-    for plugin in installed:
-        is_allowed = allowed is None or plugin.bundled or bool(wanted & _names(plugin))
-        new = next((new for new in named if _replaces(new, plugin)), None)
-        if new is None:
-            (found.plugins if is_allowed else found.excluded).append(plugin)
-        elif is_allowed:
-            found.replaced.append((plugin, new))
-    found.plugins.extend(named)
-    return found
 
 
 def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
@@ -95,6 +66,21 @@ def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
         UserError: a path that holds no plugin.
     """
     return tuple(str(path) for path, plugins in _without_repeats(paths) if plugins)
+
+
+def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
+    """The plugins of files and folders that the user named, each once.
+
+    Raises:
+        UserError: a path that holds no plugin.
+    """
+    return [plugin for _, plugins in _without_repeats(paths) for plugin in plugins]
+
+
+def allowed_names() -> set[str] | None:
+    """The installed plugins and distributions that `RESTRICT` allows beside the bundled ones; None: all of them."""
+    allowed = os.environ.get(RESTRICT)
+    return None if allowed is None else {_normal(name) for name in allowed.split(",") if name.strip()}
 
 
 def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
@@ -117,11 +103,7 @@ def _identity(plugin: Plugin) -> tuple[str, str]:
     return name, digest(whole)
 
 
-def _replaces(new: Plugin, installed: Plugin) -> bool:
-    return bool(new.distribution) and new.distribution == installed.distribution and new.module in ("", installed.module)
-
-
-def _installed() -> list[Plugin]:
+def installed_plugins() -> list[Plugin]:
     """The plugins of installed distributions: the bundled ones first, then by name."""
     named = functools.cache(_name_and_version)  # one distribution has most of them, and reading its metadata takes long
     plugins = []
@@ -137,10 +119,6 @@ def _installed() -> list[Plugin]:
 
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
     return distribution.name, distribution.version
-
-
-def _names(plugin: Plugin) -> set[str]:
-    return {_normal(plugin.name), plugin.distribution}
 
 
 def _normal(name: str) -> str:

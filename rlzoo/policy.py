@@ -164,18 +164,16 @@ NAMED: Mapping[str, tuple[str, ...]] = {"advantage": get_args(Advantage), "reduc
 
 def contract_problem(policy: type[ClipPolicy]) -> str | None:
     """What a policy class declares that would fail, or be ignored, once a run learns; None if there is nothing."""
-    reserved = set(dir(ClipPolicy)) | set(ClipPolicy.__annotations__)
-    for name in policy.model_fields.keys() - ClipPolicy.model_fields.keys():
-        if name in ClipPolicy.__class_vars__:
-            return f"declares {name!r} as a field; it belongs to the class: write {name} = ... without an annotation"
-        if name in reserved:
-            return f"declares a field {name!r}, which is the name of a part of every policy; choose another"
+    for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
+        return f"declares {name!r} as a field; it belongs to the class: write {name} = ... without an annotation"
+    settable = OVERRIDABLE | ClipPolicy.__class_vars__ | NAMED.keys()
+    reserved = (set(dir(ClipPolicy)) | set(ClipPolicy.__annotations__)) - settable
+    declared = policy.model_fields.keys() - ClipPolicy.model_fields.keys()
     for kind in policy.__mro__[: policy.__mro__.index(ClipPolicy)]:
         if issubclass(kind, ClipPolicy):
-            settable = OVERRIDABLE | ClipPolicy.__class_vars__ | NAMED.keys()
-            own = sorted(name for name in vars(kind) if name in reserved - settable and not name.startswith(("__", "_abc_")))
-            if own:
-                return f"defines {own[0]!r}, which is the name of a part of every policy; choose another"
+            declared |= {name for name in vars(kind) if not name.startswith(("__", "_abc_"))}
+    if taken := sorted(declared & (reserved | OVERRIDABLE & policy.model_fields.keys())):
+        return f"declares {taken[0]!r}, which is the name of a part of every policy; choose another"
     return next((problem for name in NAMED if (problem := _name_problem(policy, name))), None)
 
 

@@ -16,7 +16,7 @@ import pluggy
 from pydantic import ValidationError
 
 from rlzoo import hookspecs
-from rlzoo.discovery import RESTRICT, Plugin, find_plugins
+from rlzoo.discovery import RESTRICT, Plugin, allowed_names, installed_plugins, named_plugins
 from rlzoo.errors import UserError, did_you_mean, first_mistake
 from rlzoo.policy import ClipPolicy, Scope, contract_problem, required_fields
 
@@ -52,10 +52,10 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
         True
     """
 
-    def __init__(self, excluded: Sequence[Plugin] = ()) -> None:
+    def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.problems: dict[str, set[str]] = {}  # why something was left out, and what policies it would have brought
-        self.excluded = excluded  # installed plugins that the environment does not allow
+        self.excluded: list[Plugin] = []  # installed plugins that the environment does not allow
         self._contested: set[str] = set()  # policy names that two plugins claim, neither of them bundled
 
     def outside(self) -> dict[str, list[str]]:
@@ -124,15 +124,21 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
     Raises:
         UserError: one of ``plugins`` cannot be used.
     """
-    found = find_plugins(plugins)
-    zoo = Zoo(found.excluded)
-    for installed, named in found.replaced:
-        _warn_once(f"{installed} is not loaded: {named} takes its place")
-    for name in found.missing:
+    named, installed, allowed = named_plugins(plugins), installed_plugins(), allowed_names()
+    zoo = Zoo()
+    usable: list[Plugin] = []
+    for plugin in installed:
+        is_allowed = allowed is None or plugin.bundled or bool(plugin.names & allowed)
+        new = next((new for new in named if new.replaces(plugin)), None)
+        if new is None:
+            (usable if is_allowed else zoo.excluded).append(plugin)
+        elif is_allowed:
+            _warn_once(f"{plugin} is not loaded: {new} takes its place")
+    for name in sorted((allowed or set()).difference(*(plugin.names for plugin in installed))):
         zoo.problems[f"{RESTRICT} names {name!r}, which is not installed"] = set()
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    for plugin in found.plugins:  # bundled first, and those have the first claim on a name
+    for plugin in usable + named:  # bundled first, and those have the first claim on a name
         try:
             policies = _policies(plugin, manager)
         except _UnusableError as error:
