@@ -31,7 +31,7 @@ class Plugin:
     """A plugin that was found and not yet imported.
 
     Example:
-        ``Plugin("third", "third-party 1.2", load=entry_point.load, bundled=False, asked_for=False)``
+        ``Plugin("third", "third-party 1.2", entry_point.load, bundled=False, asked_for=False, module="third")``
     """
 
     name: str
@@ -39,19 +39,14 @@ class Plugin:
     load: Callable[[], Any]
     bundled: bool
     asked_for: bool  # named by the user for this run, so any problem with it is an error
-    distribution: str = ""  # that it belongs to, by its normal name; empty if that is unknown
-    module: str = ""  # of its entry point; empty for a distribution that was named as a whole
+    module: str  # that holds it; a plugin that the user named takes the place of an installed one with this module
+    distribution: str = ""  # that it was installed with, by its normal name
     file: Path | None = None  # of its module, where the user named it
 
     @property
     def names(self) -> set[str]:
         """What `RESTRICT` may call it."""
         return {_normal(self.name), self.distribution}
-
-    def replaces(self, installed: Plugin) -> bool:
-        """Whether this plugin is in the working copy of an installed one's distribution, and takes its place."""
-        is_same = bool(self.distribution) and self.distribution == installed.distribution
-        return is_same and self.module in ("", installed.module)
 
     def __str__(self) -> str:
         return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} of {self.source}"
@@ -112,7 +107,7 @@ def installed_plugins() -> list[Plugin]:
         source, normal = f"{name} {version}".rstrip(), _normal(name)
         bundled = normal == PROJECT
         plugins.append(
-            Plugin(point.name, source, point.load, bundled, asked_for=False, distribution=normal, module=point.module)
+            Plugin(point.name, source, point.load, bundled, asked_for=False, module=point.module, distribution=normal)
         )
     return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
 
@@ -142,12 +137,12 @@ def _resolved(path: str | Path) -> Path:
 def _from_path(path: Path) -> Iterator[Plugin]:
     """The plugins of a distribution by its entry points, of a package, of a file, or of each file of any other folder."""
     if (path / "pyproject.toml").is_file():
-        distribution, modules = _project(path)
+        modules = _entry_points(path)
         if not modules:
             raise UserError(f"plugin {str(path)!r}: its pyproject.toml has no entry points in the group '{PROJECT}'")
         for module in modules:
             load, file = _distribution_loader(path, module), _module_file(path, module)
-            yield Plugin(module, str(path), load, bundled=False, asked_for=True, distribution=distribution, file=file)
+            yield Plugin(module, str(path), load, bundled=False, asked_for=True, module=module, file=file)
     elif (path / "__init__.py").is_file() or (path.is_file() and path.suffix == ".py"):
         yield _file_plugin(path)
     elif path.is_dir():
@@ -160,16 +155,15 @@ def _from_path(path: Path) -> Iterator[Plugin]:
         raise UserError(f"plugin {str(path)!r} {kind}; give a .py file, a package, or the folder of a distribution")
 
 
-def _project(folder: Path) -> tuple[str, list[str]]:
-    """The normal name of a folder's distribution, empty if it has none, and the modules of its entry points.
+def _entry_points(folder: Path) -> list[str]:
+    """The modules of the entry points of a folder's distribution.
 
     Raises:
         UserError: its ``pyproject.toml`` cannot be read.
     """
     try:
         project = tomllib.loads(read_text(folder / "pyproject.toml", SETTINGS)).get("project", {})
-        name, points = project.get("name", ""), project.get("entry-points", {}).get(PROJECT, {})
-        return _normal(str(name)), [str(module) for module in points.values()]
+        return [str(module) for module in project.get("entry-points", {}).get(PROJECT, {}).values()]
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"plugin {str(folder)!r}: its pyproject.toml cannot be read: {error}") from error
 
@@ -204,29 +198,11 @@ def _distribution_loader(folder: Path, module: str) -> Callable[[], ModuleType]:
 
 def _file_plugin(path: Path) -> Plugin:
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
-    distribution, module = _belongs_to(file)
-    return Plugin(
-        path.stem,
-        str(path),
-        lambda: _import_file(file, file.stat().st_mtime_ns),
-        bundled=False,
-        asked_for=True,
-        distribution=distribution,
-        module=module,
-        file=file,
-    )
 
+    def load() -> ModuleType:
+        return _import_file(file, file.stat().st_mtime_ns)
 
-def _belongs_to(file: Path) -> tuple[str, str]:
-    """The distribution in whose working copy a module is, and the module as an entry point of it; else two empty texts."""
-    folder = next((parent for parent in file.parents if (parent / "pyproject.toml").is_file()), None)
-    if folder is None:
-        return "", ""
-    try:
-        distribution, modules = _project(folder)
-    except UserError:
-        return "", ""  # nothing was asked of that project
-    return next(((distribution, module) for module in modules if _module_file(folder, module) == file), ("", ""))
+    return Plugin(path.stem, str(path), load, bundled=False, asked_for=True, module=path.stem, file=file)
 
 
 @functools.cache

@@ -181,12 +181,12 @@ def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
     """What is wrong with a policy's `advantage` or `reduction`."""
     known, field = NAMED[name], policy.model_fields.get(name)
     names = _literals(field.annotation) if field else None
-    given = names or () if field else ()
-    unknown = [value for value in given if value not in known]
-    if field is None or names is None or unknown:
-        what = f"allows {unknown[0]!r} for {name!r}" if unknown else f"declares {name!r} as another kind of setting"
-        return f"{what}; it may only be narrowed to some of {', '.join(known)}"
-    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    narrowed = f"it may only be narrowed to some of {', '.join(known)}"
+    if field is None or names is None:
+        return f"declares {name!r} as another kind of setting; {narrowed}"
+    if unknown := [value for value in names if value not in known]:
+        return f"allows {unknown[0]!r} for {name!r}; {narrowed}"
+    default = field.get_default(call_default_factory=True)
     if not field.is_required() and default not in names:
         return f"has the default {default!r} for {name!r} (known: {', '.join(map(str, names))})"
     return None

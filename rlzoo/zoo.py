@@ -119,7 +119,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
 
     An installed plugin that cannot be used is left out with a warning that names it; asking the zoo for its policy is an
     error. The environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. One of ``plugins`` takes the
-    place of the installed plugin of the same distribution; the same file or a copy of it, named twice, is one plugin.
+    place of an installed plugin whose module has the same name; the same file or a copy of it, named twice, is one plugin.
 
     Raises:
         UserError: one of ``plugins`` cannot be used.
@@ -129,7 +129,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
     usable: list[Plugin] = []
     for plugin in installed:
         is_allowed = allowed is None or plugin.bundled or bool(plugin.names & allowed)
-        new = next((new for new in named if new.replaces(plugin)), None)
+        new = next((new for new in named if new.module == plugin.module and not plugin.bundled), None)
         if new is None:
             (usable if is_allowed else zoo.excluded).append(plugin)
         elif is_allowed:
