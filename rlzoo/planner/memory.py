@@ -127,10 +127,10 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, beside the weights
     number = FLOAT + (element if processes > 1 else 0) if keeps else element  # DDP needs both gradients until the step
     owned = 1 / processes if has_deepspeed else 1  # what DeepSpeed's optimizer has is spread over processes
-    on_device = owned * (not sharding.offloads_optimizer)
+    on_device = 0.0 if sharding.offloads_optimizer else owned
     weights = float(whole + own)
     if sharding.stage == 3:
-        weights *= (not sharding.offloads_weights) / processes
+        weights = 0.0 if sharding.offloads_weights else weights / processes
     states = {
         "weights": weights,
         "master weights": on_device * trained * FLOAT if has_deepspeed or keeps else 0.0,
