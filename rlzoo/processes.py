@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import shutil
+import socket
 import sys
 import warnings
 from collections.abc import Sequence
@@ -197,11 +198,11 @@ def _settings(name: str) -> dict[str, Any]:
 
 def _prepare_environment() -> None:
     """What DeepSpeed reads from the environment, where no launcher has said it."""
-    from accelerate.utils.other import get_free_port
-
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
     if "WORLD_SIZE" not in os.environ:
-        os.environ.update(alone)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
     if shutil.which("ninja") is None:  # builds DeepSpeed's extensions; installed beside a Python that was called by its path
