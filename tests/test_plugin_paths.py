@@ -165,3 +165,10 @@ def test_two_installed_entry_points_of_one_module_are_one_plugin(working_copy, t
     points.write_text("[rlzoo]\nagain = rlzoo_flat_under_test\nflat = rlzoo_flat_under_test\n")
     assert load_zoo()["flat"].paper == "installed"
     assert load_zoo().problems == {}
+
+
+def test_a_file_with_the_name_of_a_bundled_module_replaces_nothing(tmp_path):
+    file = tmp_path / "rlzoo_grpo.py"
+    file.write_text(FLAT.replace('"flat"', '"grpo"'))
+    with pytest.raises(UserError, match=r"returned clip policy 'grpo', which rlzoo .* has too"):
+        load_zoo([file])
