@@ -223,27 +223,14 @@ def estimator(name: str) -> Estimator:
     return ESTIMATORS[name]
 
 
-def token_returns(rewards: Tensor, token_kl: Tensor, response_mask: Tensor, kl_coef: float) -> Tensor:
-    """Compute the return of each token with the KL inside the reward (arXiv 2501.03262), ``(B, T)`` float64.
+def token_advantages(rewards: Tensor, token_kl: Tensor, response_mask: Tensor, kl_coef: float, estimator: Estimator) -> Tensor:
+    """Estimate an advantage for each token, from returns with the KL inside the reward (arXiv 2501.03262).
 
     The return of token t is ``R - kl_coef * sum of token_kl from t to the end``: a token answers for the KL from itself on.
 
     Args:
         rewards: ``(B,)``.
         token_kl: ``(B, T)`` in nats, ``log pi_old - log pi_ref`` of each token drawn.
-        response_mask: ``(B, T)`` bool.
-        kl_coef: weight of the KL.
-    """
-    kl_to_go = torch.where(response_mask, token_kl.detach().double(), 0.0).flip(-1).cumsum(-1).flip(-1)
-    return rewards.detach().double()[:, None] - kl_coef * kl_to_go
-
-
-def token_advantages(rewards: Tensor, token_kl: Tensor, response_mask: Tensor, kl_coef: float, estimator: Estimator) -> Tensor:
-    """Estimate an advantage for each token, from returns with the KL inside the reward.
-
-    Args:
-        rewards: ``(B,)``.
-        token_kl: ``(B, T)`` in nats.
         response_mask: ``(B, T)`` bool.
         kl_coef: weight of the KL.
         estimator: one with values per token.
@@ -259,7 +246,8 @@ def token_advantages(rewards: Tensor, token_kl: Tensor, response_mask: Tensor, k
         >>> token_advantages(one, torch.tensor([[0.5, 2.0, 9.0]]), mask, 0.1, Raw()).tolist()  # 1 - .25, 1 - .2
         [[0.75, 0.800000011920929, 0.0]]
     """
-    returns = token_returns(rewards, token_kl, response_mask, kl_coef)
+    kl_to_go = torch.where(response_mask, token_kl.detach().double(), 0.0).flip(-1).cumsum(-1).flip(-1)
+    returns = rewards.detach().double()[:, None] - kl_coef * kl_to_go
     return torch.where(response_mask, estimator.estimate_tokens(returns, response_mask), 0.0).float()
 
 

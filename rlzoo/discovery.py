@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
 from rlzoo.plugin_files import digest
-from rlzoo.support.reading import SETTINGS, opened, read_text
+from rlzoo.support.reading import SETTINGS, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
 """Environment variable: unset loads every installed plugin, empty only the bundled ones, else a comma list of plugins or
@@ -31,7 +31,7 @@ class Plugin:
     """A plugin that was found and not yet imported.
 
     Example:
-        ``Plugin("third", "third-party 1.2", load=entry_point.load, bundled=False, asked_for=False)``
+        ``Plugin("third", "third-party 1.2", entry_point.load, bundled=False, asked_for=False, module="third")``
     """
 
     name: str
@@ -39,54 +39,17 @@ class Plugin:
     load: Callable[[], Any]
     bundled: bool
     asked_for: bool  # named by the user for this run, so any problem with it is an error
-    distribution: str = ""  # that it belongs to, by its normal name; empty if that is not known
-    module: str = ""  # of its entry point; empty for a distribution that was named as a whole
+    module: str  # that holds it; a plugin that the user named takes the place of an installed one with this module
+    distribution: str = ""  # that it was installed with, by its normal name
     file: Path | None = None  # of its module, where the user named it
+
+    @property
+    def names(self) -> set[str]:
+        """What `RESTRICT` may call it."""
+        return {_normal(self.name), self.distribution}
 
     def __str__(self) -> str:
         return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} of {self.source}"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What there is to load, and what `RESTRICT` had to do with it.
-
-    Example:
-        ``find_plugins(["mine.py"]).plugins[-1].name`` is ``"mine"``.
-    """
-
-    plugins: list[Plugin]  # to load, the bundled ones first
-    excluded: list[Plugin]  # installed, and not allowed
-    missing: list[str]  # allowed, and not installed
-    replaced: list[tuple[Plugin, Plugin]]  # installed, each with the one that was named in its place
-
-
-def find_plugins(paths: Sequence[str | Path]) -> Found:
-    """Every plugin to load; nothing of one that is excluded is imported.
-
-    Args:
-        paths: files and folders the user named.
-
-    Raises:
-        UserError: a path that holds no plugin.
-    """
-    installed = [*_installed()]
-    allowed = os.environ.get(RESTRICT)
-    excluded: list[Plugin] = []
-    missing: list[str] = []
-    if allowed is not None:
-        wanted = {_normal(name) for name in allowed.split(",") if name.strip()}
-        missing = sorted(wanted - {name for plugin in installed for name in _names(plugin)})
-        excluded = [plugin for plugin in installed if not (plugin.bundled or wanted & _names(plugin))]
-        installed = [plugin for plugin in installed if plugin not in excluded]
-    named: list[Plugin] = []
-    for path in paths:
-        named += _not_among(_from_path(Path(path)), named)
-    replaced = [(old, new) for old in installed for new in named if _replaces(new, old)]
-    gone = [old for old, _ in replaced]
-    installed = [plugin for plugin in installed if plugin not in gone]
-    excluded = [plugin for plugin in excluded if not any(_replaces(new, plugin) for new in named)]
-    return Found(installed + named, excluded, missing, replaced)
 
 
 def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
@@ -97,160 +60,134 @@ def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
     Raises:
         UserError: a path that holds no plugin.
     """
-    kept: list[str] = []
-    seen: list[Plugin] = []
-    for path in map(absolute, paths):
-        new = _not_among(_from_path(Path(path)), seen)
-        seen += new
-        kept += [path] if new else []
-    return tuple(kept)
+    return tuple(str(path) for path, plugins in _without_repeats(paths) if plugins)
 
 
-def _not_among(plugins: Iterable[Plugin], others: Sequence[Plugin]) -> list[Plugin]:
-    new: list[Plugin] = []
-    for plugin in plugins:
-        if not any(_is_same(plugin, other) for other in [*others, *new]):
-            new.append(plugin)
-    return new
+def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
+    """The plugins of files and folders that the user named, each once.
+
+    Raises:
+        UserError: a path that holds no plugin.
+    """
+    return [plugin for _, plugins in _without_repeats(paths) for plugin in plugins]
 
 
-def _is_same(one: Plugin, other: Plugin) -> bool:
-    """Whether two plugins that the user named are one: the same file, or a copy of it."""
-    if one.file is None or other.file is None:
-        return (one.name, one.source) == (other.name, other.source)
-    if one.file == other.file:
-        return True
-    first, second = _whole(one.file), _whole(other.file)
-    return _unnumbered(first) == _unnumbered(second) and digest(first) == digest(second)
+def allowed_names() -> set[str] | None:
+    """The installed plugins and distributions that `RESTRICT` allows beside the bundled ones; None: all of them."""
+    allowed = os.environ.get(RESTRICT)
+    return None if allowed is None else {_normal(name) for name in allowed.split(",") if name.strip()}
 
 
-def _whole(file: Path) -> Path:
-    """A module's file, or the folder of a package."""
-    return file.parent if file.name == "__init__.py" else file
+def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
+    """Each path, resolved, with its plugins that none of the paths before it has."""
+    seen: set[tuple[str, str]] = set()
+    for path in map(_resolved, paths):
+        new: dict[tuple[str, str], Plugin] = {}
+        for plugin in _from_path(path):
+            new.setdefault(_identity(plugin), plugin)
+        yield path, [plugin for key, plugin in new.items() if key not in seen]
+        seen |= new.keys()
 
 
-def _unnumbered(path: Path) -> str:
-    """The name of a plugin, also where a run directory has numbered its copy."""
-    return re.sub(r"-\d+$", "", path.stem)
+def _identity(plugin: Plugin) -> tuple[str, str]:
+    """What a plugin that the user named has in common with its copies: its name, and a digest of its code."""
+    if plugin.file is None:
+        return plugin.name, plugin.source
+    whole = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
+    name = re.sub(r"-\d+$", "", whole.stem)  # a run directory numbers the copies of plugins with one name
+    return name, digest(whole)
 
 
-def _replaces(new: Plugin, installed: Plugin) -> bool:
-    return bool(new.distribution) and new.distribution == installed.distribution and new.module in ("", installed.module)
-
-
-def _installed() -> Iterator[Plugin]:
+def installed_plugins() -> list[Plugin]:
+    """The plugins of installed distributions: the bundled ones first, then by name."""
     named = functools.cache(_name_and_version)  # one distribution has most of them, and reading its metadata takes long
-    described = []
+    plugins = []
     for point in metadata.entry_points(group=PROJECT):
-        distribution, version = named(point.dist) if point.dist else ("unknown distribution", "")
-        described.append((_normal(distribution) != PROJECT, point.name, f"{distribution} {version}".rstrip(), point))
-    for outside, name, source, point in sorted(described, key=lambda item: item[:3]):
-        distribution = _normal(source.partition(" ")[0])
-        yield Plugin(
-            name, source, point.load, bundled=not outside, asked_for=False, distribution=distribution, module=point.module
+        name, version = named(point.dist) if point.dist else ("unknown distribution", "")
+        source, normal = f"{name} {version}".rstrip(), _normal(name)
+        bundled = normal == PROJECT
+        plugins.append(
+            Plugin(point.name, source, point.load, bundled, asked_for=False, module=point.module, distribution=normal)
         )
+    return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
 
 
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
     return distribution.name, distribution.version
 
 
-def _names(plugin: Plugin) -> set[str]:
-    return {_normal(plugin.name), _normal(plugin.source.partition(" ")[0])}
-
-
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def absolute(path: str | Path) -> str:
+def _resolved(path: str | Path) -> Path:
     """The whole path of a plugin that the user named, so that it is found from elsewhere too.
 
     Raises:
         UserError: no file can have that name.
     """
     try:
-        return str(Path(path).expanduser().resolve())
+        whole = Path(path).expanduser().resolve()
+        whole.exists()
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"plugin {shown(str(path))} cannot be looked for: {error}") from error
+    return whole
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:
-    try:
-        path = path.expanduser()
-        path.stat()
-    except FileNotFoundError:
-        pass  # said below
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"plugin {shown(str(path))} cannot be looked for: {error}") from error
-    if path.is_dir():
-        yield from _from_folder(path)
-    elif path.is_file() and path.suffix == ".py":
+    """The plugins of a distribution by its entry points, of a package, of a file, or of each file of any other folder."""
+    if (path / "pyproject.toml").is_file():
+        modules = _entry_points(path)
+        if not modules:
+            raise UserError(f"plugin {str(path)!r}: its pyproject.toml has no entry points in the group '{PROJECT}'")
+        for module in modules:
+            load, file = _distribution_loader(path, module), _module_file(path, module)
+            yield Plugin(module, str(path), load, bundled=False, asked_for=True, module=module, file=file)
+    elif (path / "__init__.py").is_file() or (path.is_file() and path.suffix == ".py"):
         yield _file_plugin(path)
+    elif path.is_dir():
+        files = [file for file in sorted(path.glob("*.py")) if not file.name.startswith(("_", "test_", "conftest"))]
+        if not files:
+            raise UserError(f"plugin {str(path)!r} holds no .py file")
+        yield from map(_file_plugin, files)
     else:
         kind = "is not a .py file" if path.exists() else "does not exist"
         raise UserError(f"plugin {str(path)!r} {kind}; give a .py file, a package, or the folder of a distribution")
 
 
-def _from_folder(folder: Path) -> Iterator[Plugin]:
-    """A distribution by its entry points, a package as one plugin, any other folder as one plugin per file."""
-    if (folder / "pyproject.toml").is_file():
-        distribution, points = _project(folder)
-        if not points:
-            raise UserError(f"plugin {str(folder)!r}: its pyproject.toml has no entry points in the group '{PROJECT}'")
-        for module in points:
-            yield Plugin(
-                module,
-                str(folder),
-                _distribution_loader(folder, module),
-                bundled=False,
-                asked_for=True,
-                distribution=distribution,
-                file=_module_file(folder, module),
-            )
-        return
-    files = [folder] if (folder / "__init__.py").is_file() else sorted(folder.glob("*.py"))
-    files = [file for file in files if not file.name.startswith(("_", "test_", "conftest"))]
-    if not files:
-        raise UserError(f"plugin {str(folder)!r} holds no .py file")
-    yield from map(_file_plugin, files)
-
-
-def _project(folder: Path) -> tuple[str, list[str]]:
-    """The normal name of a folder's distribution, empty if it has none, and the modules of its entry points.
+def _entry_points(folder: Path) -> list[str]:
+    """The modules of the entry points of a folder's distribution.
 
     Raises:
         UserError: its ``pyproject.toml`` cannot be read.
     """
     try:
         project = tomllib.loads(read_text(folder / "pyproject.toml", SETTINGS)).get("project", {})
-        name, points = project.get("name", ""), project.get("entry-points", {}).get(PROJECT, {})
-        return _normal(str(name)), [str(module) for module in points.values()]
+        return [str(module) for module in project.get("entry-points", {}).get(PROJECT, {}).values()]
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"plugin {str(folder)!r}: its pyproject.toml cannot be read: {error}") from error
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Where the modules of a distribution may be."""
-    return [root.resolve() for root in (folder, folder / "src") if root.is_dir()]
+    """Where the modules of a distribution may be; the first counts."""
+    return [root.resolve() for root in (folder / "src", folder) if root.is_dir()]
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
     """The file of a distribution's module; None if it is not in its folder."""
-    places = [root.joinpath(*module.split(".")) for root in reversed(_roots(folder))]
+    places = [root.joinpath(*module.split(".")) for root in _roots(folder)]
     files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
     return next((file.resolve() for file in files if file.is_file()), None)
 
 
 def _distribution_loader(folder: Path, module: str) -> Callable[[], ModuleType]:
     def load() -> ModuleType:
-        roots = _roots(folder)
-        for root in map(str, roots):
-            if root in sys.path:
-                sys.path.remove(root)
-            sys.path.insert(0, root)
-        top = module.partition(".")[0]
-        if _module_file(folder, module) and not _lies_in(sys.modules.get(top), roots):
+        roots, top = _roots(folder), module.partition(".")[0]
+        first = [str(root) for root in roots]
+        sys.path[:] = first + [path for path in sys.path if path not in first]
+        loaded = getattr(sys.modules.get(top), "__file__", None)
+        is_ours = loaded is not None and any(Path(loaded).resolve().is_relative_to(root) for root in roots)
+        if _module_file(folder, module) and not is_ours:
             for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
                 del sys.modules[name]  # an installed one, imported before this one was asked for
         importlib.invalidate_caches()
@@ -259,35 +196,13 @@ def _distribution_loader(folder: Path, module: str) -> Callable[[], ModuleType]:
     return load
 
 
-def _lies_in(module: ModuleType | None, roots: Sequence[Path]) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and any(Path(file).resolve().is_relative_to(root) for root in roots)
-
-
 def _file_plugin(path: Path) -> Plugin:
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
 
     def load() -> ModuleType:
-        with opened(file, SETTINGS):  # not a pipe, nor a gigabyte
-            pass
         return _import_file(file, file.stat().st_mtime_ns)
 
-    distribution, module = _belongs_to(file)
-    return Plugin(
-        path.stem, str(path), load, bundled=False, asked_for=True, distribution=distribution, module=module, file=file
-    )
-
-
-def _belongs_to(file: Path) -> tuple[str, str]:
-    """The distribution in whose working copy a module is, and the module as an entry point of it; else two empty texts."""
-    folder = next((parent for parent in file.parents if (parent / "pyproject.toml").is_file()), None)
-    if folder is None:
-        return "", ""
-    try:
-        distribution, modules = _project(folder)
-    except UserError:
-        return "", ""  # nothing was asked of that project
-    return next(((distribution, module) for module in modules if _module_file(folder, module) == file), ("", ""))
+    return Plugin(path.stem, str(path), load, bundled=False, asked_for=True, module=path.stem, file=file)
 
 
 @functools.cache

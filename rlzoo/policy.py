@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 import annotated_types
 import torch
@@ -164,18 +164,16 @@ NAMED: Mapping[str, tuple[str, ...]] = {"advantage": get_args(Advantage), "reduc
 
 def contract_problem(policy: type[ClipPolicy]) -> str | None:
     """What a policy class declares that would fail, or be ignored, once a run learns; None if there is nothing."""
-    reserved = set(dir(ClipPolicy)) | set(ClipPolicy.__annotations__)
-    for name in policy.model_fields.keys() - ClipPolicy.model_fields.keys():
-        if name in ClipPolicy.__class_vars__:
-            return f"declares {name!r} as a field; it belongs to the class: write {name} = ... without an annotation"
-        if name in reserved:
-            return f"declares a field {name!r}, which is the name of a part of every policy; choose another"
+    for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
+        return f"declares {name!r} as a field; it belongs to the class: write {name} = ... without an annotation"
+    settable = OVERRIDABLE | ClipPolicy.__class_vars__ | NAMED.keys()
+    reserved = (set(dir(ClipPolicy)) | set(ClipPolicy.__annotations__)) - settable
+    declared = policy.model_fields.keys() - ClipPolicy.model_fields.keys()
     for kind in policy.__mro__[: policy.__mro__.index(ClipPolicy)]:
         if issubclass(kind, ClipPolicy):
-            settable = OVERRIDABLE | ClipPolicy.__class_vars__ | NAMED.keys()
-            own = sorted(name for name in vars(kind) if name in reserved - settable and not name.startswith(("__", "_abc_")))
-            if own:
-                return f"defines {own[0]!r}, which is the name of a part of every policy; choose another"
+            declared |= {name for name in vars(kind) if not name.startswith(("__", "_abc_"))}
+    if taken := sorted(declared & (reserved | OVERRIDABLE & policy.model_fields.keys())):
+        return f"declares {taken[0]!r}, which is the name of a part of every policy; choose another"
     return next((problem for name in NAMED if (problem := _name_problem(policy, name))), None)
 
 
@@ -183,26 +181,22 @@ def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
     """What is wrong with a policy's `advantage` or `reduction`."""
     known, field = NAMED[name], policy.model_fields.get(name)
     names = _literals(field.annotation) if field else None
-    given = names or () if field else ()
-    unknown = [value for value in given if value not in known]
-    if field is None or names is None or unknown:
-        what = f"allows {unknown[0]!r} for {name!r}" if unknown else f"declares {name!r} as another kind of setting"
-        return f"{what}; it may only be narrowed to some of {', '.join(known)}"
-    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    narrowed = f"it may only be narrowed to some of {', '.join(known)}"
+    if field is None or names is None:
+        return f"declares {name!r} as another kind of setting; {narrowed}"
+    if unknown := [value for value in names if value not in known]:
+        return f"allows {unknown[0]!r} for {name!r}; {narrowed}"
+    default = field.get_default(call_default_factory=True)
     if not field.is_required() and default not in names:
         return f"has the default {default!r} for {name!r} (known: {', '.join(map(str, names))})"
     return None
 
 
 def _literals(annotation: Any) -> tuple[Any, ...] | None:
-    """The values of a Literal, or of several that a field may have; None for any other annotation."""
-    if get_origin(annotation) is Annotated:
-        return _literals(get_args(annotation)[0])
+    """The values of a Literal, or of a union of them; None for any other annotation."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
-    if not isinstance(annotation, UnionType) and get_origin(annotation) is not Union:
-        return None
-    parts = [_literals(part) for part in get_args(annotation)]
+    parts = [_literals(part) for part in get_args(annotation)] if get_origin(annotation) in (Union, UnionType) else [None]
     return None if None in parts else tuple(value for part in parts for value in part or ())
 
 

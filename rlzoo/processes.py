@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import shutil
+import socket
 import sys
 import warnings
 from collections.abc import Sequence
@@ -99,11 +100,9 @@ def check_launch(launch: LaunchConfig) -> None:
     Raises:
         UserError: in one line.
     """
-    if launch.deepspeed is None:
-        if launch.offload != "none":
-            raise UserError(f"launch.offload={launch.offload!r}: DeepSpeed does it; set launch.deepspeed to zero2 or zero3")
-        return
-    stage = zero_settings(launch.deepspeed).get("stage", 0)
+    if launch.deepspeed is None and launch.offload != "none":
+        raise UserError(f"launch.offload={launch.offload!r}: DeepSpeed does it; set launch.deepspeed to zero2 or zero3")
+    stage = zero_settings(launch).get("stage", 0)
     if launch.offload == "all" and stage != 3:
         raise UserError("launch.offload='all': parameters can be moved out only with ZeRO-3; set launch.deepspeed=zero3")
     if launch.offload == "optimizer" and not stage:
@@ -143,20 +142,13 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
     Raises:
         UserError: DeepSpeed is not installed, there is no such file, or it sets what the learner decides.
     """
-    name = launch.deepspeed
-    assert name is not None, "only asked for with DeepSpeed"
+    assert launch.deepspeed is not None, "only asked for with DeepSpeed"
     check_launch(launch)
     if find_spec("deepspeed") is None:
-        raise UserError(f"launch.deepspeed={name!r} needs DeepSpeed: pip install 'rlzoo[deepspeed]'")
-    settings = _settings(name)
-    zero = dict(settings["zero_optimization"])
-    if launch.offload != "none":
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if launch.offload == "all":
-        zero["offload_param"] = {"device": "cpu"}
+        raise UserError(f"launch.deepspeed={launch.deepspeed!r} needs DeepSpeed: pip install 'rlzoo[deepspeed]'")
     return {
-        **settings,
-        "zero_optimization": zero,
+        **_settings(launch.deepspeed),
+        "zero_optimization": zero_settings(launch),
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,  # the learner says when a step is complete
@@ -166,13 +158,20 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
     }
 
 
-def zero_settings(name: str) -> dict[str, Any]:
-    """The section ``zero_optimization`` of what ``launch.deepspeed`` names.
+def zero_settings(launch: LaunchConfig) -> dict[str, Any]:
+    """DeepSpeed's section ``zero_optimization`` with what ``launch.offload`` adds; empty without DeepSpeed.
 
     Raises:
-        UserError: it is neither a stage nor a file of DeepSpeed's settings, or the file sets what the learner decides.
+        UserError: ``launch.deepspeed`` is neither a stage nor a file of DeepSpeed's settings.
     """
-    return dict(_settings(name)["zero_optimization"])
+    if launch.deepspeed is None:
+        return {}
+    zero: dict[str, Any] = dict(_settings(launch.deepspeed)["zero_optimization"])
+    if launch.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if launch.offload == "all":
+        zero["offload_param"] = {"device": "cpu"}
+    return zero
 
 
 def _settings(name: str) -> dict[str, Any]:
@@ -199,9 +198,11 @@ def _settings(name: str) -> dict[str, Any]:
 
 def _prepare_environment() -> None:
     """What DeepSpeed reads from the environment, where no launcher has said it."""
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
     if "WORLD_SIZE" not in os.environ:
-        os.environ.update(alone)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
     if shutil.which("ninja") is None:  # builds DeepSpeed's extensions; installed beside a Python that was called by its path
@@ -210,14 +211,6 @@ def _prepare_environment() -> None:
 
     for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).glob("**/lock"):
         logger.warning("waiting for the process that builds %s; if there is none, stop this and remove %s", lock.parent, lock)
-
-
-def _free_port() -> str:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:

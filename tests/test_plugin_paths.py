@@ -129,7 +129,7 @@ def test_a_working_copy_replaces_the_installed_distribution(working_copy, caplog
     with caplog.at_level(logging.INFO, logger="rlzoo"):
         zoo = load_zoo([named])
     assert zoo["flat"].paper == "working copy"
-    assert zoo.problems == ()
+    assert zoo.problems == {}
     assert [record.getMessage() for record in caplog.records] == [
         f"plugin 'flat' of RLZOO.Flat 0.1 is not loaded: plugin '{named}' takes its place"
     ]
@@ -147,7 +147,7 @@ def test_what_rlzoo_plugins_leaves_out_may_be_asked_for_by_path(working_copy, mo
     monkeypatch.setenv("RLZOO_PLUGINS", "")
     zoo = load_zoo([working_copy])
     assert zoo["flat"].paper == "working copy"
-    assert zoo.excluded == ()
+    assert zoo.excluded == []
 
 
 def test_a_file_in_another_project_replaces_nothing(working_copy, flat):
@@ -164,4 +164,11 @@ def test_two_installed_entry_points_of_one_module_are_one_plugin(working_copy, t
     points = tmp_path / "site" / "rlzoo_flat-0.1.dist-info" / "entry_points.txt"
     points.write_text("[rlzoo]\nagain = rlzoo_flat_under_test\nflat = rlzoo_flat_under_test\n")
     assert load_zoo()["flat"].paper == "installed"
-    assert load_zoo().problems == ()
+    assert load_zoo().problems == {}
+
+
+def test_a_file_with_the_name_of_a_bundled_module_replaces_nothing(tmp_path):
+    file = tmp_path / "rlzoo_grpo.py"
+    file.write_text(FLAT.replace('"flat"', '"grpo"'))
+    with pytest.raises(UserError, match=r"returned clip policy 'grpo', which rlzoo .* has too"):
+        load_zoo([file])

@@ -52,7 +52,7 @@ def test_bundled_policies_are_found_by_entry_point_and_sorted():
     assert {"fspo", "grpo", "gspo", "rloo"} <= set(zoo)
     assert all(issubclass(policy, ClipPolicy) and policy.name == name for name, policy in zoo.items())
     assert zoo.entries["fspo"].source == f"rlzoo {metadata.version('rlzoo')}"
-    assert zoo.problems == ()
+    assert zoo.problems == {}
 
 
 def test_a_third_party_policy_joins_them(install):
@@ -157,7 +157,7 @@ def test_a_name_in_rlzoo_plugins_that_is_not_installed_is_told(install, monkeypa
 def test_a_restricted_plugin_is_not_even_imported(install, monkeypatch, caplog):
     install("third-party", "third", "raise RuntimeError('imported')\n")
     monkeypatch.setenv("RLZOO_PLUGINS", "")
-    assert load_zoo().problems == ()
+    assert load_zoo().problems == {}
 
 
 def test_asking_for_what_is_excluded_says_how_to_allow_it(install, monkeypatch):

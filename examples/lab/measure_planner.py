@@ -57,16 +57,18 @@ def measure(
 
     from rlzoo.config.run_config import RunConfig
     from rlzoo.learner.learner import Learner
-    from rlzoo.planner import Architecture, Devices, Prompts, make_plan
+    from rlzoo.planner.architecture import Architecture
+    from rlzoo.planner.devices import Devices
+    from rlzoo.planner.plan import Prompts, make_plan
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
     shape = shape or MEDIUM
     architecture = Architecture(**shape, vocab_size=vocab_size, max_length=4096, tied=tied, qk_norm=kind == "qwen3")
-    base = ["rollout.num_prompts=4", "rollout.group_size=4", f"rollout.max_new_tokens={response}"]
+    base = ["rollout.num_prompts=8", "rollout.group_size=4", f"rollout.max_new_tokens={response}"]
     base += ["learner.num_minibatches=2", "learner.max_tokens_per_micro_batch=1024"]
     config = RunConfig.compose(clip="grpo", overrides=[*base, *(settings or [])])
-    plan = make_plan(config, architecture, Devices("processor", 1, 2**40, is_cpu=True), Prompts(prompt, True))
+    plan = make_plan(config, architecture, Devices("CPU", 1, 2**40, is_cpu=True), Prompts(prompt, True))
     assert plan.memory is not None
     gc.collect()  # what is freed during the measure must have been counted in it
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
@@ -82,7 +84,7 @@ def measure(
         peak = max(peak, held)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == architecture.num_parameters
-    return {"parameters": parameters, "predicted": plan.memory.learner, "measured": peak}
+    return {"parameters": parameters, "predicted": sum(plan.memory.learning.values()), "measured": peak}
 
 
 def _model(architecture: Any, kind: str) -> Any:
@@ -112,7 +114,7 @@ def _checkpoint(model: Any) -> None:
     enable()
 
 
-def _batch(prompt: int, response: int, vocab_size: int, rows: int = 16) -> Any:
+def _batch(prompt: int, response: int, vocab_size: int, rows: int = 32) -> Any:
     """Rows of which no two are equally long, so that they are padded."""
     import torch
 

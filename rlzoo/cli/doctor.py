@@ -64,7 +64,7 @@ def examine() -> dict[str, str]:
     for name, entry in zoo.entries.items():
         sources.setdefault(entry.source, []).append(name)
     findings |= {f"policies of {source}": ", ".join(names) for source, names in sources.items()}
-    findings["plugins left out"] = "; ".join(problem.text for problem in zoo.problems) or "none"
+    findings["plugins left out"] = "; ".join(zoo.problems) or "none"
     findings["configs"] = ", ".join(config_names())
     findings["MLflow store"] = redact(tracking_uri())
     findings["current directory"] = (

@@ -10,10 +10,12 @@ from rich.table import Table
 
 from rlzoo.cli.display import Plain
 from rlzoo.config.run_config import RunConfig
-from rlzoo.planner import Plan, make_plan, parse_devices, this_machine
+from rlzoo.planner.devices import parse_devices, this_machine
 from rlzoo.planner.memory import Memory
-from rlzoo.planner.preflight import check, check_disk, check_memory, shown, uneven_shares
+from rlzoo.planner.plan import Plan, make_plan
+from rlzoo.planner.preflight import check, check_disk, check_memory, shown
 from rlzoo.support.redaction import redact, redact_settings
+from rlzoo.training.checks import missing_libraries
 
 
 def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as_json: bool, *, resume: bool = False) -> None:
@@ -30,11 +32,10 @@ def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as
         UserError: the run would fail; in one line.
     """
     named = parse_devices(devices) if devices else None
-    checked = check(config, named, resume=resume)
-    processes = checked.processes
-    plan = make_plan(config, checked.architecture, named or this_machine(), checked.prompts, processes)
+    processes, architecture, prompts = check(config, named, resume=resume)
+    plan = make_plan(config, architecture, named or this_machine(), prompts, processes)
     command = launch_command(arguments, config, processes)
-    notes = [*checked.missing, *uneven_shares(config, processes), *_notes(plan)]
+    notes = [*missing_libraries(config), *_notes(plan)]
     if not as_json:
         _print(plan, command, notes)
     if named is None:
@@ -58,10 +59,10 @@ def _notes(plan: Plan) -> list[str]:
     if plan.architecture is None:
         notes.append(f"the shape of model {config.model.path!r} is not known here: no memory, time and disk")
     if not plan.prompts.counted:
-        notes.append("the tokenizer is not on this machine: prompt lengths are reckoned from the text")
+        notes.append("the tokenizer is not on this machine: prompt lengths are estimated from the text")
     if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
         notes.append("within a tenth of the device's memory: fragments and the driver's own share may not fit")
-    masters = plan.sharding.has_deepspeed or config.learner.master_weights or config.learner.lora.rank
+    masters = plan.sharding.stage or config.learner.master_weights or config.learner.lora.rank
     if config.model.dtype == "bfloat16" and not masters:
         notes.append("bfloat16 weights without float32 copies: steps below 0.4 % of a weight are lost in rounding")
     if plan.updates == 1:
@@ -92,12 +93,12 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("micro-batch", f"{rows}, {plan.passes} to an optimizer step"),
         ("time", _time(plan)),
     ]
-    if plan.memory is not None and plan.disk is not None and plan.work is not None:
-        disk, work = plan.disk, plan.work
-        replay = f", weights for replay {shown(disk.replay)}" if disk.replay else ""
+    if plan.memory is not None and plan.disk is not None and plan.flops is not None:
+        disk, work = {name: shown(size) for name, size in plan.disk.items()}, plan.flops
+        replay = f", weights for replay {disk['replay']}" if plan.disk["replay"] else ""
         facts += [
-            ("work", f"{work.learner / 1e12:,.1f} TFLOP a step to learn, {work.rollout / 1e12:,.1f} to sample"),
-            ("disk", f"checkpoints {shown(disk.checkpoints)}, rollouts at most {shown(disk.rollouts)}{replay}"),
+            ("work", f"{work['learner'] / 1e12:,.1f} TFLOP a step to learn, {work['rollout'] / 1e12:,.1f} to sample"),
+            ("disk", f"checkpoints {disk['checkpoints']}, rollouts at most {disk['rollouts']}{replay}"),
             ("host", f"{shown(plan.host_loading)} in all while {sharding.processes} x the weights are loaded"),
             ("memory", f"{shown(plan.memory.peak)} of {shown(plan.device_memory)} on each device, estimated:"),
         ]
@@ -108,17 +109,17 @@ def _memory_table(memory: Memory) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("", "learning", "sampling"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    learning, sampling = memory.learner_parts(), memory.sampling_parts()
+    learning, sampling = memory.learning, memory.sampling
     for name in dict.fromkeys((*learning, *sampling)):
         sizes = [parts.get(name, 0) for parts in (learning, sampling)]
         if any(sizes):
             table.add_row(f"  {name}", *(shown(size) if size else "-" for size in sizes))
-    table.add_row("  together", shown(memory.learner), shown(memory.sampling))
+    table.add_row("  together", shown(sum(learning.values())), shown(sum(sampling.values())))
     return table
 
 
 def _time(plan: Plan) -> str:
-    learner, rollout = plan.learner_seconds, plan.rollout_seconds
+    learner, rollout = plan.seconds
     if learner is None:
         return "no estimate: the speed of these devices is not known; --devices names some"
     sampling = "sampling not estimated" if rollout is None else f"{rollout:,.0f} s to sample"

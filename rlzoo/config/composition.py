@@ -66,20 +66,17 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return parsed
 
 
+def named_settings(key: str, value: object) -> dict[str, Any]:
+    """What a layer says of its policy or task: settings with a name, or the name alone; nothing if it says nothing."""
+    settings = {"name": value} if isinstance(value, str) else value
+    if not isinstance(settings, Mapping | None) or not isinstance((settings or {}).get("name", ""), str):
+        raise UserError(f"{key}={shown(value)}: {'a policy' if key == 'clip' else 'a task'}'s name, or settings with a name")
+    return dict(settings or {})
+
+
 def clip_name(layer: Mapping[str, Any]) -> str | None:
     """The policy that a layer names, if it names one."""
-    clip = layer.get("clip")
-    name = clip.get("name") if isinstance(clip, dict) else clip
-    if not isinstance(name, str | None):
-        raise UserError(f"clip={shown(clip)}: a policy's name, or settings with a name")
-    return name
-
-
-def clip_settings(clip: object) -> Mapping[str, Any]:
-    """What a layer says of its policy; nothing if it says nothing."""
-    if not isinstance(clip, Mapping | None):
-        raise UserError(f"clip={shown(clip)}: a policy's name, or settings with a name")
-    return clip or {}
+    return named_settings("clip", layer.get("clip")).get("name")
 
 
 def listed(plugins: object) -> Sequence[str]:

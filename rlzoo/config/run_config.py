@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -12,11 +12,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Va
 from rlzoo.advantages import TOKEN_ADVANTAGES, estimator
 from rlzoo.config.composition import (
     clip_name,
-    clip_settings,
     config_names,
     for_clip,
     listed,
     merge,
+    named_settings,
     parse_overrides,
     read_config,
 )
@@ -48,8 +48,8 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
         if problem := contract_problem(type(value)):
             raise UserError(f"clip policy {type(value).__qualname__} {problem}")
         return value
-    settings = {"name": value} if isinstance(value, str) else value
-    if not isinstance(settings, Mapping) or not isinstance(settings.get("name"), str):
+    settings = named_settings("clip", value)
+    if "name" not in settings:
         raise UserError(f"clip={shown(value)}: a policy's name, or settings with a name")
     zoo, name = load_zoo(info.data.get("plugins", ())), settings["name"]
     if name not in zoo and name in config_names():
@@ -69,10 +69,7 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
 def _build_task(value: object) -> Task:
     if isinstance(value, Task):
         return value
-    settings = {"name": value} if isinstance(value, str) else value
-    if not isinstance(settings, Mapping):
-        raise UserError(f"task={shown(value)}: a task's name, or settings with a name")
-    return build_task(settings)
+    return build_task(named_settings("task", value))
 
 
 def _dump_named(model: ClipPolicy | Task) -> dict[str, Any]:
@@ -202,7 +199,7 @@ class RunConfig(Section):
         for layer in layers:
             merged = merge(merged, for_clip(layer, name))
         if name:
-            merged["clip"] = {**clip_settings(merged.get("clip")), "name": name}
+            merged["clip"] = {**named_settings("clip", merged.get("clip")), "name": name}
         if plugins:
             merged["plugins"] = [*listed(merged.get("plugins")), *map(str, plugins)]
         try:

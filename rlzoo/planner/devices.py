@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from rlzoo.errors import UserError, did_you_mean
 
-_SPEC = re.compile(r"(?P<count>[1-9][0-9]{0,4})x(?:(?P<memory>[0-9.]+)GB(?:@(?P<teraflops>[0-9.]+))?|(?P<name>[A-Za-z][\w-]*))")
+_NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
+_SPEC = re.compile(
+    rf"(?P<count>[1-9][0-9]{{0,4}})x(?:(?P<memory>{_NUMBER})GB(?:@(?P<teraflops>{_NUMBER}))?|(?P<name>[A-Za-z][\w-]*))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,10 @@ class Devices:
     flops: float | None = None  # floating-point operations per second of one, dense, in bfloat16; None: not known
     bandwidth: float | None = None  # bytes per second from one's memory; None: not known
     is_cpu: bool = False  # then the memory is the machine's, shared by all processes
+
+    def share(self, processes: int) -> float:
+        """Bytes that each of the processes may use."""
+        return self.memory / processes if self.is_cpu else self.memory
 
 
 DATA_SHEETS: dict[str, tuple[float, float, float]] = {
@@ -45,37 +52,30 @@ def parse_devices(text: str) -> Devices:
         UserError: it is none of these; in one line.
     """
     match = _SPEC.fullmatch(text.replace(" ", ""))
-    allowed = f"write 8xH100, 2x24GB or 2x24GB@165 (TFLOP/s); names: {', '.join(DATA_SHEETS)}"
-    if match is None:
-        raise UserError(f"--devices {text!r}: {allowed}")
-    count, name = int(match["count"]), match["name"]
-    if name is None:
-        try:
-            memory, speed = float(match["memory"]), float(match["teraflops"] or 0)
-        except ValueError:
-            raise UserError(f"--devices {text!r}: {allowed}") from None
-        return Devices(f"{match['memory']} GB", count, int(memory * 1e9), speed * 1e12 or None)
-    known = {sheet.lower(): sheet for sheet in DATA_SHEETS}
-    if name.lower() not in known:
-        raise UserError(f"--devices {text!r}: {allowed}{did_you_mean(name, DATA_SHEETS)}")
-    return _from_sheet(known[name.lower()], count)
+    name = match["name"] if match else None
+    sheet = next((sheet for sheet in DATA_SHEETS if sheet.lower() == (name or "").lower()), None)
+    if match is None or (name and sheet is None):
+        hint = did_you_mean(name, DATA_SHEETS) if name else ""
+        allowed = f"write 8xH100, 2x24GB or 2x24GB@165 (TFLOP/s); names: {', '.join(DATA_SHEETS)}"
+        raise UserError(f"--devices {text!r}: {allowed}{hint}")
+    count = int(match["count"])
+    if sheet is None:
+        speed = float(match["teraflops"] or 0) * 1e12 or None
+        return Devices(f"{match['memory']} GB", count, int(float(match["memory"]) * 1e9), speed)
+    gigabytes, teraflops, terabytes = DATA_SHEETS[sheet]
+    return Devices(sheet, count, int(gigabytes * 1e9), teraflops * 1e12, terabytes * 1e12)
 
 
 def this_machine() -> Devices:
-    """The GPUs of this machine, or its processor where there is none."""
+    """The GPUs of this machine, or its CPU where there is none."""
     import torch
 
     if not torch.cuda.is_available():
         import psutil
 
-        return Devices("this machine's processor", 1, int(psutil.virtual_memory().total), is_cpu=True)
+        return Devices("this machine's CPU", 1, int(psutil.virtual_memory().total), is_cpu=True)
     found = torch.cuda.get_device_properties(0)
     plain = found.name.replace(" ", "").lower()
     sheet = next((DATA_SHEETS[name] for name in DATA_SHEETS if name.lower().partition("-")[0] in plain), None)
     speeds = (sheet[1] * 1e12, sheet[2] * 1e12) if sheet else (None, None)
     return Devices(found.name, torch.cuda.device_count(), int(found.total_memory), *speeds)
-
-
-def _from_sheet(name: str, count: int) -> Devices:
-    memory, speed, bandwidth = DATA_SHEETS[name]
-    return Devices(name, count, int(memory * 1e9), speed * 1e12, bandwidth * 1e12)

@@ -1,18 +1,68 @@
-"""The memory of one device, part by part: what the learner, the reference model and the sampler hold at their peaks."""
+"""The memory of one device: what the learner, the reference model and the sampler hold at their peaks."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlzoo.acceleration import joined_bytes
 from rlzoo.config.run_config import RunConfig
-from rlzoo.config.sections import needs_reference
-from rlzoo.planner.activations import BYTES, FLOAT, Kept, PassShape, compute_bytes, kept_activations, log_prob_bytes
+from rlzoo.config.sections import LaunchConfig, needs_reference
+from rlzoo.learner.log_probs import LOGITS_PER_CHUNK
+from rlzoo.learner.micro_batches import max_tokens
 from rlzoo.planner.architecture import Architecture
-from rlzoo.planner.sharding import Sharding
+from rlzoo.planner.devices import Devices
+from rlzoo.processes import zero_settings
 
+FLOAT = 4  # bytes of a float32
+BYTES = {"float32": 4, "bfloat16": 2}
 _MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # and a scale for each block of 256
 _SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # logits; scaled; minus the largest; exponentiated; in blocks: `draw`
+_BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
+_LIVE = 1e9  # DeepSpeed's stage3_max_live_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """A micro-batch: what one forward and backward pass computes.
+
+    Example:
+        ``PassShape(rows=2, length=8448, response=8192)``
+    """
+
+    rows: int
+    length: int  # tokens of the longest row, prompt and response
+    response: int  # of these, the response's
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the micro-batch, padding included."""
+        return self.rows * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How the model's states are spread over N processes.
+
+    Example:
+        ``Sharding(processes=8, stage=3)``
+    """
+
+    processes: int
+    stage: int = 0  # of ZeRO; 0: data parallel without DeepSpeed, every process holds everything
+    offloads_optimizer: bool = False
+    offloads_weights: bool = False
+
+    @classmethod
+    def of(cls, launch: LaunchConfig, processes: int) -> Sharding:
+        """Read the settings of a launch.
+
+        Raises:
+            UserError: ``launch.deepspeed`` is neither a stage nor a file of DeepSpeed's settings.
+        """
+        zero = zero_settings(launch)
+        off = {part for part in zero if isinstance(zero[part], dict) and zero[part].get("device", "none") != "none"}
+        return cls(processes, int(zero.get("stage", 0)), bool(off), "offload_param" in off)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,114 +70,89 @@ class Memory:
     """Bytes on one device, by part.
 
     Example:
-        ``memory.peak`` is what a device needs, the larger of ``memory.learner`` and ``memory.sampling``.
+        ``memory.peak`` is what a device needs: the sum of ``memory.learning`` or of ``memory.sampling``.
     """
 
-    weights: float
-    master_weights: float
-    optimizer: float
-    reference: float
-    buffers: float
-    gradients: float
-    head_gradient: float  # the embedding's part of the gradient, held apart while the rest is computed
-    kept: Kept
-    log_probs: float
+    states: dict[str, float]  # held all the time
+    step: dict[str, float]  # added at the peak of an optimizer step
     sampler: float
-    sampler_stays: bool  # its memory is not given back while the learner works
-    is_first: bool  # the micro-batch is its step's first: there are no gradients yet when it begins
 
     @property
-    def states(self) -> float:
-        """What is held all the time."""
-        return self.weights + self.master_weights + self.optimizer + self.reference + self.buffers
+    def learning(self) -> dict[str, float]:
+        """Bytes by part at the peak of an optimizer step."""
+        return {**self.states, **self.step}
 
     @property
-    def learner(self) -> float:
-        """The peak of an optimizer step."""
-        return self.states + sum(self._moment_parts().values())
-
-    @property
-    def sampling(self) -> float:
-        """The peak while responses are sampled."""
-        return self.states + self.sampler
+    def sampling(self) -> dict[str, float]:
+        """Bytes by part while responses are sampled."""
+        return {**self.states, "sampler": self.sampler}
 
     @property
     def peak(self) -> float:
-        """What a device needs."""
-        return max(self.learner, self.sampling)
-
-    def learner_parts(self) -> dict[str, float]:
-        """Bytes by part at the peak of an optimizer step; they add up to `learner`."""
-        return {**self._state_parts(), **self._moment_parts()}
-
-    def sampling_parts(self) -> dict[str, float]:
-        """Bytes by part while responses are sampled; they add up to `sampling`."""
-        return {**self._state_parts(), "sampler": self.sampler}
-
-    def _state_parts(self) -> dict[str, float]:
-        return {
-            "weights": self.weights,
-            "master weights": self.master_weights,
-            "optimizer states": self.optimizer,
-            "reference model": self.reference,
-            "communication buffers": self.buffers,
-        }
-
-    def _moment_parts(self) -> dict[str, float]:
-        """What an optimizer step adds to the states, at the largest of its moments."""
-        earlier = 0.0 if self.is_first else self.gradients
-        shown = "activations of a micro-batch"
-        at_head = {"gradients": earlier + self.head_gradient, shown: self.kept.at_head, "log-prob chunk": self.log_probs}
-        begun = earlier or self.gradients * self.kept.layer_share
-        at_last_layer = {"gradients": begun + self.head_gradient, shown: self.kept.at_last_layer}
-        done = self.gradients + self.head_gradient * (not self.is_first)
-        at_first_layer = {"gradients": done, shown: self.kept.at_first_layer}
-        at_end = {"gradients": self.gradients + self.head_gradient * (2 - self.is_first), shown: 0.0}
-        parts = max((at_head, at_last_layer, at_first_layer, at_end), key=lambda moment: sum(moment.values()))
-        return {**parts, "sampler": self.sampler} if self.sampler_stays else parts
+        """Bytes that a device needs."""
+        return max(sum(self.learning.values()), sum(self.sampling.values()))
 
 
-def memory(
-    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, device_memory: float, *, is_cpu: bool
-) -> Memory:
+def rows_per_step(config: RunConfig, processes: int) -> int:
+    """Responses of one optimizer step on one process, at most: minibatches and shares differ in size by up to one."""
+    responses = config.rollout.num_prompts * config.rollout.group_size
+    return math.ceil(math.ceil(responses / config.learner.num_minibatches) / processes)
+
+
+def micro_batch(
+    config: RunConfig, architecture: Architecture | None, prompt: int, processes: int, *, is_cpu: bool = False
+) -> PassShape:
+    """A full micro-batch of an optimizer step, with every prompt and response at its longest."""
+    length = prompt + config.rollout.max_new_tokens
+    depth = architecture.num_layers * architecture.hidden_size if architecture is not None else 1
+    limit = max_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
+    rows = max(1, min(rows_per_step(config, processes), limit // length))
+    return PassShape(rows, length, config.rollout.max_new_tokens)
+
+
+def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> Memory:
     """The memory of one device of a run.
 
     Args:
         architecture: the model's shape.
         config: the run.
         sharding: how states are spread.
-        batch: one of its micro-batches.
-        device_memory: bytes of one device, of which vLLM takes its share.
-        is_cpu: whether it is a processor.
+        batch: a full micro-batch.
+        devices: what computes it, each process on one.
     """
-    whole, trained = weight_bytes(architecture, config), trained_parameters(architecture, config)
-    is_low_rank = config.learner.lora.rank > 0
-    element = BYTES[config.model.dtype]
+    has_deepspeed, processes = sharding.stage > 0, sharding.processes
+    is_low_rank, keeps = config.learner.lora.rank > 0, _keeps_masters(config, has_deepspeed)
+    trained, element = trained_parameters(architecture, config), BYTES[config.model.dtype]
+    whole = weight_bytes(architecture, config)
     own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, beside the weights
-    keeps = keeps_masters(config, sharding.has_deepspeed)
-    gradient = element
-    if keeps:  # a master takes over its weight's gradient, which DDP needs until the step
-        gradient = FLOAT + (element if sharding.processes > 1 else 0)
-    gradients = float(own or trained * gradient)
-    owned = sharding.share if sharding.has_deepspeed else float  # what DeepSpeed's optimizer has is spread over processes
-    on_device = sharding.offload == "none" or not sharding.has_deepspeed
+    number = FLOAT + (element if processes > 1 else 0) if keeps else element  # DDP needs both gradients until the step
+    owned = 1 / processes if has_deepspeed else 1  # what DeepSpeed's optimizer has is spread over processes
+    on_device = 0.0 if sharding.offloads_optimizer else owned
     weights = float(whole + own)
     if sharding.stage == 3:
-        weights = 0.0 if sharding.offload == "all" else sharding.share(weights)
-    return Memory(
-        weights=weights,
-        master_weights=owned(trained * FLOAT) if (sharding.has_deepspeed or keeps) and on_device else 0.0,
-        gradients=owned(gradients),
-        optimizer=owned(2 * trained * moment_bytes(config, sharding.has_deepspeed)) if on_device else 0.0,
-        kept=kept_activations(architecture, config, batch),
-        log_probs=log_prob_bytes(architecture, config, batch),
-        reference=float(whole) if needs_reference(config.learner, config.reward) else 0.0,
-        buffers=_buffers(whole, float(own or trained * element), element, sharding),
-        sampler=sampler_bytes(architecture, config, sharding, batch, device_memory, is_cpu=is_cpu),
-        head_gradient=0.0 if is_low_rank else float(architecture.embedding_parameters * (FLOAT if keeps else element)),
-        sampler_stays=config.rollout.engine == "vllm" and not config.rollout.vllm.sleep,
-        is_first=batch.is_first,
+        weights = 0.0 if sharding.offloads_weights else weights / processes
+    states = {
+        "weights": weights,
+        "master weights": on_device * trained * FLOAT if has_deepspeed or keeps else 0.0,
+        "optimizer states": on_device * 2 * trained * _moment_bytes(config, has_deepspeed),
+        "reference model": float(whole) if needs_reference(config.learner, config.reward) else 0.0,
+        "communication buffers": _buffers(whole, own or trained * element, element, sharding),
+    }
+    # the embedding's part of a micro-batch's gradient is held apart while the rest is computed
+    head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
+    gradients = owned * (own or trained * number) + head
+    at_head, at_last_layer = activations(architecture, config, batch)
+    shown, chunk = "activations of a micro-batch", log_prob_bytes(architecture, config, batch)
+    moments: tuple[dict[str, float], ...] = (
+        {"gradients": gradients, shown: at_head, "log-prob chunk": chunk},
+        {"gradients": gradients, shown: at_last_layer},
+        {"gradients": gradients + head},
     )
+    step = max(moments, key=lambda parts: sum(parts.values()))
+    sampler = _sampler(architecture, config, sharding, batch, devices)
+    if config.rollout.engine == "vllm" and not config.rollout.vllm.sleep:
+        step["sampler"] = sampler
+    return Memory(states, step, sampler)
 
 
 def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
@@ -144,53 +169,111 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
     return architecture.num_layers * lora.rank * sum(inputs + outputs for inputs, outputs in adapted)
 
 
-def keeps_masters(config: RunConfig, deepspeed: bool) -> bool:
+def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
+    """Bytes that a checkpoint holds beside the model, of all processes: trained parameters and both moments."""
+    number = _trained_bytes(config, has_deepspeed) + 2 * _moment_bytes(config, has_deepspeed)
+    more = weight_bytes(architecture, config) if has_deepspeed else 0
+    return more + trained_parameters(architecture, config) * number
+
+
+def _keeps_masters(config: RunConfig, has_deepspeed: bool) -> bool:
     """Whether the learner keeps float32 copies of bfloat16 weights; DeepSpeed has its own, and low-rank updates are float32."""
     learner = config.learner
-    return config.model.dtype == "bfloat16" and learner.master_weights and not learner.lora.rank and not deepspeed
+    return config.model.dtype == "bfloat16" and learner.master_weights and not learner.lora.rank and not has_deepspeed
 
 
-def moment_bytes(config: RunConfig, deepspeed: bool) -> float:
-    """Bytes of one of AdamW's moments per parameter: in the type of the weights it changes, float32 with master weights."""
-    if config.learner.optimizer == "adamw_8bit":
-        return _MOMENT_BYTES_8BIT
-    return FLOAT if deepspeed or config.learner.lora.rank or keeps_masters(config, deepspeed) else BYTES[config.model.dtype]
+def _trained_bytes(config: RunConfig, has_deepspeed: bool) -> int:
+    """Bytes of a number that the optimizer changes."""
+    in_float32 = has_deepspeed or config.learner.lora.rank or _keeps_masters(config, has_deepspeed)
+    return FLOAT if in_float32 else BYTES[config.model.dtype]
 
 
-def resume_bytes(architecture: Architecture, config: RunConfig, sharding: Sharding) -> float:
-    """Bytes of what a checkpoint holds beside the model, to go on from: trained parameters and moments, of all processes."""
-    trained, moments = trained_parameters(architecture, config), 2 * moment_bytes(config, sharding.has_deepspeed)
-    if sharding.has_deepspeed:
-        return weight_bytes(architecture, config) + trained * (FLOAT + moments)
-    in_float32 = config.learner.lora.rank or keeps_masters(config, sharding.has_deepspeed)
-    return trained * ((FLOAT if in_float32 else BYTES[config.model.dtype]) + moments)
+def _moment_bytes(config: RunConfig, has_deepspeed: bool) -> float:
+    """Bytes of one of AdamW's moments per parameter."""
+    is_8bit = config.learner.optimizer == "adamw_8bit"
+    return _MOMENT_BYTES_8BIT if is_8bit else _trained_bytes(config, has_deepspeed)
 
 
 def _buffers(weights: float, gradients: float, element: int, sharding: Sharding) -> float:
+    bucket = min(gradients, _BUCKET * element)
     if sharding.stage == 3:
-        return min(weights, sharding.live_elements * element) + min(gradients, sharding.bucket_elements * element)
-    if sharding.has_deepspeed:
-        return 2 * min(gradients, sharding.bucket_elements * element)
-    return gradients if sharding.processes > 1 else 0  # the buckets of DistributedDataParallel
+        return min(weights, _LIVE * element) + bucket
+    if sharding.stage:
+        return 2 * bucket
+    return gradients if sharding.processes > 1 else 0.0  # the buckets of DistributedDataParallel
 
 
-def sampler_bytes(
-    architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, device_memory: float, *, is_cpu: bool
-) -> float:
+def _compute_bytes(config: RunConfig) -> int:
+    """Bytes of an element of the matrix products' inputs and outputs."""
+    return 2 if config.learner.autocast == "bfloat16" else BYTES[config.model.dtype]
+
+
+def _has_mask(config: RunConfig) -> bool:
+    """Whether attention is given a mask, as packed rows need; its memory grows with the square of a row's length."""
+    return config.learner.packing and not (config.model.attn_implementation or "").startswith("flash")
+
+
+def layer_activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
+    """Bytes that the backward pass of one layer needs from its forward pass, for a whole micro-batch.
+
+    As transformers computes it: an RMS norm keeps its input in float32, the normed input and its output; attention keeps
+    query, key, value (repeated for every query head where rows are packed) and output; the MLP keeps four inner tensors.
+    """
+    element, hidden = _compute_bytes(config), architecture.hidden_size
+    wide = FLOAT if config.learner.autocast == "bfloat16" else element  # residuals and norms stay in the weights' type
+    norms = 2 * hidden * (FLOAT + wide + element)
+    if architecture.qk_norm:
+        norms += (architecture.query_size + architecture.kv_size) * (FLOAT + element)
+    masked = _has_mask(config)
+    keys = architecture.query_size if masked else architecture.kv_size
+    attention = (2 * architecture.query_size + 2 * keys) * element + architecture.num_heads * FLOAT
+    mlp = 4 * architecture.intermediate_size * element
+    per_token = norms + attention + mlp
+    if config.model.attn_implementation == "eager":
+        per_token += architecture.num_heads * batch.length * (FLOAT + (element if element != FLOAT else 0))
+    elif masked:
+        per_token += batch.length * element  # the mask as a tensor to add, made anew in every layer
+    return per_token * batch.tokens
+
+
+def activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> tuple[float, float]:
+    """Bytes of activations where the backward pass is largest: at the head, and in the last layer."""
+    element, layers, hidden = _compute_bytes(config), architecture.num_layers, architecture.hidden_size
+    layer = layer_activations(architecture, config, batch)
+    in_backward = (3 * architecture.intermediate_size + 2 * hidden) * element * batch.tokens
+    last_norm = hidden * (FLOAT + 2 * element) * batch.tokens
+    held: float = batch.length * batch.tokens if _has_mask(config) else 0
+    if config.learner.autocast == "bfloat16" and config.model.dtype == "float32":  # casts of the weights
+        held += 2 * (layers * architecture.layer_matrix_parameters + architecture.embedding_parameters)
+    if not config.learner.gradient_checkpointing:
+        held += layers * layer
+        return held + last_norm, held + in_backward
+    held += layers * hidden * BYTES[config.model.dtype] * batch.tokens  # the input of each layer, which is computed again
+    return held + last_norm, held + layer + in_backward
+
+
+def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
+    """Bytes of one chunk of logits and what is computed from it: log-probs, probabilities and their product in float32."""
+    chunk = max(1, LOGITS_PER_CHUNK // architecture.vocab_size)
+    tokens = min(chunk, batch.rows * batch.response)
+    return tokens * architecture.vocab_size * (3 * FLOAT + _compute_bytes(config))
+
+
+def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
     """Bytes of the sampler: vLLM's share of the device, or of `decode` the key-value cache with room to grow, and the logits.
 
-    `decode` joins the matrices of a small model, and on a processor packs them.
+    `decode` joins the matrices of a small model, and packs them on a CPU.
     """
     from rlzoo.rollout.decode import GROWTH
 
-    settings, element = config.rollout, compute_bytes(config)
+    settings, element = config.rollout, _compute_bytes(config)
     if settings.engine == "vllm":
-        return 0 if settings.vllm.server else settings.vllm.gpu_memory_utilization * device_memory
+        return 0 if settings.vllm.server else settings.vllm.gpu_memory_utilization * devices.share(sharding.processes)
     responses = max(1, settings.num_prompts * settings.group_size // sharding.processes)
     rows = min(settings.batch_size, responses)
     cache = rows * batch.length * architecture.kv_bytes(element)
     logits = rows * architecture.vocab_size * _SAMPLER_BYTES_PER_LOGIT
     copy = weight_bytes(architecture, config) if sharding.stage == 3 else 0
     joined = architecture.num_layers * architecture.layer_matrix_parameters * element
-    packed = joined + architecture.embedding_parameters * element if is_cpu else 0
+    packed = joined + architecture.embedding_parameters * element if devices.is_cpu else 0
     return GROWTH * cache + logits + copy + (joined + packed if joined <= joined_bytes() else 0)

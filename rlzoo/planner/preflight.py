@@ -1,39 +1,32 @@
-"""What would stop a run after it has begun, found before: each as one line that says what to do."""
+"""Finds what would stop a run after it has begun: each mistake as one line that says what to do."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from rich.filesize import decimal
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.planner.architecture import Architecture, find_architecture, tokenizer_file
+from rlzoo.planner.architecture import Architecture, find_architecture, model_file
 from rlzoo.planner.devices import Devices
 from rlzoo.planner.memory import weight_bytes
-from rlzoo.planner.plan import Plan
-from rlzoo.planner.prompts import Prompts, longest_prompt
+from rlzoo.planner.plan import Plan, Prompts
+from rlzoo.rollout.prompts import encoded
 from rlzoo.training import checks
-from rlzoo.training.checks import check_run, missing_libraries
+from rlzoo.training.checks import check_run
+
+LOOKED_AT = 2000
+"""Training prompts looked at, at most: a plan must be quick."""
+
+_COUNTED = 16  # of them, the longest texts: the longest prompt is among these, unless texts tokenize very differently
+_BYTES_PER_TOKEN = 2  # without a tokenizer: fewer than English (4) and LaTeX (3) have, so that the length is rather too large
+_TEMPLATE_TOKENS = 64  # room for a chat template's own tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What is known of a run once nothing was found wrong with it.
-
-    Example:
-        ``check(config).prompts.longest``
-    """
-
-    processes: int
-    missing: list[str]  # lines on what this machine lacks, of a run for another one
-    architecture: Architecture | None
-    prompts: Prompts
-
-
-def check(config: RunConfig, named: Devices | None = None, *, resume: bool = False) -> Checked:
+def check(config: RunConfig, named: Devices | None = None, *, resume: bool = False) -> tuple[int, Architecture | None, Prompts]:
     """Refuse what would stop a run after it has begun; `rlzoo train` asks, with and without ``--dry-run``.
 
     Args:
@@ -41,15 +34,37 @@ def check(config: RunConfig, named: Devices | None = None, *, resume: bool = Fal
         named: the devices to plan for; None for this machine.
         resume: whether the run directory is there already.
 
+    Returns:
+        What a plan needs: the number of processes, the model's shape if it is known, and the length of the prompts.
+
     Raises:
         UserError: one line for the first mistake found.
     """
     processes = num_processes(config, named)
     check_run(config, processes=processes, resume=resume, here=named is None)
-    architecture = find_architecture(config.model.path)
-    prompts = longest_prompt(config, tokenizer_file(config.model.path))
+    architecture, prompts = find_architecture(config.model.path), longest_prompt(config)
     check_length(config, architecture, prompts)
-    return Checked(processes, list(missing_libraries(config)), architecture, prompts)
+    return processes, architecture, prompts
+
+
+def longest_prompt(config: RunConfig) -> Prompts:
+    """The longest prompt that the run will meet, of the first `LOOKED_AT` and those of the evaluation.
+
+    Counted where the model's tokenizer is on this machine, else estimated from the text.
+    """
+    task = config.task
+    problems = task.train_problems(0, min(LOOKED_AT, config.steps * config.rollout.num_prompts))
+    if config.eval.num_problems:
+        problems = problems + task.held_out_problems(config.eval.num_problems)
+    texts = sorted((task.prompt(problem) for problem in problems), key=len, reverse=True)[:_COUNTED]
+    template = _TEMPLATE_TOKENS if config.model.chat_template else 0
+    tokenizer = model_file(config.model.path, "tokenizer.json", download=False)
+    if tokenizer is None:
+        return Prompts(template + max(-(-len(text.encode()) // _BYTES_PER_TOKEN) for text in texts), counted=False)
+    from tokenizers import Tokenizer
+
+    encoder = Tokenizer.from_file(str(tokenizer))
+    return Prompts(template + max(len(encoded(encoder.encode, text).ids) for text in texts), counted=True)
 
 
 def num_processes(config: RunConfig, named: Devices | None) -> int:
@@ -68,20 +83,6 @@ def num_processes(config: RunConfig, named: Devices | None) -> int:
     return processes
 
 
-def uneven_shares(config: RunConfig, processes: int) -> Iterator[str]:
-    """A line for each division that leaves processes waiting for others; what they compute is right all the same."""
-    rollout, learner = config.rollout, config.learner
-    if rollout.num_prompts % processes:
-        given = f"rollout.num_prompts={rollout.num_prompts}"
-        yield f"{given}: {processes} processes cannot share them equally, some wait for others"
-    responses, parts = rollout.num_prompts * rollout.group_size, learner.num_minibatches * processes
-    if processes > 1 and responses % parts:
-        yield (
-            f"learner.num_minibatches={learner.num_minibatches}: {responses} responses cannot be cut into as many equal parts "
-            f"for each of {processes} processes, some wait for others"
-        )
-
-
 def check_length(config: RunConfig, architecture: Architecture | None, prompts: Prompts) -> None:
     """Refuse responses that go beyond the positions of the model or of vLLM.
 
@@ -92,10 +93,10 @@ def check_length(config: RunConfig, architecture: Architecture | None, prompts: 
     about = "" if prompts.counted else "about "
     needed = f"with prompts of up to {about}{prompts.longest} tokens, {prompts.longest + new} positions are needed"
     if architecture is not None and prompts.longest + new > architecture.max_length:
-        raise UserError(
-            f"rollout.max_new_tokens={new}: {needed}, and model {config.model.path!r} has {architecture.max_length}; "
-            f"{_at_most(architecture.max_length - prompts.longest)}"
-        )
+        left = architecture.max_length - prompts.longest
+        advice = f"set it to {left} at most" if left > 0 else "the prompts alone are too long"
+        has = f"model {config.model.path!r} has {architecture.max_length}"
+        raise UserError(f"rollout.max_new_tokens={new}: {needed}, and {has}; {advice}")
     if config.rollout.engine == "vllm" and limit is not None and prompts.longest + new > limit:
         raise UserError(f"rollout.vllm.max_model_len={limit}: {needed}; raise it, or leave it out for the model's own")
 
@@ -111,11 +112,11 @@ def check_disk(plan: Plan) -> None:
     folder = plan.config.output or Path("runs")
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(there).free
-    if plan.disk.total > free:
-        need = plan.disk
+    if sum(plan.disk.values()) > free:
+        need = {name: shown(size) for name, size in {**plan.disk, "all": sum(plan.disk.values())}.items()}
         raise UserError(
-            f"output directory {str(folder)!r}: {shown(need.total)} are needed (checkpoints {shown(need.checkpoints)}, "
-            f"rollouts at most {shown(need.rollouts)}, weights for replay {shown(need.replay)}) and {shown(free)} are free; "
+            f"output directory {str(folder)!r}: {need['all']} are needed (checkpoints {need['checkpoints']}, "
+            f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}) and {shown(free)} are free; "
             "name another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
         )
 
@@ -130,7 +131,7 @@ def check_memory(plan: Plan) -> None:
         return
     config, memory, there = plan.config, plan.memory, plan.device_memory
     if memory.peak > there:
-        parts = memory.learner_parts() if memory.learner >= memory.sampling else memory.sampling_parts()
+        parts = max(memory.learning, memory.sampling, key=lambda parts: sum(parts.values()))
         largest = sorted(parts.items(), key=lambda part: part[1], reverse=True)[:3]
         most = ", ".join(f"{name} {shown(size)}" for name, size in largest)
         raise UserError(
@@ -148,16 +149,13 @@ def check_memory(plan: Plan) -> None:
 
 
 def shown(size: float) -> str:
-    """Bytes as a text of three digits or more: 950 MB, 12.3 GB."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 1e3:.1f} kB"
+    """Bytes as a text, such as 12.3 GB."""
+    return decimal(int(size))
 
 
 def _remedy(plan: Plan) -> str:
     config, held = plan.config, plan.memory
-    if held is not None and held.learner <= plan.device_memory:
+    if held is not None and sum(held.learning.values()) <= plan.device_memory:
         return f"lower rollout.{'vllm.gpu_memory_utilization' if config.rollout.engine == 'vllm' else 'batch_size'}"
     ways = {
         "learner.gradient_checkpointing=true": not config.learner.gradient_checkpointing,
@@ -167,7 +165,3 @@ def _remedy(plan: Plan) -> str:
         "learner.lora.rank=32": not config.learner.lora.rank,
     }
     return f"set {', '.join(way for way, helps in ways.items() if helps)}, or plan for more devices, such as --devices 8xH100"
-
-
-def _at_most(tokens: int) -> str:
-    return f"set it to {tokens} at most" if tokens > 0 else "the prompts alone are too long"

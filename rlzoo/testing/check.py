@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -12,8 +11,8 @@ from typing import Literal
 import torch
 
 from rlzoo.policy import ClipPolicy
-from rlzoo.testing.data import map_tensors, map_tokens
-from rlzoo.testing.laws import LAWS, Law, rows_of
+from rlzoo.testing.data import TOKEN_FIELDS, map_tensors
+from rlzoo.testing.laws import LAWS, Law
 from rlzoo.types import ClipInputs
 
 MAX_TRIALS = 300  # shrinking stops here; a trial takes about a millisecond
@@ -74,45 +73,30 @@ def _kind(failure: str | None) -> str | None:
 
 def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> ClipInputs:
     """Smaller inputs that still fail: fewer rows, then fewer tokens, then rounder numbers."""
-    trials, progress = 0, True
-    while progress:
-        progress = False
-        for candidate in _smaller(inputs):
-            trials += 1
-            if trials > MAX_TRIALS:
-                return inputs
-            if still_fails(candidate):
-                inputs, progress = candidate, True
-                break
+    trials = 0
+    for dimension in (0, 1):
+        chunk = inputs.log_probs.shape[dimension] // 2
+        while chunk:
+            start = 0
+            while start < inputs.log_probs.shape[dimension] and trials < MAX_TRIALS:
+                trials += 1
+                smaller = _without(inputs, dimension, range(start, start + chunk))
+                if smaller.response_mask.any(dim=-1).all() and still_fails(smaller):  # a response without a token shows nothing
+                    inputs = smaller
+                else:
+                    start += chunk
+            chunk //= 2
+    for digits in (0, 1, 2):
+        rounded = map_tensors(inputs, partial(torch.round, decimals=digits), (*TOKEN_FIELDS, "advantages"))
+        if still_fails(rounded):
+            return rounded
     return inputs
 
 
-def _smaller(inputs: ClipInputs) -> Iterator[ClipInputs]:
-    """Candidates a step smaller, the boldest first; one that leaves a response without a token shows nothing."""
-    yield from (candidate for candidate in _cut(inputs) if bool(candidate.response_mask.any(dim=-1).all()))
-
-
-def _cut(inputs: ClipInputs) -> Iterator[ClipInputs]:
-    for dimension, part in ((0, rows_of), (1, _columns)):
-        size = inputs.log_probs.shape[dimension]
-        chunk = size // 2
-        while chunk:
-            for start in range(0, size, chunk):
-                keep = [index for index in range(size) if not start <= index < start + chunk]
-                if keep:
-                    yield part(inputs, keep)
-            chunk //= 2
-    for digits in (0, 1, 2):
-        rounded = map_tokens(inputs, partial(torch.round, decimals=digits))
-        rounded = dataclasses.replace(rounded, advantages=rounded.advantages.round(decimals=digits))
-        if not _same(rounded, inputs):
-            yield rounded
-
-
-def _columns(inputs: ClipInputs, columns: list[int]) -> ClipInputs:
-    return map_tensors(inputs, lambda values: values[:, columns] if values.shape[-1] > 1 else values)
-
-
-def _same(first: ClipInputs, second: ClipInputs) -> bool:
-    names = ("log_probs", "old_log_probs", "advantages")
-    return all(bool((getattr(first, name) == getattr(second, name)).all()) for name in names)
+def _without(inputs: ClipInputs, dimension: int, left_out: range) -> ClipInputs:
+    """The inputs without some of their rows (dimension 0) or tokens (dimension 1)."""
+    size = inputs.log_probs.shape[dimension]
+    keep = torch.tensor([index for index in range(size) if index not in left_out], dtype=torch.long)
+    return map_tensors(
+        inputs, lambda values: values.index_select(dimension, keep) if values.shape[dimension] == size else values
+    )

@@ -70,11 +70,14 @@ def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
     """Share of the responses with non-zero advantage that is clipped; a response counts with its share of clipped tokens."""
-    clipped = policy(inputs).clipped.float()
-    if clipped.shape[-1] != 1:
-        clipped = ops.sequence_mean(clipped, inputs.response_mask)
+    clipped = _per_response(policy(inputs).clipped, inputs)
     rows = (inputs.advantages != 0).any(dim=-1)
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
+
+
+def _per_response(values: Tensor, inputs: ClipInputs) -> Tensor:
+    """``(B,)`` float32; of values per token the mean over the response."""
+    return (values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), inputs.response_mask))[:, 0]
 
 
 def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor]:
@@ -92,15 +95,11 @@ def visible(values: Tensor, inputs: ClipInputs) -> Tensor:
 
 def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
     """The sums an engine would hand to `ClipPolicy.updated`, of one set of inputs in two length bins."""
-    mask = inputs.response_mask
-
-    def per_response(values: Tensor) -> Tensor:
-        return (values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), mask))[:, 0]
-
-    length = mask.sum(dim=-1).float()
+    length = inputs.response_mask.sum(dim=-1).float()
     edges = torch.stack([length.min(), length.median(), length.max()])
     keep = (inputs.advantages != 0).any(dim=-1)
-    columns = (length, inputs.advantages.sum(dim=-1), per_response(result.clipped), per_response(result.log_ratio))
+    judged = (_per_response(values, inputs) for values in (result.clipped, result.log_ratio))
+    columns = (length, inputs.advantages.sum(dim=-1), *judged)
     return ClipStats.of(edges, *(column[keep] for column in columns))
 
 

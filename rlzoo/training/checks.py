@@ -11,7 +11,7 @@ from pathlib import Path
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.run_directory import RunDirectory
-from rlzoo.models.model_path import local_model
+from rlzoo.models.pretrained import local_model
 from rlzoo.plugin_files import changed_plugins, plugin_files
 from rlzoo.processes import check_launch, check_launcher
 

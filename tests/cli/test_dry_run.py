@@ -71,24 +71,6 @@ def test_devices_are_for_dry_runs(refused):
     assert refused("train", "--dry-run", "--devices", "many").startswith("--devices 'many': write 8xH100, 2x24GB or")
 
 
-def notes(rlzoo, *overrides):
-    code, out, _ = rlzoo("train", "--dry-run", "--json", "--devices", "8xH100", *settings(*overrides))
-    assert code == 0
-    return json.loads(out)["plan"]["notes"]
-
-
-def test_shares_that_are_not_equal_are_noted(rlzoo):
-    assert "rollout.num_prompts=32: 3 processes cannot share them equally, some wait for others" in notes(
-        rlzoo, "launch.processes=3"
-    )
-    # 32 x 8 responses over 2 processes are 128 each: in 3 parts they are not equal
-    assert (
-        "learner.num_minibatches=3: 256 responses cannot be cut into as many equal parts for each of 2 processes, "
-        "some wait for others"
-    ) in notes(rlzoo, "launch.processes=2", "learner.num_minibatches=3")
-    assert not any("equal" in note for note in notes(rlzoo, "launch.processes=2"))
-
-
 def test_a_process_without_a_prompt_is_refused(refused):
     assert refused("train", "--dry-run", *settings("launch.processes=5", "rollout.num_prompts=4")) == (
         "rollout.num_prompts=4: fewer than the 5 processes, so that some would have nothing to sample; set it to at least 5"
@@ -223,14 +205,14 @@ def test_a_model_that_cannot_fit_is_refused(rlzoo, model):
     assert "learner.lora.rank=32, or plan for more devices, such as --devices 8xH100" in line
 
 
-def test_a_processor_is_shared_by_its_processes(rlzoo, monkeypatch):
+def test_a_cpu_is_shared_by_its_processes(rlzoo, monkeypatch):
     import psutil
 
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=60_000_000))
     small = settings("learner.max_tokens_per_micro_batch=1920")  # 16 rows of 120 tokens: 35 MB
     assert rlzoo("train", "--dry-run", *small)[0] == 0
     line = failing_plan(rlzoo, *small, *settings("launch.processes=2"))
-    assert "this machine's processor has 30.0 MB for it" in line
+    assert "this machine's CPU has 30.0 MB for it" in line
 
 
 def test_vllm_without_room_for_weights_and_a_response_is_refused(rlzoo, model):

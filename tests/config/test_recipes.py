@@ -11,7 +11,9 @@ import yaml
 
 from rlzoo import RunConfig
 from rlzoo.config.composition import config_folders, config_names, read_config
-from rlzoo.planner import Prompts, find_architecture, make_plan, parse_devices
+from rlzoo.planner.architecture import find_architecture
+from rlzoo.planner.devices import parse_devices
+from rlzoo.planner.plan import Prompts, make_plan
 from rlzoo.planner.preflight import check_length, check_memory
 from rlzoo.training.checks import check_run
 

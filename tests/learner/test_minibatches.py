@@ -11,7 +11,7 @@ from rlzoo_opmd import OPMD
 import rlzoo
 from rlzoo import RunConfig
 from rlzoo.journal.state import RunState
-from rlzoo.planner.activations import rows_per_step
+from rlzoo.planner.memory import rows_per_step
 from tests.learner.test_learner import make_learner, relative_error, step_gradient
 from tests.off_policy import make_model, off_policy_batch, reordered, take_step, take_updates
 from tests.training.short import quick

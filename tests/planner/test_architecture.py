@@ -16,8 +16,7 @@ from transformers import (
 )
 
 from rlzoo import UserError
-from rlzoo.planner import Architecture, find_architecture
-from rlzoo.planner.architecture import KNOWN, tokenizer_file
+from rlzoo.planner.architecture import KNOWN, Architecture, find_architecture, model_file
 
 SIZES = {
     "vocab_size": 101,
@@ -70,13 +69,13 @@ def test_the_models_of_the_papers_have_the_parameters_of_their_cards():
 def test_the_shipped_model_is_found_with_its_tokenizer():
     embedded = find_architecture("embedded")
     assert 90_000 < embedded.num_parameters < 110_000
-    assert tokenizer_file("embedded").name == "tokenizer.json"
+    assert model_file("embedded", "tokenizer.json", download=False).name == "tokenizer.json"
     assert find_architecture("smollm2").num_parameters == 134_515_008  # of its weights, counted by transformers
 
 
 def test_a_model_that_is_not_here_or_of_another_kind_is_unknown(tmp_path):
     assert find_architecture("nobody/nothing") is None  # the hub is off in tests
-    assert tokenizer_file("nobody/nothing") is None
+    assert model_file("nobody/nothing", "tokenizer.json", download=False) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert find_architecture(str(tmp_path)) is None
     assert Architecture.from_config({"model_type": "gpt2"}) is None

@@ -6,17 +6,23 @@ from pathlib import Path
 import pytest
 
 from rlzoo import RunConfig, UserError
-from rlzoo.planner import Architecture, Devices, Prompts, make_plan, parse_devices
-from rlzoo.planner.activations import PassShape, kept_activations, layer_activations, log_prob_bytes, micro_batches
-from rlzoo.planner.architecture import KNOWN
-from rlzoo.planner.memory import trained_parameters
-from rlzoo.planner.sharding import Sharding
-from rlzoo.planner.work import body_flops, work
+from rlzoo.planner.architecture import KNOWN, Architecture
+from rlzoo.planner.devices import Devices, parse_devices
+from rlzoo.planner.memory import (
+    PassShape,
+    Sharding,
+    activations,
+    layer_activations,
+    log_prob_bytes,
+    micro_batch,
+    trained_parameters,
+)
+from rlzoo.planner.plan import Prompts, body_flops, make_plan, work
 
 # embedding 10*4 = 40; layer: q 4*4, k and v 4*2 each, o 4*4 = 48; MLP 3*4*6 = 72; norms 2*4 = 8; last norm 4: 172 in all
 TINY = Architecture(10, 4, 6, 1, 2, 1, 2, 32, tied=True)
-CPU = Devices("processor", 1, 10**12, is_cpu=True)
-BATCH = PassShape(rows=2, length=8, response=5, is_first=True)  # 16 tokens
+CPU = Devices("CPU", 1, 10**12, is_cpu=True)
+BATCH = PassShape(rows=2, length=8, response=5)  # 16 tokens
 LARGE = KNOWN["Qwen/Qwen3-1.7B-Base"]
 ROLLOUT = ["rollout.num_prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=5"]
 ROLLOUT += ["learner.num_minibatches=2", "learner.max_tokens_per_micro_batch=16"]
@@ -31,29 +37,50 @@ def plan(*overrides, architecture=LARGE, devices="1xH100", processes=1, prompt=3
     return make_plan(config(*overrides, **more), architecture, named, Prompts(prompt, True), processes)
 
 
+def learning(*overrides, **more):
+    return sum(plan(*overrides, **more).memory.learning.values())
+
+
+def states(held):
+    parts = (
+        "weights",
+        "master weights",
+        "optimizer states",
+        "reference model",
+        "communication buffers",
+    )
+    return tuple(held.states[part] for part in parts)
+
+
 def test_states_are_worked_by_hand():
+    # weights, master weights, moments, reference, buffers; beside all gradients the embedding's, of 40 numbers
     held = plan(architecture=TINY, devices=CPU).memory
-    assert (held.weights, held.gradients, held.optimizer) == (172 * 4, 172 * 4, 172 * 4 * 2)
-    assert (held.master_weights, held.reference, held.buffers) == (0, 0, 0)
+    assert states(held) == (172 * 4, 0, 172 * 4 * 2, 0, 0)
+    assert held.step["gradients"] == (172 + 40) * 4
     half = plan("model.dtype=bfloat16", "learner.kl_coef=0.1", architecture=TINY, devices=CPU).memory
-    assert (half.weights, half.optimizer, half.reference) == (172 * 2, 172 * 2 * 4, 172 * 2)
-    assert (half.master_weights, half.gradients) == (172 * 4, 172 * 4)
+    assert states(half) == (172 * 2, 172 * 4, 172 * 2 * 4, 172 * 2, 0)
+    assert half.step["gradients"] == (172 + 40) * 4
     bare = plan("model.dtype=bfloat16", "learner.master_weights=false", architecture=TINY, devices=CPU).memory
-    assert (bare.weights, bare.optimizer, bare.master_weights, bare.gradients) == (172 * 2, 172 * 2 * 2, 0, 172 * 2)
+    assert states(bare) == (172 * 2, 0, 172 * 2 * 2, 0, 0)
+    assert bare.step["gradients"] == (172 + 40) * 2
     # each process has the weights' gradients, which are exchanged through buckets of the same size, and the masters'
     two = plan("model.dtype=bfloat16", architecture=TINY, devices="2xH100", processes=2).memory
-    assert (two.master_weights, two.gradients, two.buffers) == (172 * 4, 172 * 6, 172 * 2)
+    assert states(two) == (172 * 2, 172 * 4, 172 * 2 * 4, 0, 172 * 2)
+    assert two.step["gradients"] == 172 * 6 + 40 * 4
 
 
 def test_zero_spreads_states_over_processes():
     # a full copy is 172 * 2 bytes in bfloat16; DeepSpeed adds a copy and both moments in float32, 172 * 12 bytes over 4
     two = plan("model.dtype=bfloat16", "launch.deepspeed=zero2", architecture=TINY, devices="4xH100", processes=4).memory
-    assert (two.weights, two.gradients, two.master_weights, two.optimizer) == (344, 86, 172, 344)
+    assert (*states(two)[:3], two.step["gradients"]) == (344, 172, 344, 86 + 80)
     three = plan("model.dtype=bfloat16", "launch.deepspeed=zero3", architecture=TINY, devices="4xH100", processes=4).memory
-    assert (three.weights, three.gradients, three.master_weights, three.optimizer) == (86, 86, 172, 344)
+    assert (*states(three)[:3], three.step["gradients"]) == (86, 172, 344, 86 + 80)
     off = ["model.dtype=bfloat16", "launch.deepspeed=zero3", "launch.offload=all"]
     away = plan(*off, architecture=TINY, devices="4xH100", processes=4).memory
-    assert (away.weights, away.master_weights, away.optimizer) == (0, 0, 0)
+    assert states(away)[:3] == (0, 0, 0)
+    off = ["model.dtype=bfloat16", "launch.deepspeed=zero2", "launch.offload=optimizer"]
+    away = plan(*off, architecture=TINY, devices="4xH100", processes=4).memory
+    assert states(away)[:3] == (344, 0, 0)
 
 
 def test_activations_of_a_layer_are_worked_by_hand():
@@ -68,26 +95,23 @@ def test_activations_of_a_layer_are_worked_by_hand():
 
 def test_moments_of_a_backward_pass_are_worked_by_hand():
     # layer 3968; last norm 4 * 12 * 16 = 768; in the MLP's backward (3 * 6 + 2 * 4) * 4 * 16 = 1664
-    kept = kept_activations(TINY, config(), BATCH)
-    assert (kept.at_head, kept.at_last_layer) == (3968 + 768, 3968 + 1664)
+    assert activations(TINY, config(), BATCH) == (3968 + 768, 3968 + 1664)
     # with checkpointing a layer keeps its input, 4 * 4 * 16 = 256, and is computed again
-    kept = kept_activations(TINY, config("learner.gradient_checkpointing=true"), BATCH)
-    assert (kept.at_head, kept.at_last_layer) == (256 + 768, 256 + 3968 + 1664)
+    assert activations(TINY, config("learner.gradient_checkpointing=true"), BATCH) == (256 + 768, 256 + 3968 + 1664)
     # packed: a layer of 296 * 16 = 4736, and the mask 8 * 16 = 128
-    kept = kept_activations(TINY, config("learner.packing=true"), BATCH)
-    assert (kept.at_head, kept.at_last_layer) == (4736 + 768 + 128, 4736 + 1664 + 128)
+    assert activations(TINY, config("learner.packing=true"), BATCH) == (4736 + 768 + 128, 4736 + 1664 + 128)
 
 
 def test_log_probs_take_one_chunk_of_logits():
     assert log_prob_bytes(TINY, config(), BATCH) == 10 * 10 * 16  # 2 rows of 5 response tokens, 10 logits, 4 tensors
-    long = PassShape(1, 9000, 8192, True)
+    long = PassShape(1, 9000, 8192)
     assert log_prob_bytes(LARGE, config(), long) == (2**24 // 151936) * 151936 * 16  # a chunk, however long the response
 
 
-def test_a_large_model_s_micro_batches_are_smaller_on_a_processor():
+def test_a_large_model_s_micro_batches_are_smaller_on_a_cpu():
     null = config("learner.max_tokens_per_micro_batch=null", "rollout.num_prompts=1024")
     tokens = {
-        (name, is_cpu): micro_batches(null, shape, 3, 1, is_cpu=is_cpu)[0].tokens
+        (name, is_cpu): micro_batch(null, shape, 3, 1, is_cpu=is_cpu).tokens
         for name, shape in (
             ("tiny", TINY),
             ("SmolLM2", Architecture(49152, 576, 1536, 30, 9, 3, 64, 8192, tied=True)),
@@ -108,51 +132,48 @@ def test_a_large_model_s_micro_batches_are_smaller_on_a_processor():
 
 def test_micro_batches_are_cut_as_the_learner_cuts_them():
     # 16 responses in 2 optimizer steps: 8 rows of 3 + 5 tokens, 16 tokens at once: 2 rows, 4 times
-    assert micro_batches(config(), TINY, 3, 1) == (PassShape(2, 8, 5, is_first=False),)
-    # 2 processes have 4 rows each; 24 tokens at once: 3 rows, then 1
-    assert micro_batches(config("learner.max_tokens_per_micro_batch=24"), TINY, 3, 2) == (
-        PassShape(3, 8, 5, is_first=True),
-        PassShape(1, 8, 5, is_first=False),
-    )
+    assert micro_batch(config(), TINY, 3, 1) == PassShape(2, 8, 5)
+    # 2 processes have 4 rows each; 24 tokens at once: 3 rows
+    assert micro_batch(config("learner.max_tokens_per_micro_batch=24"), TINY, 3, 2) == PassShape(3, 8, 5)
     # a row of 8 goes alone where 10 tokens are allowed
-    assert micro_batches(config("learner.max_tokens_per_micro_batch=10"), TINY, 3, 1) == (PassShape(1, 8, 5, is_first=False),)
+    assert micro_batch(config("learner.max_tokens_per_micro_batch=10"), TINY, 3, 1) == PassShape(1, 8, 5)
 
 
 def test_the_work_of_a_step_is_worked_by_hand():
     # a row of 8 tokens: 2 * (48 + 72) * 8 = 1920, attention 4 * 4 * 8 * 8 = 1024; head on 5 tokens 2 * 40 * 5 = 400
     assert body_flops(TINY, 8) == 2944
     step = work(TINY, config(), BATCH)
-    assert step.rollout == 16 * (2944 + 400)
-    assert step.learner == 16 * (4 * 2944 + 5 * 400)  # once before, then forward and twice that; the head once more
+    assert step["rollout"] == 16 * (2944 + 400)
+    assert step["learner"] == 16 * (4 * 2944 + 5 * 400)  # once before, then forward and twice that; the head once more
     again = work(TINY, config("learner.gradient_checkpointing=true", "learner.num_epochs=2", "learner.kl_coef=0.1"), BATCH)
-    assert again.learner == 16 * ((2 + 2 * 4) * 2944 + (2 + 2 * 4) * 400)
+    assert again["learner"] == 16 * ((2 + 2 * 4) * 2944 + (2 + 2 * 4) * 400)
 
 
 def test_time_follows_from_work_and_speed():
     fast, slow = plan(devices="8xH100", processes=8), plan(devices="1xH100")
-    assert slow.learner_seconds == pytest.approx(8 * fast.learner_seconds)
-    assert slow.learner_seconds == pytest.approx(slow.work.learner / (989e12 * 0.4))
-    assert slow.rollout_seconds > 0
+    assert slow.seconds[0] == pytest.approx(8 * fast.seconds[0])
+    assert slow.seconds[0] == pytest.approx(slow.flops["learner"] / (989e12 * 0.4))
+    assert slow.seconds[1] > 0
     unknown = plan(devices="1x80GB")
-    assert (unknown.learner_seconds, unknown.rollout_seconds) == (None, None)
-    assert plan(devices="1x80GB@400").learner_seconds == pytest.approx(slow.work.learner / (400e12 * 0.4))
+    assert unknown.seconds == (None, None)
+    assert plan(devices="1x80GB@400").seconds[0] == pytest.approx(slow.flops["learner"] / (400e12 * 0.4))
 
 
 def test_disk_is_worked_by_hand():
     # 3 steps of 16 responses: 8 ids of 8 bytes; 5 tokens with 3 log-probs of 4 bytes and 5 of text
     small = plan("checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
-    assert small.rollouts == 3 * 16 * (8 * 8 + 5 * (3 * 4 + 5))
+    assert small["rollouts"] == 3 * 16 * (8 * 8 + 5 * (3 * 4 + 5))
     # the model, and to go on from: parameters and two moments
-    assert (small.checkpoints, small.replay) == (172 * 4 * 4, 0)
+    assert (small["checkpoints"], small["replay"]) == (172 * 4 * 4, 0)
     kept = plan("checkpoint.every=1", "checkpoint.keep_for_replay=2", architecture=TINY, devices=CPU).disk
-    assert kept.checkpoints == 3 * 172 * 4 * 4  # two are kept, and the third is written before the first goes
-    assert kept.replay == 2 * 172 * 4  # both updates of step 2
+    assert kept["checkpoints"] == 3 * 172 * 4 * 4  # two are kept, and the third is written before the first goes
+    assert kept["replay"] == 2 * 172 * 4  # both updates of step 2
 
 
 def test_disk_of_a_checkpoint_with_deepspeed_is_worked_by_hand():
     # bfloat16: the model twice, a copy and both moments in float32
     disk = plan("model.dtype=bfloat16", "launch.deepspeed=zero3", architecture=TINY, devices=CPU, processes=2).disk
-    assert disk.checkpoints == 172 * (2 + 2 + 12)
+    assert disk["checkpoints"] == 172 * (2 + 2 + 12)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +187,7 @@ def test_disk_of_a_checkpoint_with_deepspeed_is_worked_by_hand():
 )
 def test_what_costs_more_is_planned_with_more(more):
     base = ["model.dtype=bfloat16", "rollout.max_new_tokens=2000", "learner.max_tokens_per_micro_batch=2048"]
-    assert plan(*base, *more).memory.learner > plan(*base).memory.learner
+    assert learning(*base, *more) > learning(*base)
 
 
 @pytest.mark.parametrize(
@@ -180,13 +201,12 @@ def test_what_costs_more_is_planned_with_more(more):
 )
 def test_what_saves_memory_is_planned_with_less(less):
     base = ["model.dtype=bfloat16", "rollout.max_new_tokens=2000", "learner.max_tokens_per_micro_batch=4096"]
-    assert plan(*base, *less).memory.learner < plan(*base).memory.learner
+    assert learning(*base, *less) < learning(*base)
 
 
 def test_more_processes_under_zero_need_less_each():
     held = [
-        plan("launch.deepspeed=zero3", "model.dtype=bfloat16", devices="16xH100", processes=count).memory.learner
-        for count in (1, 2, 4, 8)
+        learning("launch.deepspeed=zero3", "model.dtype=bfloat16", devices="16xH100", processes=count) for count in (1, 2, 4, 8)
     ]
     assert held == sorted(held, reverse=True)
 
@@ -201,8 +221,8 @@ def test_vllm_takes_its_share_and_gives_it_back_if_it_sleeps():
     asleep = plan("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5").memory
     assert asleep.sampler == 40e9
     awake = plan("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5", "rollout.vllm.sleep=false").memory
-    assert awake.learner == asleep.learner + 40e9
-    assert awake.sampling == asleep.sampling == asleep.states + 40e9
+    assert sum(awake.learning.values()) == sum(asleep.learning.values()) + 40e9
+    assert awake.sampling == asleep.sampling == {**asleep.states, "sampler": 40e9}
     assert plan("rollout.engine=vllm", "rollout.vllm.server=http://127.0.0.1:8000").memory.sampler == 0
 
 
@@ -212,7 +232,7 @@ def test_generate_under_zero_3_has_a_copy_of_the_weights():
     assert three.sampler - two.sampler == LARGE.num_parameters * 4
 
 
-def test_sampling_on_a_processor_has_packed_matrices_too():
+def test_sampling_on_a_cpu_has_packed_matrices_too():
     # the layer's matrices 48 + 72 in float32, and the head 40
     there, here = plan(architecture=TINY).memory, plan(architecture=TINY, devices=CPU).memory
     assert here.sampler - there.sampler == (120 + 40) * 4
@@ -225,16 +245,18 @@ def test_sampling_on_a_processor_has_packed_matrices_too():
 )
 def test_parts_add_up_to_the_peak(more):
     held = plan(*more).memory
-    assert sum(held.learner_parts().values()) == pytest.approx(held.learner)
-    assert sum(held.sampling_parts().values()) == pytest.approx(held.sampling)
-    assert held.peak == max(held.learner, held.sampling)
+    document = plan(*more).as_dict()["memory_bytes"]
+    assert document["learner"].pop("total") == pytest.approx(sum(document["learner"].values()))
+    assert document["sampling"].pop("total") == pytest.approx(sum(document["sampling"].values()))
+    assert held.peak == max(sum(held.learning.values()), sum(held.sampling.values()))
 
 
 def test_a_file_of_deepspeeds_settings_is_read(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": "auto"}}')
-    sharding = Sharding.of(config(f"launch.deepspeed={file}").launch, 4)
-    assert (sharding.stage, sharding.offload, sharding.bucket_elements) == (3, "optimizer", 5e8)
+    assert Sharding.of(config(f"launch.deepspeed={file}").launch, 4) == Sharding(4, 3, offloads_optimizer=True)
+    file.write_text('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}, "offload_optimizer": null}}')
+    assert Sharding.of(config(f"launch.deepspeed={file}").launch, 4).offloads_weights
     file.write_text("{}")
     assert Sharding.of(config(f"launch.deepspeed={file}").launch, 4).stage == 0  # as DeepSpeed takes it
     with pytest.raises(UserError, match="no such file"):
