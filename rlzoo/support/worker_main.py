@@ -1,8 +1,8 @@
 """What a worker process runs: calls one function for its parent, by path, with nothing but the standard library at first.
 
 `rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS``: the number is the descriptor of a socket that the calls
-and their results go through. Its stdin is a pipe that is never written to: the kernel kills the process when the other end of the
-pipe is closed, so with the parent, whatever the process computes at that moment.
+and their results go through. Its stdin is a pipe that is never written to: the kernel kills the process when the other end is
+closed, so with the parent, whatever the process computes at that moment.
 """
 
 from __future__ import annotations
