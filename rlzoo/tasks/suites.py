@@ -36,25 +36,6 @@ class SuiteGrader(Protocol):
         ...
 
 
-class SumGrader:
-    """Judges responses of the arithmetic task: the integer after the last ``#``."""
-
-    def __init__(self) -> None:
-        self._task = ArithmeticTask()
-
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """1.0 for each right response, else 0.0."""
-        return self._task.grade(problems, responses)
-
-    def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
-        """Equal integers are the same answer."""
-        answers = [self._task.answer(response) for response in responses]
-        return [None if answer is None else answers.index(answer) for answer in answers]
-
-    def close(self) -> None:
-        """Nothing was started."""
-
-
 def math_grader() -> SuiteGrader:
     """Judges answers as mathematics, by math-verify in a worker process.
 
@@ -122,7 +103,7 @@ SUITES = {
         Suite("amc23", "math-ai/amc23"),
         Suite("aime24", "HuggingFaceH4/aime_2024", split="train"),
         Suite("aime25", "math-ai/aime25"),
-        Suite("arithmetic", template="{question}=", make_grader=SumGrader),
+        Suite("arithmetic", template="{question}=", make_grader=ArithmeticTask),
     )
 }
 
