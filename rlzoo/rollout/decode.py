@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rlzoo.acceleration import can_fuse, fused_step
 from rlzoo.support.draws import draw
@@ -66,27 +66,18 @@ def decode(
     with torch.inference_mode() if fuses else torch.no_grad():
         numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
         responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses)
+        tokens = torch.full((len(prompts), limit), pad_id, device=model.device)
+        log_probs = torch.zeros(len(prompts), limit, device=model.device)
         logits = responses.first_logits()
-        steps: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, their tokens and log-probabilities
         for column in range(limit):
-            steps.append((responses.rows, *draw(logits, numbers[column].index_select(0, responses.rows), temperature)))
-            drawn = steps[-1][1]
+            rows = responses.rows
+            drawn, reported = draw(logits, numbers[column].index_select(0, rows), temperature)
+            tokens[rows, column], log_probs[rows, column] = drawn, reported
             drawn = responses.close((drawn[:, None] == ends).any(dim=1), drawn)
             if not len(drawn) or column + 1 == limit:
                 break
             logits = responses.next_logits(drawn)
-        return _laid_out(steps, len(prompts), pad_id)
-
-
-def _laid_out(steps: Sequence[tuple[Tensor, Tensor, Tensor]], num_rows: int, pad_id: int) -> Decoded:
-    """The rows, tokens and log-probabilities of each step, as columns."""
-    rows, drawn, reported = (torch.cat(parts) for parts in zip(*steps, strict=True))
-    counts = torch.tensor([len(rows) for rows, *_ in steps])
-    columns = torch.arange(len(steps)).repeat_interleave(counts).to(rows.device)
-    tokens = torch.full((num_rows, len(steps)), pad_id, device=rows.device)
-    log_probs = torch.zeros(num_rows, len(steps), device=rows.device)
-    tokens[rows, columns], log_probs[rows, columns] = drawn, reported
-    return Decoded(tokens, log_probs)
+        return Decoded(tokens[:, : column + 1], log_probs[:, : column + 1])
 
 
 class OpenResponses:
@@ -161,7 +152,7 @@ class OpenResponses:
         return tokens[order]
 
 
-class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
+class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     """Keys and values of one layer: a row for each open response, a column for each token, in buffers with room for more.
 
     The first update is the prompts', each of which is then repeated for its responses.
@@ -208,17 +199,9 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
             for buffer in (self.keys, self.values):
                 buffer[holes, :, : self.length] = buffer[movers, :, : self.length]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many columns a query sees, and which is the first."""
-        return self.length + query_length, 0
-
     def get_seq_length(self) -> int:
         """Columns in use."""
         return self.length
-
-    def get_max_length(self) -> int:
-        """No maximum."""
-        return -1
 
 
 Way = Literal["fused", "rows", "generate"]
@@ -227,16 +210,13 @@ Way = Literal["fused", "rows", "generate"]
 
 def quickest_way(model: PreTrainedModel) -> Way:
     """The quickest way that gives the model's own log-probabilities, tried on two prompts."""
-    name = type(model).__name__
-    full = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
-    if not full or model.config._attn_implementation not in ("eager", "sdpa"):
-        logger.warning("%s: not full attention by 'eager' or 'sdpa'; sampling with transformers' generate", name)
-        return "generate"
-    if can_fuse(model) and _agrees(model, fuses=True):
-        return "fused"
-    if _agrees(model, fuses=False):
-        return "rows"
-    logger.warning("%s cannot be decoded row by row; sampling with transformers' generate", name)
+    layers = DynamicCache(config=model.config).layers
+    if all(type(layer) is DynamicLayer for layer in layers) and model.config._attn_implementation in ("eager", "sdpa"):
+        if can_fuse(model) and _agrees(model, fuses=True):
+            return "fused"
+        if _agrees(model, fuses=False):
+            return "rows"
+    logger.warning("%s cannot be decoded row by row; sampling with transformers' generate", type(model).__name__)
     return "generate"
 
 

@@ -74,7 +74,10 @@ class ServerSampler(AnyVLLMSampler):
         if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both see")
         self._check_server()
-        self.folder = self._make_folder()
+        if self.own_folder:
+            self.folder = Path(tempfile.mkdtemp(prefix="rlzoo-weights-"))
+        else:
+            self.folder = Path(settings.sync_folder or "").expanduser().resolve()
         self.weights: Path | None = None  # what the server has loaded
 
     def _draw(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> list[Drawn]:
@@ -129,7 +132,7 @@ class ServerSampler(AnyVLLMSampler):
         folder = self.folder / f"weights-{uuid.uuid4().hex}"
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
         try:
-            folder.mkdir()
+            folder.mkdir(parents=True)
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         except OSError as error:
             self._remove(folder)
@@ -210,16 +213,6 @@ class ServerSampler(AnyVLLMSampler):
         if on_cpu and found["scheduler_config"]["enable_chunked_prefill"]:
             raise self._error("cuts prompts into pieces, which fails on the CPU; start it with --no-enable-chunked-prefill")
         self.head_size = (cpu_head_size if on_cpu else head_size)(self.model.config)
-
-    def _make_folder(self) -> Path:
-        if self.settings.sync_folder is None:
-            return Path(tempfile.mkdtemp(prefix="rlzoo-weights-"))
-        folder = Path(self.settings.sync_folder).expanduser().resolve()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"rollout.vllm.sync_folder={str(folder)!r}: cannot be made: {error.strerror}") from error
-        return folder
 
     def _ask(self, method: str, path: str, hint: str = "", **request: Any) -> dict[str, Any]:
         """The JSON object that the server answers; without a body, an empty one. Whatever goes wrong is one line."""
