@@ -128,24 +128,22 @@ class ServerSampler(AnyVLLMSampler):
     def _write_and_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         from safetensors.torch import save_file
 
+        self._forget_weights()
         # a new name every time: a shared folder's other side may still see an old file under an old name
-        folder = self.folder / f"weights-{uuid.uuid4().hex}"
+        self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, for a server that is started again
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
         try:
-            folder.mkdir(parents=True)
-            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        except OSError as error:
-            self._remove(folder)
-            raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: cannot be written: {error.strerror}") from error
-        self._forget_weights()
-        self.weights = folder  # kept, for a server that is started again
-        try:
+            self.weights.mkdir(parents=True)
+            save_file(tensors, self.weights / "model.safetensors", metadata={"format": "pt"})
             if self.has_weights:
                 self._patiently(self._load)
             else:
                 self._load()  # a mistake at the start does not fix itself
-        except Exception:
+        except Exception as error:
             self._forget_weights()
+            if isinstance(error, OSError):
+                problem = f"cannot be written: {error.strerror}"
+                raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: {problem}") from error
             raise
 
     def _load(self) -> None:
@@ -156,13 +154,10 @@ class ServerSampler(AnyVLLMSampler):
             raise self._error("has not reset its prefix cache: does somebody else sample from it?")
 
     def _forget_weights(self) -> None:
+        """Remove the files that the server was given."""
         if self.weights is not None:
-            self._remove(self.weights)
-
-    @staticmethod
-    def _remove(folder: Path) -> None:
-        with suppress(OSError):
-            remove_files(folder, lambda name: name == "model.safetensors" or UNFINISHED_TENSORS.fullmatch(name))
+            with suppress(OSError):
+                remove_files(self.weights, lambda name: name == "model.safetensors" or UNFINISHED_TENSORS.fullmatch(name))
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Do it, and if the server does not answer, again after pauses.

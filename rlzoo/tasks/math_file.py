@@ -59,8 +59,8 @@ class MathFileTask(Task):
     def train_problems(self, start: int, count: int) -> list[Problem]:
         """Training problems ``start`` to ``start + count``: the rows in a new order every epoch."""
         rows = self._problems[0]
-        size = len(rows)
-        return [rows[self._order(index // size)[index % size]] for index in range(start, start + count)]
+        places = (divmod(index, len(rows)) for index in range(start, start + count))
+        return [rows[_shuffled(len(rows), f"{self.seed}:{epoch}")[place]] for epoch, place in places]
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """The first ``count`` held-out problems in an order of their own, fewer if there are no more."""
@@ -77,9 +77,6 @@ class MathFileTask(Task):
     def fingerprint(self) -> str:
         """Of every problem in the file."""
         return fingerprint(self._problems[0])
-
-    def _order(self, epoch: int) -> tuple[int, ...]:
-        return _shuffled(len(self._problems[0]), f"{self.seed}:{epoch}")
 
     @cached_property
     def _grader(self) -> Grader:

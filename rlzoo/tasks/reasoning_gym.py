@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import cached_property, lru_cache
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rlzoo.errors import UserError, did_you_mean
 from rlzoo.tasks.extraction import final_answer
@@ -44,14 +44,6 @@ class ReasoningGymTask(Task):
     def name(self) -> str:
         """``reasoning_gym:<dataset>``."""
         return f"reasoning_gym:{self.dataset}"
-
-    @field_validator("options")
-    @classmethod
-    def _seed_and_size_are_taken(cls, options: dict[str, Any]) -> dict[str, Any]:
-        for key in _SET_BY_TASK:
-            if key in options:
-                raise UserError(f"task.options.{key} is set by rlzoo: leave it out (task.seed orders the training problems)")
-        return options
 
     def model_post_init(self, context: Any) -> None:
         """Also generate one problem, so that a wrong option shows before a run starts."""
@@ -132,6 +124,8 @@ def _check_options(dataset: str, options: dict[str, Any]) -> None:
         raise UserError(f"unknown reasoning-gym dataset {dataset!r} (it has {len(DATASETS)}){close}")
     allowed = [field.name for field in fields(DATASETS[dataset][1]) if field.name not in _SET_BY_TASK]
     for key in options:
+        if key in _SET_BY_TASK:
+            raise UserError(f"task.options.{key} is set by rlzoo: leave it out (task.seed orders the training problems)")
         if key not in allowed:
             raise UserError(f"unknown key 'task.options.{key}' (allowed: {', '.join(allowed)}){did_you_mean(key, allowed)}")
     try:

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +70,9 @@ def import_reward(reference: str) -> RewardFunction:
 
 def reward_worker(reference: str, timeout: float) -> Grader:
     """A worker process that calls the function; ``timeout`` in seconds for one call."""
-    return Grader(partial(_call, reference), partial(_start, reference), timeout)
-
-
-_imported = cache(import_reward)
-
-
-def _start(reference: str) -> None:
-    _imported(reference)  # ahead of the first call, so that no call's time pays for it
+    start = partial(import_reward, reference)  # ahead of the first call, so that no call's time pays for it
+    return Grader(partial(_call, reference), start, timeout)
 
 
 def _call(reference: str, problem: Problem, response: str) -> float:
-    return _imported(reference)(problem, response)
+    return import_reward(reference)(problem, response)
