@@ -26,13 +26,18 @@ def has_the_limit():
     return float(resource.getrlimit(resource.RLIMIT_DATA)[0] == MEMORY)
 
 
-def workers():
-    """The workers that grade mathematics and puzzles."""
-    return [math_worker_process(60), *build_task({"name": "reasoning_gym:chain_sum", "seed": 0}).graders]
+def mathematics():
+    return math_worker_process(60)
 
 
-@pytest.mark.parametrize("worker", workers(), ids=["mathematics", "puzzles"])
-def test_an_answer_that_takes_too_much_memory_counts_zero_and_the_next_is_graded(worker):
+def puzzles():
+    (worker,) = build_task({"name": "reasoning_gym:chain_sum", "seed": 0}).graders
+    return worker
+
+
+@pytest.mark.parametrize("made", [mathematics, puzzles])
+def test_an_answer_that_takes_too_much_memory_counts_zero_and_the_next_is_graded(made):
+    worker = made()
     grader = Grader(take, worker.start, 60, worker.memory)
     try:
         assert grader.grade([(SMALL,), (MEMORY,), (SMALL,)]) == [1.0, 0.0, 1.0]
