@@ -96,7 +96,8 @@ class OpenResponses:
         size = max(len(ids) for ids, _ in runs)
         self.input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids, _ in runs])
         self.attended = torch.tensor([[False] * (size - len(ids)) + [True] * len(ids) for ids, _ in runs])
-        self.cache = Cache(layers=[RowLayer(self.repeats, size + min(limit, size + 64)) for _ in range(_num_layers(model))])
+        room = size + min(limit, size + 64)
+        self.cache = Cache(layers=[RowLayer(self.repeats, room) for _ in DynamicCache(config=model.config).layers])
         self.rows = torch.arange(len(prompts), device=self.device)  # of the batch, in the cache's order
         lengths = self.attended.sum(dim=1, keepdim=True)
         self.positions = lengths.repeat_interleave(self.repeats, dim=0).to(self.device)  # of the next token
@@ -244,10 +245,6 @@ def _plain_log_probs(model: PreTrainedModel, prompt: tuple[int, ...], tokens: Te
     logits = model(input_ids=sequence[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
     log_probs: Tensor = logits.float().log_softmax(dim=-1)
     return log_probs.gather(-1, tokens[:, None])[:, 0]
-
-
-def _num_layers(model: PreTrainedModel) -> int:
-    return len(DynamicCache(config=model.config).layers) or int(model.config.get_text_config().num_hidden_layers)
 
 
 def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,11 +19,8 @@ TEMPLATE_SECONDS = 10.0
 
 LONGEST_PROMPT = 10_000_000  # characters
 
-MOST_CHECKED = 100_000
-"""Training problems whose characters are looked at before a run starts, at most."""
-
 GENERATED = 256
-"""The same of problems that are generated without end."""
+"""Number of problems whose characters are checked before a run starts, of a task that generates problems without end."""
 
 T = TypeVar("T")
 
@@ -91,7 +88,7 @@ def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template:
         UserError: a prompt cannot be put to the model.
     """
     size = task.origin(held_out=False).size
-    problems = task.train_problems(0, min(needed, MOST_CHECKED, GENERATED if size is None else size))
+    problems = task.train_problems(0, min(needed, GENERATED if size is None else size))
     problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
     prompts = [task.prompt(problem) for problem in problems]
     check_prompts(tokenizer, prompts)

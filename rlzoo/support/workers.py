@@ -83,12 +83,10 @@ class Worker:
                 self._launch()
             try:
                 return self._exchange(pickle.dumps((pickle.dumps(arguments), timeout)), timeout)
-            except WorkerTimeoutError as error:
-                self.num_timeouts += 1
-                self.last_failure = str(error)
-                raise
             except WorkerError as error:
-                self.num_crashes += 1
+                is_late = isinstance(error, WorkerTimeoutError)
+                self.num_timeouts += is_late
+                self.num_crashes += not is_late
                 self.last_failure = str(error)
                 raise
 
