@@ -14,10 +14,10 @@ ELSEWHERE = {"vllm", "bitsandbytes"}  # named in the messages and pages that ask
 OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
     "deepspeed": {"rlzoo/learner/optimization.py"},
-    "math_verify": {"rlzoo/tasks/math_worker.py"},
+    "math_verify": {"rlzoo/tasks/math_grading.py"},
     "peft": {"rlzoo/models/adapters.py"},
     "pyarrow": {"rlzoo/tasks/math_rows.py"},
-    "reasoning_gym": {"rlzoo/tasks/gym_worker.py", "rlzoo/tasks/reasoning_gym.py"},
+    "reasoning_gym": {"rlzoo/tasks/reasoning_gym.py"},
 }
 """What only extras bring, and where it is imported: only after a check that says which extra to install."""
 DEVELOPERS = {"pytest"}  # of `rlzoo.testing`, which a plugin's author has

@@ -1,7 +1,7 @@
-"""Training on a processor at its own speed: freed memory is kept, and oneDNN multiplies where MKL would leave half of the rate.
+"""Fast products on CPUs: freed memory is kept, and oneDNN multiplies where MKL would reach half of the rate.
 
-MKL, which torch calls for products in float32, takes AVX2 on AMD's processors, also on those that have AVX-512. oneDNN,
-which torch has beside it and calls for bfloat16, takes what there is.
+torch calls MKL for products in float32. On AMD's CPUs, MKL uses AVX2 even if there is AVX-512. oneDNN, which torch calls for
+bfloat16, uses AVX-512.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SMALLEST = 2**15
-"""Numbers in a weight, at least: oneDNN makes code for every new shape, which less does not repay."""
+"""Minimum number of elements in a weight for oneDNN to pay off: it compiles a kernel for every new shape."""
 
 PACKED = 2**19
-"""Numbers in a bfloat16 weight, at least, that is packed: with less, that was no quicker."""
+"""Minimum number of elements in a bfloat16 weight for packing to pay off."""
 
 STEADY = 8
 """Products of the same number of rows before a weight is packed for it: packing takes as long as two to five of them."""
@@ -53,7 +53,7 @@ def keep_freed_memory() -> None:
 @functools.cache
 def is_slow_with_mkl() -> bool:
     """Whether torch multiplies by MKL on an AMD processor with AVX-512, and has oneDNN."""
-    if _capability() != "AVX512" or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    if not _has_avx512() or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return False
     processor = Path("/proc/cpuinfo")
     return has_onednn() and processor.exists() and "AuthenticAMD" in processor.read_text(encoding="utf-8")
@@ -80,7 +80,8 @@ class OneDnnLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """See `torch.nn.Linear`."""
-        if not _is_for_onednn(input, self.weight) or torch.is_autocast_enabled("cpu"):
+        is_float32 = input.device.type == "cpu" and input.dtype == self.weight.dtype == torch.float32
+        if not is_float32 or not input.numel() or torch.is_autocast_enabled("cpu"):
             return super().forward(input)
         result: Tensor = _Linear.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return result
@@ -121,11 +122,15 @@ class Product:
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = nn.functional.linear
         self._packed: Tensor | None = None  # by MKL, for so many rows
         self._rows, self._steady = 0, 0
-        self._by_mkl = packs and _is_packed_by_mkl(weight)
-        if packs and _is_packed_by_onednn(weight):
+        self._by_mkl = False
+        on_cpu, size = weight.device.type == "cpu", weight.numel()
+        if on_cpu and weight.dtype == torch.float32 and size >= SMALLEST:
+            if is_slow_with_mkl():
+                self.multiply = onednn_linear
+            else:
+                self._by_mkl = packs and has_mkl()
+        elif on_cpu and weight.dtype == torch.bfloat16 and size >= PACKED and packs and _has_avx512() and has_onednn():
             self.weight, self.multiply = torch.ops.mkldnn._reorder_linear_weight(weight), onednn_linear
-        elif is_slow_with_mkl() and weight.numel() >= SMALLEST and _is_for_onednn(weight, weight):
-            self.multiply = onednn_linear
 
     def __call__(self, states: Tensor) -> Tensor:
         """Products of ``(B, K)``, at least one row."""
@@ -140,31 +145,16 @@ class Product:
         return self.multiply(states, self.weight, self.bias)
 
 
-def _is_packed_by_mkl(weight: Tensor) -> bool:
-    large = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= SMALLEST
-    return large and has_mkl() and not is_slow_with_mkl()
-
-
-def _is_packed_by_onednn(weight: Tensor) -> bool:
-    large = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.numel() >= PACKED
-    return large and _capability() == "AVX512" and has_onednn()
-
-
 def has_mkl() -> bool:
     """Whether this torch can multiply by weights that MKL packed."""
     return hasattr(torch.ops.mkl, "_mkl_linear") and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 
 
-def _capability() -> str:
-    name: str = torch.backends.cpu.get_cpu_capability()
-    return name
+def _has_avx512() -> bool:
+    return bool(torch.backends.cpu.get_cpu_capability() == "AVX512")
 
 
 def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same by oneDNN, in float32 on a processor."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
     return result
-
-
-def _is_for_onednn(states: Tensor, weight: Tensor) -> bool:
-    return states.device.type == "cpu" and states.dtype == weight.dtype == torch.float32 and states.numel() > 0

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+import psutil
 
 SPINS = 300_000
 """Turns before a thread sleeps, as libgomp has it where nothing is set."""
@@ -31,8 +32,6 @@ INTERVAL = 0.25
 
 OTHERS = 0.25
 """Cores that other processes use at least, where threads have to wait for a core."""
-
-STAT = Path("/proc/stat")
 
 
 def prepare_waiting() -> None:
@@ -77,10 +76,11 @@ def waiting_by_load(threads: int) -> Iterator[None]:
 def _watch(libraries: list[ctypes.CDLL], threads: int, done: threading.Event) -> None:
     """Hold one more thread while others need the cores."""
     more: _MoreThreads | None = None
-    before = _Use.now()
+    before = _clocks()
     while not done.wait(INTERVAL):
-        now = _Use.now()
-        is_scarce = now.others_since(before) > len(os.sched_getaffinity(0)) - threads + OTHERS
+        now = _clocks()
+        others = (now[1] - before[1]) / (now[0] - before[0])
+        is_scarce = others > len(os.sched_getaffinity(0)) - threads + OTHERS
         before = now
         if is_scarce and more is None:
             more = _MoreThreads(libraries)
@@ -89,6 +89,14 @@ def _watch(libraries: list[ctypes.CDLL], threads: int, done: threading.Event) ->
             more = None
     if more is not None:
         more.release()
+
+
+def _clocks() -> tuple[float, float]:
+    """Seconds by the clock, and seconds that the cores of this process have worked for other processes so far."""
+    ours = os.sched_getaffinity(0)
+    cores = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in ours]
+    busy = sum(core.user + core.nice + core.system + core.irq + core.softirq + core.steal for core in cores)
+    return time.monotonic(), busy - time.process_time()
 
 
 class _MoreThreads:
@@ -110,34 +118,11 @@ class _MoreThreads:
         self._released.wait()
 
 
-class _Use:
-    """Seconds that the cores of this process, and this process itself, have worked so far."""
-
-    def __init__(self, clock: float, cores: float, own: float) -> None:
-        self.clock, self.cores, self.own = clock, cores, own
-
-    @classmethod
-    def now(cls) -> _Use:
-        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        ticks = 0
-        for name, *fields in map(str.split, STAT.read_text(encoding="ascii").splitlines()):
-            if name in ours:
-                user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, fields[:8])
-                ticks += user + nice + system + irq + softirq + stolen
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), used.ru_utime + used.ru_stime)
-
-    def others_since(self, before: _Use) -> float:
-        """Cores that were used by others, on average."""
-        return (self.cores - before.cores - (self.own - before.own)) / (self.clock - before.clock)
-
-
 def _libgomps() -> list[ctypes.CDLL]:
     """Those that are loaded: several libraries bring their own."""
     try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        STAT.read_bytes()
-    except OSError:
+        _clocks()
+        paths = {mapped.path for mapped in psutil.Process().memory_maps() if "libgomp" in Path(mapped.path).name}
+    except (OSError, psutil.Error):
         return []
-    paths = {line.split(maxsplit=5)[5] for line in lines if "libgomp" in line.rpartition("/")[2]}
     return [ctypes.CDLL(path) for path in sorted(paths) if Path(path).is_file()]  # not one that was replaced since

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rlzoo.acceleration import can_fuse, fused_step
 from rlzoo.support.draws import draw
@@ -66,27 +66,18 @@ def decode(
     with torch.inference_mode() if fuses else torch.no_grad():
         numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
         responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses)
+        tokens = torch.full((len(prompts), limit), pad_id, device=model.device)
+        log_probs = torch.zeros(len(prompts), limit, device=model.device)
         logits = responses.first_logits()
-        steps: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, their tokens and log-probabilities
         for column in range(limit):
-            steps.append((responses.rows, *draw(logits, numbers[column].index_select(0, responses.rows), temperature)))
-            drawn = steps[-1][1]
+            rows = responses.rows
+            drawn, reported = draw(logits, numbers[column].index_select(0, rows), temperature)
+            tokens[rows, column], log_probs[rows, column] = drawn, reported
             drawn = responses.close((drawn[:, None] == ends).any(dim=1), drawn)
             if not len(drawn) or column + 1 == limit:
                 break
             logits = responses.next_logits(drawn)
-        return _laid_out(steps, len(prompts), pad_id)
-
-
-def _laid_out(steps: Sequence[tuple[Tensor, Tensor, Tensor]], num_rows: int, pad_id: int) -> Decoded:
-    """The rows, tokens and log-probabilities of each step, as columns."""
-    rows, drawn, reported = (torch.cat(parts) for parts in zip(*steps, strict=True))
-    counts = torch.tensor([len(rows) for rows, *_ in steps])
-    columns = torch.arange(len(steps)).repeat_interleave(counts).to(rows.device)
-    tokens = torch.full((num_rows, len(steps)), pad_id, device=rows.device)
-    log_probs = torch.zeros(num_rows, len(steps), device=rows.device)
-    tokens[rows, columns], log_probs[rows, columns] = drawn, reported
-    return Decoded(tokens, log_probs)
+        return Decoded(tokens[:, : column + 1], log_probs[:, : column + 1])
 
 
 class OpenResponses:
@@ -105,7 +96,8 @@ class OpenResponses:
         size = max(len(ids) for ids, _ in runs)
         self.input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids, _ in runs])
         self.attended = torch.tensor([[False] * (size - len(ids)) + [True] * len(ids) for ids, _ in runs])
-        self.cache = Cache(layers=[RowLayer(self.repeats, size + min(limit, size + 64)) for _ in range(_num_layers(model))])
+        room = size + min(limit, size + 64)
+        self.cache = Cache(layers=[RowLayer(self.repeats, room) for _ in DynamicCache(config=model.config).layers])
         self.rows = torch.arange(len(prompts), device=self.device)  # of the batch, in the cache's order
         lengths = self.attended.sum(dim=1, keepdim=True)
         self.positions = lengths.repeat_interleave(self.repeats, dim=0).to(self.device)  # of the next token
@@ -161,7 +153,7 @@ class OpenResponses:
         return tokens[order]
 
 
-class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
+class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     """Keys and values of one layer: a row for each open response, a column for each token, in buffers with room for more.
 
     The first update is the prompts', each of which is then repeated for its responses.
@@ -208,17 +200,9 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
             for buffer in (self.keys, self.values):
                 buffer[holes, :, : self.length] = buffer[movers, :, : self.length]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many columns a query sees, and which is the first."""
-        return self.length + query_length, 0
-
     def get_seq_length(self) -> int:
         """Columns in use."""
         return self.length
-
-    def get_max_length(self) -> int:
-        """No maximum."""
-        return -1
 
 
 Way = Literal["fused", "rows", "generate"]
@@ -227,16 +211,13 @@ Way = Literal["fused", "rows", "generate"]
 
 def quickest_way(model: PreTrainedModel) -> Way:
     """The quickest way that gives the model's own log-probabilities, tried on two prompts."""
-    name = type(model).__name__
-    full = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
-    if not full or model.config._attn_implementation not in ("eager", "sdpa"):
-        logger.warning("%s: not full attention by 'eager' or 'sdpa'; sampling with transformers' generate", name)
-        return "generate"
-    if can_fuse(model) and _agrees(model, fuses=True):
-        return "fused"
-    if _agrees(model, fuses=False):
-        return "rows"
-    logger.warning("%s cannot be decoded row by row; sampling with transformers' generate", name)
+    layers = DynamicCache(config=model.config).layers
+    if all(type(layer) is DynamicLayer for layer in layers) and model.config._attn_implementation in ("eager", "sdpa"):
+        if can_fuse(model) and _agrees(model, fuses=True):
+            return "fused"
+        if _agrees(model, fuses=False):
+            return "rows"
+    logger.warning("%s cannot be decoded row by row; sampling with transformers' generate", type(model).__name__)
     return "generate"
 
 
@@ -264,10 +245,6 @@ def _plain_log_probs(model: PreTrainedModel, prompt: tuple[int, ...], tokens: Te
     logits = model(input_ids=sequence[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
     log_probs: Tensor = logits.float().log_softmax(dim=-1)
     return log_probs.gather(-1, tokens[:, None])[:, 0]
-
-
-def _num_layers(model: PreTrainedModel) -> int:
-    return len(DynamicCache(config=model.config).layers) or int(model.config.get_text_config().num_hidden_layers)
 
 
 def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.config.sections import ModelConfig, RolloutConfig
+from rlzoo.rollout.decode import Way
 from rlzoo.rollout.sampler import HFSampler, Sampler
 
 if TYPE_CHECKING:
@@ -41,14 +42,14 @@ def make_sampler(
         "chat_template": named.chat_template,
     }
     if settings.engine in ("hf", "generate"):
-        reference: dict[str, Any] = {"way": "generate"} if settings.engine == "generate" else {}
-        return HFSampler(model, tokenizer, own_weights=own_weights, **reference, **common)
+        way: Way | None = "generate" if settings.engine == "generate" else None
+        return HFSampler(model, tokenizer, own_weights=own_weights, way=way, **common)
     from rlzoo.rollout.vllm_sampler import VLLMSampler
 
     if settings.vllm.server is not None:
         from rlzoo.rollout.vllm_server import ServerSampler
 
-        return ServerSampler(model, tokenizer, served=named.path, settings=settings.vllm, **common)
+        return ServerSampler(model, tokenizer, settings.vllm, served=named.path, **common)
     overlaps = settings.max_staleness > 0  # then it samples while the learner works, and never sleeps
     awake = settings.vllm.model_copy(update={"sleep": False}) if overlaps else settings.vllm
-    return VLLMSampler(model, tokenizer, settings=awake, **common)
+    return VLLMSampler(model, tokenizer, awake, **common)

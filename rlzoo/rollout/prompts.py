@@ -1,14 +1,13 @@
-"""Turns prompts into token ids, or says in one line which prompt cannot be, and why."""
+"""Turns prompts into token ids. A chat template is a program that came with a model, so a worker process renders it."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from rlzoo.errors import UserError, shown
-from rlzoo.rollout import template_worker
 from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
+from rlzoo.tasks.grading import MEMORY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,11 +17,10 @@ if TYPE_CHECKING:
 TEMPLATE_SECONDS = 10.0
 """Seconds that a chat template may take for one prompt. An ordinary one takes a thousandth."""
 
-MOST_CHECKED = 100_000
-"""Training problems whose characters are looked at before a run starts, at most."""
+LONGEST_PROMPT = 10_000_000  # characters
 
 GENERATED = 256
-"""The same of problems that are generated without end."""
+"""Number of problems whose characters are checked before a run starts, of a task that generates problems without end."""
 
 T = TypeVar("T")
 
@@ -33,7 +31,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
     Raises:
         UserError: the tokenizer has no token for a character, or the template fails or takes too long.
     """
-    text = TEMPLATES.render(tokenizer, prompt) if chat_template else prompt
+    text = _templated(tokenizer, prompt) if chat_template else prompt
     special = {"add_special_tokens": False} if chat_template else {}
     return tuple(encoded(lambda part: list(tokenizer(part, **special)["input_ids"]), text))
 
@@ -90,7 +88,7 @@ def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template:
         UserError: a prompt cannot be put to the model.
     """
     size = task.origin(held_out=False).size
-    problems = task.train_problems(0, min(needed, MOST_CHECKED, GENERATED if size is None else size))
+    problems = task.train_problems(0, min(needed, GENERATED if size is None else size))
     problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
     prompts = [task.prompt(problem) for problem in problems]
     check_prompts(tokenizer, prompts)
@@ -98,34 +96,34 @@ def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template:
         encode_prompt(tokenizer, prompts[0], chat_template)
 
 
-class Templates:
-    """Renders chat templates in a worker process, which is killed when one does not end or wants too much memory.
-
-    Example:
-        ``TEMPLATES.render(tokenizer, "1+1=?")``
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._worker: Worker | None = None
-
-    def render(self, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-        """The prompt as the tokenizer's template has it.
-
-        Raises:
-            UserError: there is no template, it fails, or it takes too long.
-        """
-        try:
-            template = tokenizer.get_chat_template()
-            with self._lock:
-                if self._worker is None or not self._worker.is_alive:
-                    self._worker = Worker(template_worker.render, template_worker.start)
-                return str(self._worker.call((template, dict(tokenizer.special_tokens_map), prompt), TEMPLATE_SECONDS))
-        except (WorkerError, WorkerStartError, ValueError) as error:
-            raise UserError(
-                f"the model's chat template fails for the prompt {shown(prompt)}: {error}; set model.chat_template=false, or "
-                "use another model"
-            ) from error
+def _templated(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    try:
+        call = (tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map), prompt)
+        return str(TEMPLATES.call(call, TEMPLATE_SECONDS))
+    except (WorkerError, WorkerStartError, ValueError) as error:
+        raise UserError(
+            f"the model's chat template fails for the prompt {shown(prompt)}: {error}; set model.chat_template=false, or "
+            "use another model"
+        ) from error
 
 
-TEMPLATES = Templates()
+def _start() -> None:
+    """In the worker: import what renders."""
+    from transformers.utils import chat_template_utils
+
+    assert chat_template_utils
+
+
+def _render(template: str, special_tokens: Mapping[str, str], prompt: str) -> str:
+    """In the worker: one user's message up to where the answer begins, as ``tokenizer.apply_chat_template`` renders it."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [{"role": "user", "content": prompt}]
+    texts, _ = render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **special_tokens)
+    text = str(texts[0])
+    if len(text) > LONGEST_PROMPT:
+        raise ValueError(f"makes a prompt of {len(text):,} characters (at most {LONGEST_PROMPT:,})")
+    return text
+
+
+TEMPLATES = Worker(_render, _start, MEMORY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import RunError, UserError
 from rlzoo.processes import gather
-from rlzoo.rollout.dynamic_sampling import Sampled, collect
 from rlzoo.rollout.sampler import Sampler
 from rlzoo.support.seeds import ROLLOUT, step_seed
 from rlzoo.tasks import Task
@@ -22,6 +22,41 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 EVAL_SEED = 2**31  # every policy and seed is evaluated with the same draws
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The groups of one step, and what it took to find them.
+
+    Example:
+        Two groups of a first round had equal rewards, and a second round replaced them: ``num_rounds=2, num_dropped=2``.
+    """
+
+    groups: list[RolloutGroup]
+    num_rounds: int  # of sampling
+    num_dropped: int  # groups of equal rewards that were left out
+    failed: float = 0.0  # share of all responses sampled whose grading failed
+
+
+def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
+    """Sample until ``num_groups`` groups have rewards that differ (dynamic sampling, arXiv 2503.14476).
+
+    Groups of equal rewards fill up the number, so that a step's minibatches, and with them its learning rate and its gradient
+    noise, have the same size whether or not the task has become too easy or is still too hard.
+
+    Args:
+        sample_round: ``num_groups`` graded groups to fresh prompts; called with 0, 1, ...
+        num_groups: size of the batch, in groups.
+        extra_rounds: rounds after the first, at most; with 0 the batch is the first round, whatever its rewards.
+    """
+    groups, rounds = sample_round(0), 1
+    while rounds <= extra_rounds and sum(group.is_mixed for group in groups) < num_groups:
+        groups = groups + sample_round(rounds)
+        rounds += 1
+    if extra_rounds:
+        groups = sorted(groups, key=lambda group: not group.is_mixed)
+    dropped = sum(not group.is_mixed for group in groups[num_groups:])
+    return Sampled(groups[:num_groups], rounds, dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +86,7 @@ class Rollouts:
         self.accelerator = accelerator
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.next_problem = 0  # training problems sampled so far, whether or not they were learned from
-        self._failed = 0.0  # share of the responses graded last whose grading failed
+        self._failed: list[float] = []  # of each round of a step, the share of responses whose grading failed
         self._ahead: Ahead | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
 
@@ -62,15 +97,9 @@ class Rollouts:
             step: from 1.
             version: optimizer steps taken by the sampler's weights.
         """
-        settings, failed = self.config.rollout, list[float]()
-
-        def sample_round(turn: int) -> list[RolloutGroup]:
-            groups = self._round(step, turn, version)
-            failed.append(self._failed)
-            return groups
-
-        sampled = collect(sample_round, settings.num_prompts, settings.dynamic_sampling)
-        return replace(sampled, failed=fmean(failed))
+        settings, self._failed = self.config.rollout, []
+        sampled = collect(lambda turn: self._round(step, turn, version), settings.num_prompts, settings.dynamic_sampling)
+        return replace(sampled, failed=fmean(self._failed))
 
     def look_ahead(self, step: int, version: int) -> None:
         """Start sampling a later step's batch in the background."""
@@ -110,7 +139,7 @@ class Rollouts:
         """Return to a position, as if nothing had been taken since; a failed round of sampling ahead is sampled again."""
         self.next_problem, self._ahead = position
         if self._ahead is not None and self._ahead.rollouts.exception() is not None:
-            self.next_problem, self._ahead = self.next_problem - len(self._ahead.problems), None
+            self.forget_ahead()
 
     def evaluate(self, version: int) -> dict[str, float]:
         """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
@@ -197,8 +226,9 @@ class Rollouts:
         reasons = [grader.last_failure for grader in self.task.graders] if failed else []
         gathered = gather(self.accelerator, [(failed, reasons)])
         total = sum(count for count, _ in gathered)
-        self._failed, limit = total / number, self.config.reward.max_failed
-        if self._failed > limit:
+        self._failed.append(total / number)
+        limit = self.config.reward.max_failed
+        if total / number > limit:
             last = next(reason for _, several in gathered for reason in several if reason)
             raise RunError(f"grading failed for {total} of {number} responses (reward.max_failed={limit:g}): the last {last}")
 

@@ -1,11 +1,12 @@
-"""What samples responses: the protocol of a sampler, and the one that uses a transformers model."""
+"""What samples responses: what all samplers share, and the one that uses a transformers model."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,13 +20,45 @@ from rlzoo.types import Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+Ids = tuple[int, ...]
+Drawn = tuple[Sequence[int], Sequence[float]]
+"""The tokens of one response and their log-probs; what follows the first end token is cut off later."""
 
-class Sampler(Protocol):
+
+class Sampler(ABC):
     """Draws responses to prompts from the weights it was last given."""
 
-    needs_weights: bool
+    needs_weights = False
     """Whether it has weights of its own, which `update_weights` replaces; else it reads the trained model."""
 
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        end_ids: frozenset[int],
+        max_new_tokens: int,
+        batch_size: int = 256,
+        chat_template: bool = False,
+    ) -> None:
+        """Keep the settings.
+
+        Args:
+            model: the trained model.
+            tokenizer: its tokenizer.
+            end_ids: tokens that end a response.
+            max_new_tokens: of a response, at most.
+            batch_size: responses that are sampled at once, at most.
+            chat_template: whether prompts are wrapped in the tokenizer's chat template.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.end_ids = end_ids
+        self.max_new_tokens = max_new_tokens
+        self.batch_size = batch_size
+        self.chat_template = chat_template
+
+    @torch.no_grad()
     def sample(
         self,
         prompts: Sequence[str],
@@ -46,18 +79,38 @@ class Sampler(Protocol):
             policy_version: stamped on every rollout.
             first_row: responses of the same batch that come before these, elsewhere; every row draws its own numbers.
         """
-        ...
+        encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
+        rows = [ids for ids in encoded for _ in range(samples)]
+        drawn = self._draw(rows, seed, temperature, first_row)
+        return [self._rollout(ids, *each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
 
+    def _rollout(self, prompt_ids: Ids, drawn: Sequence[int], log_probs: Sequence[float], policy_version: int) -> Rollout:
+        """Cut after the first end token; that belongs to the response, also a padding token."""
+        end = next((place + 1 for place, token in enumerate(drawn) if token in self.end_ids), None)
+        response_ids = tuple(drawn[:end])
+        return Rollout(
+            prompt_ids=prompt_ids,
+            response_ids=response_ids,
+            rollout_log_probs=tuple(log_probs[: len(response_ids)]),
+            text=self.tokenizer.decode(response_ids, skip_special_tokens=True),
+            finished=end is not None,
+            policy_version=policy_version,
+        )
+
+    @abstractmethod
+    def _draw(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> Sequence[Drawn]:
+        """A response to each row's prompt."""
+
+    @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the weights; names and shapes are those of the model's ``state_dict``."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Give back what it holds outside this process's memory."""
-        ...
 
 
-class HFSampler:
+class HFSampler(Sampler):
     """Samples with a transformers model, by `decode` or by transformers' own `generate`; the end token is kept.
 
     Example:
@@ -69,20 +122,13 @@ class HFSampler:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        end_ids: frozenset[int],
-        max_new_tokens: int,
-        batch_size: int = 256,
-        chat_template: bool = False,
         own_weights: bool = False,
         way: Way | None = None,
+        **common: Any,
     ) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False) if own_weights else model
+        """See `Sampler`; ``own_weights``: whether it samples from a copy of the model, ``way``: None for the quickest."""
+        super().__init__(copy.deepcopy(model).requires_grad_(False) if own_weights else model, tokenizer, **common)
         self.needs_weights = own_weights
-        self.tokenizer = tokenizer
-        self.end_ids = end_ids
-        self.max_new_tokens = max_new_tokens
-        self.batch_size = batch_size
-        self.chat_template = chat_template
         self.way: Way = way or quickest_way(self.model)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -96,27 +142,15 @@ class HFSampler:
     def close(self) -> None:
         """Nothing to give back."""
 
-    @torch.no_grad()
-    def sample(
-        self,
-        prompts: Sequence[str],
-        samples: int,
-        *,
-        seed: int,
-        temperature: float = 1.0,
-        policy_version: int = 0,
-        first_row: int = 0,
-    ) -> list[Rollout]:
-        """Draw ``samples`` responses to each prompt, see `Sampler.sample`; at most ``batch_size`` at once."""
-        encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
-        rows = [ids for ids in encoded for _ in range(samples)]
-        rollouts: list[Rollout] = []
+    def _draw(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> list[Drawn]:
+        drawn: list[Drawn] = []
         with self._plain_generation():
             for start in range(0, len(rows), self.batch_size):
                 piece = rows[start : start + self.batch_size]
                 uniforms = row_uniforms(seed, first_row + start, len(piece), self.max_new_tokens)
-                rollouts += self._sample_rows(piece, uniforms, temperature, policy_version)
-        return rollouts
+                decoded = self._decoded(piece, uniforms, temperature)
+                drawn += zip(decoded.tokens.tolist(), decoded.log_probs.tolist(), strict=True)
+        return drawn
 
     @contextlib.contextmanager
     def _plain_generation(self) -> Iterator[None]:
@@ -132,32 +166,25 @@ class HFSampler:
             self.model.generation_config = shipped
             self.model.train(was_training)
 
-    def _sample_rows(
-        self, rows: Sequence[tuple[int, ...]], uniforms: Tensor, temperature: float, policy_version: int
-    ) -> list[Rollout]:
+    def _decoded(self, rows: Sequence[Ids], uniforms: Tensor, temperature: float) -> Decoded:
+        pad_id = int(self.tokenizer.pad_token_id)
         if self.way == "generate":
-            decoded = self._generate(rows, uniforms, temperature)
-        else:
-            decoded = decode(
-                self.model,
-                rows,
-                uniforms,
-                end_ids=self.end_ids,
-                pad_id=int(self.tokenizer.pad_token_id),
-                temperature=temperature,
-                fuses=self.way == "fused" and can_fuse(self.model),  # it may have been given an adapter
-            )
-        responses, reported = decoded.tokens.tolist(), decoded.log_probs.tolist()
-        return [
-            make_rollout(self.tokenizer, self.end_ids, ids, response, log_probs, policy_version)
-            for ids, response, log_probs in zip(rows, responses, reported, strict=True)
-        ]
+            return self._generate(rows, uniforms, temperature, pad_id)
+        return decode(
+            self.model,
+            rows,
+            uniforms,
+            end_ids=self.end_ids,
+            pad_id=pad_id,
+            temperature=temperature,
+            fuses=self.way == "fused" and can_fuse(self.model),  # it may have been given an adapter
+        )
 
-    def _generate(self, rows: Sequence[tuple[int, ...]], uniforms: Tensor, temperature: float) -> Decoded:
+    def _generate(self, rows: Sequence[Ids], uniforms: Tensor, temperature: float, pad_id: int) -> Decoded:
         """The plain path: transformers' `generate`, left padding, every row until the longest ends."""
         from transformers import GenerationConfig, LogitsProcessorList
 
-        pad_id, device = int(self.tokenizer.pad_token_id), self.model.device
+        device = self.model.device
         size = max(map(len, rows))
         input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids in rows])
         attention_mask = torch.tensor([[0] * (size - len(ids)) + [1] * len(ids) for ids in rows])
@@ -174,24 +201,3 @@ class HFSampler:
             logits_processor=LogitsProcessorList([draws]),
         )
         return Decoded(sequences[:, size:], draws.log_probs())
-
-
-def make_rollout(
-    tokenizer: PreTrainedTokenizerBase,
-    end_ids: frozenset[int],
-    prompt_ids: tuple[int, ...],
-    drawn: Sequence[int],
-    log_probs: Sequence[float],
-    policy_version: int,
-) -> Rollout:
-    """A rollout from the tokens drawn, cut after the first end token; that belongs to the response, also a padding token."""
-    end = next((place + 1 for place, token in enumerate(drawn) if token in end_ids), None)
-    response_ids = tuple(drawn[:end])
-    return Rollout(
-        prompt_ids=prompt_ids,
-        response_ids=response_ids,
-        rollout_log_probs=tuple(log_probs[: len(response_ids)]),
-        text=tokenizer.decode(response_ids, skip_special_tokens=True),
-        finished=end is not None,
-        policy_version=policy_version,
-    )

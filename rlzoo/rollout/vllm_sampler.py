@@ -16,10 +16,8 @@ from torch import Tensor
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.errors import UserError
 from rlzoo.models.pretrained import quiet
-from rlzoo.rollout.prompts import encode_prompt
-from rlzoo.rollout.sampler import make_rollout
+from rlzoo.rollout.sampler import Drawn, Ids, Sampler
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
-from rlzoo.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,37 +35,63 @@ ENVIRONMENT = {
 """Environment variables that are set for vLLM, unless the user has set them."""
 
 
-class VLLMSampler:
-    """Samples with a vLLM engine that has weights of its own; they are undefined until `update_weights`.
+class AnyVLLMSampler(Sampler):
+    """What vLLM is asked for, in this process or at a server. The weights are undefined until `update_weights`."""
+
+    needs_weights = True
+    max_model_len: int  # tokens of a prompt and its response, at most
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, **common: Any) -> None:
+        super().__init__(model, tokenizer, **common)
+        self.settings = settings
+        self.has_weights = False
+
+    def _requests(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> list[dict[str, Any]]:
+        """How each response is sampled: from the whole distribution, with the log-prob of each token, up to an end token."""
+        assert self.has_weights, "update_weights comes before the first sample"
+        self._check_length(max(map(len, rows), default=0))
+        if not 0.01 <= temperature <= 2.0:  # vLLM refuses some of them, and raises others to its least without a word
+            raise UserError(f"temperature={temperature}: vLLM takes 0.01 to 2; set rollout.engine=hf for others")
+        return [
+            {
+                "temperature": temperature,
+                "top_p": 1.0,
+                "top_k": 0,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                "max_tokens": self.max_new_tokens,
+                "stop_token_ids": sorted(self.end_ids),
+                "seed": request_seed(seed, first_row + row),
+                "logprobs": 0,  # of the token drawn, and of no others
+            }
+            for row in range(len(rows))
+        ]
+
+    def _check_length(self, prompt: int = 0) -> None:
+        """Refuse what vLLM would cut off without a word."""
+        response, limit = self.max_new_tokens, self.max_model_len
+        if prompt + response > limit or (prompt == 0 and response >= limit):
+            raise UserError(
+                f"rollout.max_new_tokens={response}: with a prompt of {prompt or 'some'} tokens more than vLLM's {limit}; "
+                "lower it, or raise rollout.vllm.max_model_len (for a server: --max-model-len)"
+            )
+
+
+class VLLMSampler(AnyVLLMSampler):
+    """Samples with a vLLM engine in this process.
 
     Example:
-        ``sampler = VLLMSampler(model, tokenizer, end_ids=frozenset({2}), max_new_tokens=64)``, then
+        ``sampler = VLLMSampler(model, tokenizer, VLLMConfig(), end_ids=frozenset({2}), max_new_tokens=64)``, then
         ``sampler.update_weights(model.state_dict().items())`` and ``sampler.sample(["3+5="], 8, seed=1)``.
     """
 
-    needs_weights = True
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        end_ids: frozenset[int],
-        max_new_tokens: int,
-        batch_size: int = 256,
-        chat_template: bool = False,
-        settings: VLLMConfig | None = None,
-    ) -> None:
-        self.settings = settings or VLLMConfig()
-        self.tokenizer = tokenizer
-        self.end_ids = end_ids
-        self.max_new_tokens = max_new_tokens
-        self.chat_template = chat_template
-        self.model_config = model.config
-        self.has_weights = False
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, **common: Any) -> None:
+        super().__init__(model, tokenizer, settings, **common)
         self.asleep = False
         with random_state_kept():
-            self._start(model, min(batch_size, MAX_ROWS))
+            self._start(model, min(self.batch_size, MAX_ROWS))
 
     def _start(self, model: PreTrainedModel, num_rows: int) -> None:
         platform, engine = _import_vllm()
@@ -103,46 +127,28 @@ class VLLMSampler:
         finally:
             torch.set_num_threads = set_num_threads
         self.max_model_len = int(self.llm.llm_engine.model_config.max_model_len)
-        check_length(0, self.max_new_tokens, self.max_model_len)
+        self._check_length()
 
-    def sample(
-        self,
-        prompts: Sequence[str],
-        samples: int,
-        *,
-        seed: int,
-        temperature: float = 1.0,
-        policy_version: int = 0,
-        first_row: int = 0,
-    ) -> list[Rollout]:
-        """Draw ``samples`` responses to each prompt, see `Sampler.sample`."""
+    def _draw(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> list[Drawn]:
         from vllm import SamplingParams
 
-        assert self.has_weights, "update_weights comes before the first sample"
-        rows = prompt_rows(self.tokenizer, prompts, samples, self.chat_template)
-        check_length(max(map(len, rows), default=0), self.max_new_tokens, self.max_model_len)
         requests = [
-            SamplingParams(
-                **request_settings(temperature, self.max_new_tokens, self.end_ids, request_seed(seed, first_row + row)),
-                detokenize=False,
-            )
-            for row in range(len(rows))
+            SamplingParams(**request, detokenize=False) for request in self._requests(rows, seed, temperature, first_row)
         ]
         self._wake()
         with random_state_kept(), torch.autocast(self.device_type, enabled=False):  # the learner's is not its own
             outputs = self.llm.generate([{"prompt_token_ids": list(ids)} for ids in rows], requests, use_tqdm=False)
         self._rest()
-        rollouts = []
-        for ids, output in zip(rows, outputs, strict=True):
-            drawn = list(output.outputs[0].token_ids)
-            log_probs = [places[token].logprob for token, places in zip(drawn, output.outputs[0].logprobs, strict=True)]
-            rollouts.append(make_rollout(self.tokenizer, self.end_ids, ids, drawn, log_probs, policy_version))
-        return rollouts
+        drawn: list[Drawn] = []
+        for output in (output.outputs[0] for output in outputs):
+            tokens = list(output.token_ids)
+            drawn.append((tokens, [places[token].logprob for token, places in zip(tokens, output.logprobs, strict=True)]))
+        return drawn
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the weights, and forget what was computed with the old ones."""
         self._wake()
-        iterator = vllm_weights(weights, self.model_config, self.head_size)
+        iterator = vllm_weights(weights, self.model.config, self.head_size)
         with torch.no_grad():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
         if not self.llm.reset_prefix_cache():
@@ -198,47 +204,6 @@ def random_state_kept() -> Iterator[None]:
             np.random.set_state(states[1])
 
 
-def prompt_rows(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], samples: int, chat_template: bool
-) -> list[tuple[int, ...]]:
-    """The token ids of every response's prompt."""
-    encoded = [encode_prompt(tokenizer, prompt, chat_template) for prompt in prompts]
-    return [ids for ids in encoded for _ in range(samples)]
-
-
-def check_length(prompt: int, response: int, limit: int) -> None:
-    """Refuse what vLLM would cut off without a word."""
-    if prompt + response > limit or (prompt == 0 and response >= limit):
-        raise UserError(
-            f"rollout.max_new_tokens={response}: with a prompt of {prompt or 'some'} tokens more than vLLM's {limit}; "
-            "lower it, or raise rollout.vllm.max_model_len (for a server: --max-model-len)"
-        )
-
-
-def check_temperature(temperature: float, name: str = "temperature") -> None:
-    """Refuse what vLLM refuses, and what it would raise to its least without a word."""
-    if not 0.01 <= temperature <= 2.0:
-        raise UserError(f"{name}={temperature}: vLLM takes 0.01 to 2; set rollout.engine=hf for others")
-
-
 def request_seed(seed: int, row: int) -> int:
     """The seed of one response: 63 bits that depend on the batch's seed and the row's number alone."""
     return int(np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0]) >> 1
-
-
-def request_settings(temperature: float, max_new_tokens: int, end_ids: frozenset[int], seed: int) -> dict[str, Any]:
-    """How one response is sampled: from the whole distribution, with the log-prob of each token, up to an end token."""
-    check_temperature(temperature)
-    return {
-        "temperature": temperature,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "max_tokens": max_new_tokens,
-        "stop_token_ids": sorted(end_ids),
-        "seed": seed,
-        "logprobs": 0,  # of the token drawn, and of no others
-    }

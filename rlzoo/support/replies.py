@@ -15,7 +15,7 @@ from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from urllib3 import PoolManager
+    from urllib3 import HTTPConnectionPool
 
 
 class ReplyTooLargeError(OSError):
@@ -51,28 +51,14 @@ def bounded_replies(largest: int, longest: float) -> Iterator[None]:
         HTTPConnection.response_class = former
 
 
-def bounded_pool(largest: int, longest: float, **settings: Any) -> PoolManager:
-    """Return urllib3's pool of connections with bounded replies; ``settings`` are those of `urllib3.PoolManager`."""
-    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
-    from urllib3.connection import HTTPConnection, HTTPSConnection
+def bounded_pool(address: str, largest: int, longest: float, **settings: Any) -> HTTPConnectionPool:
+    """Return urllib3's pool of connections to a server, with bounded replies; ``settings`` are those of the pool."""
+    from urllib3 import connection_from_url
 
-    reply = bounded_reply(largest, longest)
-
-    class Connection(HTTPConnection):
-        response_class = reply
-
-    class SecureConnection(HTTPSConnection):
-        response_class = reply
-
-    class Pool(HTTPConnectionPool):
-        ConnectionCls = Connection
-
-    class SecurePool(HTTPSConnectionPool):
-        ConnectionCls = SecureConnection
-
-    manager = PoolManager(**settings)
-    manager.pool_classes_by_scheme = {"http": Pool, "https": SecurePool}
-    return manager
+    pool = connection_from_url(address, **settings)
+    bounded: Any = type("BoundedConnection", (pool.ConnectionCls,), {"response_class": bounded_reply(largest, longest)})
+    pool.ConnectionCls = bounded
+    return pool
 
 
 class _Bounded(io.RawIOBase):

@@ -1,8 +1,8 @@
 """What a worker process runs: calls one function for its parent, by path, with nothing but the standard library at first.
 
-`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS LIFE``, with the descriptors of a socket that the calls
-and their results go through and of a pipe that is never written to: the process is killed when the pipe's other end is closed,
-so with its parent, whatever it computes at that moment.
+`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS``: the number is the descriptor of a socket that the calls
+and their results go through. Its stdin is a pipe that is never written to: the kernel kills the process when the other end is
+closed, so with the parent, whatever the process computes at that moment.
 """
 
 from __future__ import annotations
@@ -16,42 +16,12 @@ import pickle
 import resource
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any
 
-HEADER = struct.Struct("!Q")
-"""What stands before a message: its length in bytes."""
-
 SPARE_SECONDS = 1.0
 """CPU time in seconds that a call may take beyond its limit, before the kernel ends a worker whose parent has not."""
-
-
-def send(connection: socket.socket, content: bytes) -> None:
-    """Send one message."""
-    connection.sendall(HEADER.pack(len(content)) + content)
-
-
-def receive(connection: socket.socket) -> bytes:
-    """The next message.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
-    (length,) = HEADER.unpack(_exactly(connection, HEADER.size))
-    return _exactly(connection, length)
-
-
-def _exactly(connection: socket.socket, number: int) -> bytes:
-    parts: list[bytes] = []
-    while number:
-        part = connection.recv(min(number, 2**20))
-        if not part:
-            raise EOFError("the connection was closed")
-        parts.append(part)
-        number -= len(part)
-    return b"".join(parts)
 
 
 def reason(error: BaseException) -> str:
@@ -70,8 +40,19 @@ def die_with(life: int) -> None:
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):
-        if not os.read(life, 1):  # it was closed before anybody listened
+        if not os.read(life, 1):  # it was closed before this process listened
             os._exit(1)
+
+
+def limit_memory(limit: int) -> None:
+    """Let this process hold at most ``limit`` bytes of its own; an allocation beyond raises MemoryError.
+
+    Linux's RLIMIT_DATA counts private memory that can be written, not the code of libraries; elsewhere this may be without
+    effect. A limit that is lower already stays.
+    """
+    given = [value for value in resource.getrlimit(resource.RLIMIT_DATA) if value != resource.RLIM_INFINITY]
+    lowest = min([limit, *given])
+    resource.setrlimit(resource.RLIMIT_DATA, (lowest, lowest))
 
 
 def limit_cpu_time(seconds: float) -> None:
@@ -83,37 +64,40 @@ def limit_cpu_time(seconds: float) -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer calls with ``(is_done, value or reason)`` until the parent is gone."""
-    path, pickled = pickle.loads(receive(connection))
-    sys.path[:] = path
+    """Answer calls with a line ``[is_done, value or reason]`` until the parent is gone."""
+    calls = connection.makefile("rb")
+    sys.path[:] = pickle.load(calls)
     try:
-        function, start = pickle.loads(pickled)
+        function, start, memory = pickle.load(calls)
+        if memory is not None:
+            limit_memory(memory)
         start()
     except BaseException as error:
-        send(connection, _reply(False, reason(error)))
+        connection.sendall(_reply(False, reason(error)))
         return
-    send(connection, _reply(True, None))
+    connection.sendall(_reply(True, None))
     while True:
-        arguments, seconds = pickle.loads(receive(connection))
-        send(connection, _called(function, arguments, seconds))
+        arguments, seconds = pickle.load(calls)
+        connection.sendall(_called(function, arguments, seconds))
 
 
 def _called(function: Callable[..., Any], arguments: bytes, seconds: float) -> bytes:
     try:
         limit_cpu_time(seconds)
         return _reply(True, function(*pickle.loads(arguments)))
-    except BaseException as error:  # a function that leaves, or says that somebody pressed Ctrl-C, has failed as any other
+    except BaseException as error:  # a function that leaves, or raises KeyboardInterrupt, has failed as any other
         return _reply(False, reason(error))
 
 
 def _reply(is_done: bool, value: object) -> bytes:
     """In JSON: what a worker answers must not run code in the parent."""
-    return json.dumps([is_done, value]).encode()
+    return json.dumps([is_done, value]).encode() + b"\n"
 
 
-def main(calls: int, life: int) -> None:
+def main(calls: int) -> None:
     """Set up the process, then serve."""
-    die_with(life)
+    die_with(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     with contextlib.suppress(OSError):  # what is printed is not part of what the parent prints
         os.dup2(2, 1)
     with socket.socket(fileno=calls) as connection, contextlib.suppress(EOFError, OSError):
@@ -121,4 +105,4 @@ def main(calls: int, life: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]))

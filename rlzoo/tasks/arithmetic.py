@@ -6,9 +6,9 @@ import random
 import re
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlzoo.errors import UserError
 from rlzoo.tasks.task import Task, is_held_out
@@ -30,19 +30,13 @@ class ArithmeticTask(Task):
         default="#", description="the answer is the integer after the last marker; empty: the last integer of the response"
     )
 
-    @model_validator(mode="after")
-    def _check_ranges(self) -> Self:
-        if self.num_operands_max < self.num_operands_min:
-            raise UserError(
-                f"task.num_operands_max={self.num_operands_max} is below task.num_operands_min={self.num_operands_min}"
-            )
-        return self
-
     def model_post_init(self, context: Any) -> None:
         """Also refuse settings under which all questions fall on one side of the split."""
         super().model_post_init(context)
         if self.num_operands_max < self.num_operands_min:
-            return  # reported by the validator, which runs next
+            raise UserError(
+                f"task.num_operands_max={self.num_operands_max} is below task.num_operands_min={self.num_operands_min}"
+            )
         tries = min(_MAX_TRIES, 20 * _MAX_TRIES // self.num_operands_max)  # long sums take their time, and are seldom the same
         sides = (is_held_out(self._draw(f"check:{index}")) for index in range(tries))
         first = next(sides)
@@ -95,6 +89,11 @@ class ArithmeticTask(Task):
         if not _INTEGER.fullmatch(text) or len(text) > 100:  # int() refuses more than 4300 digits
             return None
         return int(text)
+
+    def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
+        """For each response the place of the first one with the same integer; None where there is none."""
+        answers = [self.answer(response) for response in responses]
+        return [None if answer is None else answers.index(answer) for answer in answers]
 
 
 def worked_solution(question: str) -> str:

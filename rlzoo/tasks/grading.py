@@ -3,49 +3,41 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, SupportsFloat, cast
+from typing import Any, SupportsFloat
 
 from rlzoo.errors import UserError, shown
-from rlzoo.support.workers import Worker, WorkerError, WorkerStartError, WorkerTimeoutError
+from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
+
+MEMORY = 768 * 2**20
+"""Bytes of its own that a worker process for answers or templates may hold. The libraries take 0.14 GB; an answer that wants
+more than the rest, as 9^{9^{9}} does, counts 0."""
 
 LARGEST_REWARD = 1e6
 """Magnitude of a reward. Sums and variances of larger ones overflow, and metrics would not be numbers any more."""
 
 
-class Grader:
-    """One worker process, started when first needed and reused; safe to call from any thread.
+class Grader(Worker):
+    """A worker process that grades; see `Worker`."""
 
-    Attributes:
-        num_timeouts: answers that took longer than ``timeout`` and counted 0.
-        num_crashes: answers that raised or ended the worker and counted 0.
-        last_failure: what was the matter with the last of these.
-    """
-
-    def __init__(self, function: Callable[..., float], start: Callable[[], None], timeout: float) -> None:
+    def __init__(
+        self, function: Callable[..., float], start: Callable[[], object], timeout: float, memory: int | None = None
+    ) -> None:
         """Keep what to run; nothing starts yet.
 
         Args:
             function: grades one call's arguments; importable by name, for it runs in another process.
             start: run once in each new worker, outside the time limit.
             timeout: seconds for one answer, by the monotonic clock.
+            memory: bytes that the process may hold; None for no limit.
         """
-        self.function, self.start, self.timeout = function, start, timeout
-        self.num_timeouts = 0
-        self.num_crashes = 0
-        self.last_failure = ""
-        self._lock = threading.Lock()
-        self._worker: Worker | None = None
+        super().__init__(partial(_number, function), start, memory)
+        self.timeout = timeout
+        self._arguments = function, start, timeout, memory
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Grader, (self.function, self.start, self.timeout)
-
-    @property
-    def pid(self) -> int | None:
-        """The worker process, if there is one."""
-        return None if self._worker is None else self._worker.pid
+        return Grader, self._arguments
 
     def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float]:
         """The function's value for each call; 0.0 where it hung or crashed.
@@ -55,33 +47,17 @@ class Grader:
         """
         return [self._grade(call) for call in calls]
 
-    def close(self) -> None:
-        """End the worker; the next ``grade`` starts another."""
-        with self._lock:
-            worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
-
     def _grade(self, call: tuple[Any, ...]) -> float:
-        with self._lock:
-            if self._worker is None or not self._worker.is_alive:  # one that is idle may have been killed from outside
-                try:
-                    self._worker = Worker(partial(_number, self.function), self.start)
-                except WorkerStartError as error:
-                    raise UserError(f"the grading worker does not start: {error}") from error
-            try:
-                return cast(float, self._worker.call(call, self.timeout))
-            except WorkerTimeoutError as error:
-                self.num_timeouts += 1
-                self.last_failure = str(error)
-            except WorkerError as error:
-                self.num_crashes += 1
-                self.last_failure = str(error)
-        return 0.0
+        try:
+            return float(self.call(call, self.timeout))
+        except WorkerError:
+            return 0.0
+        except WorkerStartError as error:
+            raise UserError(f"the grading worker does not start: {error}") from error
 
 
 def _number(function: Callable[..., float], *arguments: Any) -> float:
-    """In the worker: the function's value as a plain number, since one of another class would run its code in the parent."""
+    """In the worker: the function's value as a plain number."""
     return checked_reward(function(*arguments))
 
 

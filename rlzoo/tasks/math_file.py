@@ -13,11 +13,11 @@ from rlzoo.errors import UserError
 from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import is_file_name, read_problems
-from rlzoo.tasks.task import Origin, WorkerGradedTask, fingerprint, is_held_out, require_extra
+from rlzoo.tasks.task import Origin, Task, fingerprint, is_held_out, require_extra
 from rlzoo.types import Problem
 
 
-class MathFileTask(WorkerGradedTask):
+class MathFileTask(Task):
     """Questions with a reference answer; a response earns 1 when its answer is the same mathematics, else 0."""
 
     path: str = Field(default="openai/gsm8k", min_length=1, description="a local .jsonl file, or a data set on the hub")
@@ -59,8 +59,8 @@ class MathFileTask(WorkerGradedTask):
     def train_problems(self, start: int, count: int) -> list[Problem]:
         """Training problems ``start`` to ``start + count``: the rows in a new order every epoch."""
         rows = self._problems[0]
-        size = len(rows)
-        return [rows[self._order(index // size)[index % size]] for index in range(start, start + count)]
+        places = (divmod(index, len(rows)) for index in range(start, start + count))
+        return [rows[_shuffled(len(rows), f"{self.seed}:{epoch}")[place]] for epoch, place in places]
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """The first ``count`` held-out problems in an order of their own, fewer if there are no more."""
@@ -78,10 +78,8 @@ class MathFileTask(WorkerGradedTask):
         """Of every problem in the file."""
         return fingerprint(self._problems[0])
 
-    def _order(self, epoch: int) -> tuple[int, ...]:
-        return _shuffled(len(self._problems[0]), f"{self.seed}:{epoch}")
-
-    def _make_grader(self) -> Grader:
+    @cached_property
+    def _grader(self) -> Grader:
         return math_worker_process(self.timeout)
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlzoo.tasks import math_worker
 from rlzoo.tasks.extraction import after_hashes, last_boxed
-from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.grading import MEMORY, Grader
 from rlzoo.types import Problem
 
 ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -17,6 +17,7 @@ LONGEST_ANSWER = 5_000  # characters; no reference has a tenth of them, and math
 LONGEST_SEARCHED = 100_000  # characters of a response, from its end, in which math-verify looks for an answer
 
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
+_IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*(?:\{\s*)?([0-9]+)\s*\}?")  # 52_8, 52_{8}
 _NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\A-Za-z]*)\}")
 
 
@@ -80,7 +81,7 @@ class MathGrader:
 
 def math_worker_process(timeout: float) -> Grader:
     """A worker process for a `MathGrader`; ``timeout`` in seconds for one comparison, a longer one counts as different."""
-    return Grader(math_worker.score, math_worker.start, timeout)
+    return Grader(score, start, timeout, MEMORY)
 
 
 def response_answer(response: str) -> str | None:
@@ -129,3 +130,42 @@ def _plain(answer: str) -> str:
     """The answer without what never changes its value: equal texts need no worker."""
     text = _bare(answer).strip("$").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\!", "")
     return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+
+
+def start() -> None:
+    """Compare one answer ahead of the first in the worker, so that no answer's time pays for imports and tables."""
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its SIGALRM time-outs are off
+    score("[1, 2)", r"so it is $[\frac{1}{2}, \sqrt{3})$", False)  # compiles what is compiled at its first use
+
+
+def score(reference: str, answer: str, found: bool, reference_found: bool = True) -> float:
+    r"""1.0 where the answer equals the reference as mathematics, else 0.0; runs in the worker.
+
+    Args:
+        reference: the right answer, LaTeX or plain.
+        answer: the response's answer if ``found``, else the whole response, for math-verify to find one in.
+        found: whether ``answer`` has been extracted already.
+        reference_found: the same of ``reference``, where that is another response.
+    """
+    from math_verify import parse, verify
+
+    if len({base_of(text) for text in (reference, answer)} - {None}) > 1:  # math-verify drops the base
+        return 0.0
+    gold = parse(_boxed(reference) if reference_found else reference, parsing_timeout=0)  # 0: SIGALRM works in a main
+    given = parse(_boxed(answer) if found else answer, parsing_timeout=0)  # thread only, and the parent watches the time
+    return float(verify(gold, given, timeout_seconds=0))
+
+
+def base_of(answer: str) -> str | None:
+    """The base that a number is said to be written in.
+
+    Example:
+        >>> base_of("52_{8}"), base_of("52")
+        ('8', None)
+    """
+    match = _IN_A_BASE.fullmatch(answer)
+    return match[1] if match else None
+
+
+def _boxed(answer: str) -> str:
+    return f"\\boxed{{{answer}}}"

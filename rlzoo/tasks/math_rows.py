@@ -15,9 +15,8 @@ from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.task import require_extra
 from rlzoo.types import Problem
 
-_TEXT_QUESTIONS = ("question", "problem")
 _ANSWERS = ("answer", "ground_truth", "final_answer", "expected_answer")
-_ASKING = (*_TEXT_QUESTIONS, "prompt", "messages")
+_ASKING = ("question", "problem", "prompt", "messages")
 _ANSWERING = (*_ANSWERS, "reward_model", "solution", "messages")
 _ALLOWED = (
     "a question in question, problem, prompt or messages, and its answer in "
@@ -62,20 +61,21 @@ def read_problems(path: str, split: str, subset: str | None) -> list[Problem]:
     return list(problems.values())
 
 
-def _file_rows(path: str) -> Iterable[tuple[str, Any]]:
-    if path.endswith(".parquet"):
-        return ((f"{path} row {index}", row) for index, row in enumerate(_parquet_rows(path)))
-    return _json_rows(path)
+def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
+    try:
+        yield from _parquet_rows(path) if path.endswith(".parquet") else _json_rows(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: file not found (from {Path.cwd()})") from None
+    except UserError:
+        raise
+    except Exception as error:  # no text, no Parquet, or a name that no file can have; pyarrow has errors of its own
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"{path}: cannot be read: {reason.splitlines()[0]}") from error
 
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     """JSON lines, or one JSON list."""
-    try:
-        text = read_text(path, RECORDS)
-    except FileNotFoundError:
-        raise UserError(_not_found(path)) from None
-    except (OSError, ValueError) as error:  # no text, or a name that no file can have
-        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    text = read_text(path, RECORDS)
     if text.lstrip().startswith("["):
         for index, row in enumerate(_json(path, text)):
             yield f"{path} row {index}", row
@@ -92,27 +92,14 @@ def _json(place: str, text: str) -> Any:
         raise UserError(f"{place}: not JSON: {error}") from error
 
 
-def _parquet_rows(path: str) -> Iterator[dict[str, Any]]:
+def _parquet_rows(path: str) -> Iterator[tuple[str, Any]]:
     require_extra("datasets", "pyarrow")
-    from pyarrow.lib import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    try:
-        with opened(path, RECORDS) as stream, ParquetFile(stream) as file:
-            used = _used(path, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=1000, columns=used):
-                yield from batch.to_pylist()
-    except FileNotFoundError:
-        raise UserError(_not_found(path)) from None
-    except UserError:
-        raise
-    except (OSError, ValueError, ArrowException) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UserError(f"{path}: cannot be read: {reason.splitlines()[0]}") from error
-
-
-def _not_found(path: str) -> str:
-    return f"{path}: file not found (from {Path.cwd()})"
+    with opened(path, RECORDS) as stream, ParquetFile(stream) as file:
+        batches = file.iter_batches(batch_size=1000, columns=_used(path, file.schema_arrow.names))
+        for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            yield f"{path} row {index}", row
 
 
 def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, Any]]:
@@ -129,14 +116,10 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         raise UserError(f"{name!r} is not a file, and loading it as a hub data set failed: {reason}") from error
     if rows is None:
         raise UserError(f"data set {name!r} has no split {split!r} (it has: {', '.join(splits)}): set task.eval_path")
-    return ((f"{name} {split} row {index}", row) for index, row in enumerate(_one_by_one(name, rows)))
-
-
-def _one_by_one(name: str, rows: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a data set, a thousand read at once: one has 1.8 million, each question a hundred times."""
-    for batch in rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000):
-        for values in zip(*batch.values(), strict=True):
-            yield dict(zip(batch, values, strict=True))
+    # a thousand rows are read at once: one data set has 1.8 million, each question a hundred times
+    batches = rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000)
+    columns = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))
+    return ((f"{name} {split} row {index}", row) for index, row in enumerate(columns))
 
 
 def _used(place: str, columns: Sequence[str]) -> list[str]:
@@ -150,9 +133,14 @@ def _used(place: str, columns: Sequence[str]) -> list[str]:
 def _problem(place: str, row: Any) -> Problem:
     if not isinstance(row, Mapping):
         raise UserError(f"{place}: a {type(row).__name__}, not an object with columns")
-    question = next((row[column] for column in _TEXT_QUESTIONS if row.get(column) is not None), None)
-    if question is None:
-        question = _asked(place, row)
+    question = _first(row, _ASKING)
+    if isinstance(question, list):  # of messages
+        asked = _said(question, "user")
+        if len(asked) != 1:
+            raise UserError(f"{place}: {len(asked)} messages of a user, not one: a task asks one question")
+        question = asked[0]
+        if isinstance(question, str):
+            question = question.removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER)
     if question is None:
         raise _missing(place, row, "question")
     if not isinstance(question, str) or not question.strip():
@@ -160,18 +148,8 @@ def _problem(place: str, row: Any) -> Problem:
     return Problem(question=question, answer=_answer(place, row))
 
 
-def _asked(place: str, row: Mapping[str, Any]) -> object:
-    """The question in ``prompt``, a text or a list of messages, or in ``messages``, without what a data set puts around it."""
-    prompt = row.get("prompt")
-    if prompt is None:
-        prompt = row.get("messages")
-    if not isinstance(prompt, list):
-        return prompt
-    asked = _said(prompt, "user")
-    if len(asked) != 1:
-        raise UserError(f"{place}: {len(asked)} messages of a user, not one: a task asks one question")
-    question = asked[0]
-    return question.removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER) if isinstance(question, str) else question
+def _first(row: Mapping[str, Any], columns: Iterable[str]) -> Any:
+    return next((row[column] for column in columns if row.get(column) is not None), None)
 
 
 def _said(messages: object, role: str) -> list[object]:
@@ -181,7 +159,7 @@ def _said(messages: object, role: str) -> list[object]:
 
 
 def _answer(place: str, row: Mapping[str, Any]) -> str:
-    given = next((row[column] for column in _ANSWERS if row.get(column) is not None), None)
+    given = _first(row, _ANSWERS)
     if given is None and isinstance(row.get("reward_model"), Mapping):
         given = row["reward_model"].get("ground_truth")
     if given is None:
@@ -190,7 +168,8 @@ def _answer(place: str, row: Mapping[str, Any]) -> str:
         raise _missing(place, row, "answer")
     if isinstance(given, float) and given.is_integer():
         given = int(given)  # AMC's files write 27 as 27.0
-    if isinstance(given, bool) or not isinstance(given, int | float | str) or not _is_finite(given):
+    is_odd = isinstance(given, bool) or (isinstance(given, float) and not math.isfinite(given))
+    if is_odd or not isinstance(given, int | float | str):
         raise UserError(f"{place}: the answer is {shown(given)}, not a text or a number")
     answer = clean_answer(str(given))
     if not answer:
@@ -211,10 +190,6 @@ def _worked_out(place: str, row: Mapping[str, Any]) -> str | None:
             return whole[1] if whole else text
         raise UserError(f"{place}: no column 'answer', and no \\boxed{{}} or #### in {where} to take it from")
     return None
-
-
-def _is_finite(given: float | str) -> bool:
-    return not isinstance(given, float) or math.isfinite(given)
 
 
 def clean_answer(answer: str) -> str:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rlzoo.errors import UserError, did_you_mean
-from rlzoo.tasks import gym_worker
 from rlzoo.tasks.extraction import final_answer
-from rlzoo.tasks.grading import Grader
-from rlzoo.tasks.task import WorkerGradedTask, is_held_out, require_extra
+from rlzoo.tasks.grading import MEMORY, Grader
+from rlzoo.tasks.task import Task, is_held_out, require_extra
 from rlzoo.types import Problem
 
 _MAX_TRIES = 1000  # draws in a row on the wrong side of the split, or without a new question, before giving up
 _MAX_ENTRIES = 100_000  # scorers need more than the answer, so the entries of recent problems are kept
+_CHUNK = 500  # reasoning-gym's own size of a dataset; some datasets cannot be read past their size
+_NONSENSE = "?"
 _SET_BY_TASK = ("seed", "size")
 
 
-class ReasoningGymTask(WorkerGradedTask):
+class ReasoningGymTask(Task):
     """Problems of one reasoning-gym dataset; a response earns 1 for a full score and else nothing.
 
     The scorers run in a worker process: several evaluate the answer as Python, and some never return on a bad one.
@@ -44,14 +44,6 @@ class ReasoningGymTask(WorkerGradedTask):
     def name(self) -> str:
         """``reasoning_gym:<dataset>``."""
         return f"reasoning_gym:{self.dataset}"
-
-    @field_validator("options")
-    @classmethod
-    def _seed_and_size_are_taken(cls, options: dict[str, Any]) -> dict[str, Any]:
-        for key in _SET_BY_TASK:
-            if key in options:
-                raise UserError(f"task.options.{key} is set by rlzoo: leave it out (task.seed orders the training problems)")
-        return options
 
     def model_post_init(self, context: Any) -> None:
         """Also generate one problem, so that a wrong option shows before a run starts."""
@@ -85,9 +77,9 @@ class ReasoningGymTask(WorkerGradedTask):
         raise UserError(f"task.name={self.name!r} with task.options={self.options} has too few different questions")
 
     def _entry(self, stream: str, index: int) -> dict[str, Any]:
-        chunk, position = divmod(index, gym_worker.CHUNK)
+        chunk, position = divmod(index, _CHUNK)
         seed = zlib.crc32(f"{stream}:{chunk}".encode()) % 2**31
-        entry: dict[str, Any] = gym_worker.make_dataset(self.dataset, self._options_json, seed)[position]
+        entry: dict[str, Any] = _make_dataset(self.dataset, self._options_json, seed)[position]
         return entry
 
     @property
@@ -95,45 +87,28 @@ class ReasoningGymTask(WorkerGradedTask):
         return json.dumps(self.options, sort_keys=True)
 
     @cached_property
-    def _entries(self) -> _Entries:
-        return _Entries()
+    def _entries(self) -> dict[Problem, dict[str, Any]]:
+        """The most recent problems' full entries, which the scorers read."""
+        return {}
 
     def _remember(self, entry: dict[str, Any]) -> Problem:
         problem = Problem(question=entry["question"], answer="" if entry["answer"] is None else str(entry["answer"]))
-        self._entries.add(problem, entry)
+        self._entries[problem] = entry
+        if len(self._entries) > _MAX_ENTRIES:
+            del self._entries[next(iter(self._entries))]
         return problem
 
-    def _make_grader(self) -> Grader:
-        return Grader(gym_worker.score, gym_worker.start, self.timeout)
+    @cached_property
+    def _grader(self) -> Grader:
+        return Grader(_score, _start, self.timeout, MEMORY)
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        options = self._options_json
+        if not self._entries.keys() >= set(problems):  # a guess at what the scorer reads would grade 0 without a word
+            raise ValueError("unknown problem: draw it from this task, by train_problems or held_out_problems, to grade it")
         pairs = zip(problems, responses, strict=True)
         return self._grader.grade(
-            [(self.dataset, options, final_answer(response), self._entries.get(problem)) for problem, response in pairs]
+            [(self.dataset, self._options_json, final_answer(response), self._entries[problem]) for problem, response in pairs]
         )
-
-
-class _Entries:
-    """The most recent problems' full entries, which the scorers read."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: dict[Problem, dict[str, Any]] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Entries, ()
-
-    def add(self, problem: Problem, entry: dict[str, Any]) -> None:
-        with self._lock:
-            self._entries[problem] = entry
-            if len(self._entries) > _MAX_ENTRIES:
-                del self._entries[next(iter(self._entries))]
-
-    def get(self, problem: Problem) -> dict[str, Any]:
-        if problem not in self._entries:  # a guess at what the scorer reads would grade 0 without a word
-            raise ValueError("unknown problem: draw it from this task, by train_problems or held_out_problems, to grade it")
-        return self._entries[problem]
 
 
 def _is_held_out(question: str) -> bool:
@@ -149,9 +124,47 @@ def _check_options(dataset: str, options: dict[str, Any]) -> None:
         raise UserError(f"unknown reasoning-gym dataset {dataset!r} (it has {len(DATASETS)}){close}")
     allowed = [field.name for field in fields(DATASETS[dataset][1]) if field.name not in _SET_BY_TASK]
     for key in options:
+        if key in _SET_BY_TASK:
+            raise UserError(f"task.options.{key} is set by rlzoo: leave it out (task.seed orders the training problems)")
         if key not in allowed:
             raise UserError(f"unknown key 'task.options.{key}' (allowed: {', '.join(allowed)}){did_you_mean(key, allowed)}")
     try:
-        gym_worker.make_dataset(dataset, json.dumps(options, sort_keys=True), 0)
+        _make_dataset(dataset, json.dumps(options, sort_keys=True), 0)
     except Exception as error:  # their configurations check themselves with assertions
         raise UserError(f"task.options={options}: {error or type(error).__name__}") from error
+
+
+@lru_cache(maxsize=64)
+def _make_dataset(name: str, options: str, seed: int) -> Any:
+    """The reasoning-gym dataset of that name, options (as JSON) and seed, with ``_CHUNK`` problems."""
+    import reasoning_gym
+    from reasoning_gym.composite import DatasetSpec
+
+    settings = json.loads(options)
+    if name == "composite":
+        settings["datasets"] = [DatasetSpec(**spec) for spec in settings.get("datasets", [])]
+    return reasoning_gym.create_dataset(name, seed=seed, size=_CHUNK, **settings)
+
+
+def _start() -> None:
+    """In the worker: import reasoning-gym ahead of the first answer, so that no answer's time pays for it."""
+    import reasoning_gym
+
+    assert reasoning_gym
+
+
+def _score(name: str, options: str, answer: str, entry: dict[str, Any]) -> float:
+    """In the worker: 1.0 for the reference answer itself and for what the dataset's own scorer pays in full, else 0.0.
+
+    Args:
+        name: of the dataset.
+        options: its settings, as JSON.
+        answer: the response's final answer.
+        entry: the problem as the dataset made it, with what the scorer reads.
+    """
+    if entry["answer"] is not None and answer == str(entry["answer"]):
+        return 1.0
+    scorer = _make_dataset(name, options, 0)
+    paid_in_full = scorer.score_answer(answer, entry) == 1.0  # less is paid for a superset of the answer, or for trying
+    # one scorer (game_of_life_halting, 0.1.25) pays in full for any text at all
+    return float(paid_in_full and scorer.score_answer(_NONSENSE, entry) < 1.0)

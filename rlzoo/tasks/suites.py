@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from rlzoo.errors import UserError, did_you_mean, shown
 from rlzoo.tasks.arithmetic import ArithmeticTask
@@ -20,39 +19,8 @@ NUM_SUMS = 200
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # it becomes the name of a file
 
 
-class SuiteGrader(Protocol):
-    """Judges responses to a suite's problems."""
-
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """1.0 for each right response, else 0.0."""
-        ...
-
-    def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
-        """For each response to one problem the place of the first with the same answer; None where there is no answer."""
-        ...
-
-    def close(self) -> None:
-        """End what it started."""
-        ...
-
-
-class SumGrader:
-    """Judges responses of the arithmetic task: the integer after the last ``#``."""
-
-    def __init__(self) -> None:
-        self._task = ArithmeticTask()
-
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """1.0 for each right response, else 0.0."""
-        return self._task.grade(problems, responses)
-
-    def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
-        """Equal integers are the same answer."""
-        answers = [self._task.answer(response) for response in responses]
-        return [None if answer is None else answers.index(answer) for answer in answers]
-
-    def close(self) -> None:
-        """Nothing was started."""
+SuiteGrader = MathGrader | ArithmeticTask
+"""Judges responses to a suite's problems, and says which of them give the same answer."""
 
 
 def math_grader() -> SuiteGrader:
@@ -122,7 +90,7 @@ SUITES = {
         Suite("amc23", "math-ai/amc23"),
         Suite("aime24", "HuggingFaceH4/aime_2024", split="train"),
         Suite("aime25", "math-ai/aime25"),
-        Suite("arithmetic", template="{question}=", make_grader=SumGrader),
+        Suite("arithmetic", template="{question}=", make_grader=ArithmeticTask),
     )
 }
 

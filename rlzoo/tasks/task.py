@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rlzoo.errors import UserError, did_you_mean, explain, shown
 from rlzoo.tasks.grading import Grader
-from rlzoo.tasks.user_code import import_named
-from rlzoo.tasks.user_reward import import_reward, reward_worker
+from rlzoo.tasks.user_code import import_named, import_reward, reward_worker
 from rlzoo.types import Problem
 
 _TASKS = {
@@ -114,10 +113,15 @@ class Task(BaseModel, ABC):
             return self._grade(problems, responses)
         return self._own_reward.grade(list(zip(problems, responses, strict=True)))
 
+    @cached_property
+    def _grader(self) -> Grader | None:
+        """The worker process of a task whose answers may hang or crash what grades them."""
+        return None
+
     @property
     def graders(self) -> list[Grader]:
         """The worker processes it grades with, which count what failed."""
-        return [] if self._own_reward is None else [self._own_reward]
+        return [grader for grader in (self._own_reward, self._grader) if grader is not None]
 
     def origin(self, *, held_out: bool) -> Origin:
         """Where the problems to train on, or those to evaluate on, come from."""
@@ -137,23 +141,6 @@ class Task(BaseModel, ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class WorkerGradedTask(Task):
-    """A task whose answers are graded in a worker process, because grading them may hang."""
-
-    @cached_property
-    def _grader(self) -> Grader:
-        return self._make_grader()
-
-    @abstractmethod
-    def _make_grader(self) -> Grader:
-        """A grader with the task's own function."""
-
-    @property
-    def graders(self) -> list[Grader]:
-        """See `Task.graders`."""
-        return [*super().graders, self._grader]
 
 
 def build_task(settings: Mapping[str, Any]) -> Task:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.tasks.grading import Grader
+from rlzoo.types import Problem
+
+RewardFunction = Callable[[Problem, str], float]
 
 
 def import_named(setting: str, reference: str, form: str) -> Any:
@@ -39,3 +46,33 @@ def import_named(setting: str, reference: str, form: str) -> Any:
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise UserError(f"{key}: {module_name} has no {name!r}{did_you_mean(name, names)}")
     return found
+
+
+def import_reward(reference: str) -> RewardFunction:
+    """The function that ``module:function`` names, looked for in the current directory too.
+
+    Raises:
+        UserError: the module or function is not found, or cannot be called with (problem, response).
+    """
+    function = import_named("task.reward", reference, "module:function, for example my_rewards:exact_match")
+    key = f"task.reward={shown(reference)}"
+    if reference.startswith("__main__:"):
+        raise UserError(f"{key}: the worker process cannot import the script that runs; put the function into a file beside it")
+    if not callable(function):
+        raise UserError(f"{key}: is a {type(function).__name__}, not a function (problem, response) -> float")
+    try:
+        inspect.signature(function).bind(Problem("", ""), "")
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{key}: must take (problem, response): {error}") from error
+    accepted: RewardFunction = function
+    return accepted
+
+
+def reward_worker(reference: str, timeout: float) -> Grader:
+    """A worker process that calls the function; ``timeout`` in seconds for one call."""
+    start = partial(import_reward, reference)  # ahead of the first call, so that no call's time pays for it
+    return Grader(partial(_call, reference), start, timeout)
+
+
+def _call(reference: str, problem: Problem, response: str) -> float:
+    return import_reward(reference)(problem, response)

@@ -19,7 +19,7 @@ from rlzoo.types import RolloutGroup
 if TYPE_CHECKING:
     from rlzoo.learner.batch import Batch, ScoredBatch
     from rlzoo.learner.learner import Update
-    from rlzoo.rollout.dynamic_sampling import Sampled
+    from rlzoo.rollout.rollouts import Sampled
     from rlzoo.training.run import Run
 
 

@@ -22,10 +22,9 @@ from rlzoo.learner.optimization import is_shared, is_spread, kept_weights
 from rlzoo.measure.monitor import Monitor
 from rlzoo.models.pretrained import eos_token_ids, load_named
 from rlzoo.processes import gather, make_accelerator, peak_memory
-from rlzoo.rollout.dynamic_sampling import Sampled
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_task
-from rlzoo.rollout.rollouts import Rollouts
+from rlzoo.rollout.rollouts import Rollouts, Sampled
 from rlzoo.rollout.sampler import Sampler
 from rlzoo.tasks import Task
 

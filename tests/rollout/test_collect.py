@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlzoo.rollout.dynamic_sampling import collect
+from rlzoo.rollout.rollouts import collect
 from rlzoo.types import Problem, Rollout, RolloutGroup
 
 

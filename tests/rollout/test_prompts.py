@@ -83,4 +83,4 @@ def test_a_template_that_does_not_end_or_makes_too_much_is_one_line(tokenizer, m
     assert time.monotonic() - begin < 60
     assert str(caught.value).startswith("the model's chat template fails for the prompt '1+1=': ")
     assert templated(tokenizer, "{{ messages[0].content }}") == tuple(tokenizer("1+1=")["input_ids"])  # another worker renders
-    assert TEMPLATES._worker is not None
+    assert TEMPLATES.pid is not None

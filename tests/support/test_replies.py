@@ -24,7 +24,7 @@ def test_an_endless_or_dripping_reply_ends_with_an_error(attack):
         with bounded_replies(2**20, 1.0), pytest.raises(requests.RequestException):
             requests.get(address, timeout=60)
         with pytest.raises(HTTPError):
-            bounded_pool(2**20, 1.0, retries=False, timeout=60).request("GET", address)
+            bounded_pool(address, 2**20, 1.0, retries=False, timeout=60).request("GET", "/")
         assert time.monotonic() - started < 10
 
 

@@ -108,8 +108,8 @@ def test_a_pickled_grader_starts_afresh(grader):
 def test_a_script_needs_no_main_guard(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from rlzoo.tasks import math_worker\nfrom rlzoo.tasks.grading import Grader\n"
-        "print(Grader(math_worker.score, math_worker.start, 5).grade([('1', '1', True)]))\n"
+        "from rlzoo.tasks import math_grading\nfrom rlzoo.tasks.grading import Grader\n"
+        "print(Grader(math_grading.score, math_grading.start, 5).grade([('1', '1', True)]))\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("[1.0]\n", 0)
@@ -285,14 +285,14 @@ def test_modules_of_the_working_directory_do_not_replace_those_of_python_in_a_wo
     poison(here)
     (here / "own_reward.py").write_text("def short(problem, response):\n    return -len(response)\n")
     script = """
-    from rlzoo.tasks import math_worker
+    from rlzoo.tasks import math_grading
     from rlzoo.tasks.grading import Grader
-    from rlzoo.tasks.user_reward import reward_worker
+    from rlzoo.tasks.user_code import reward_worker
     from rlzoo.types import Problem
 
     if __name__ == "__main__":
         print(reward_worker("own_reward:short", 60).grade([(Problem("1+1=", "2"), "two")]))
-        print(Grader(math_worker.score, math_worker.start, 60).grade([("1/2", "0.5", True)]))
+        print(Grader(math_grading.score, math_grading.start, 60).grade([("1/2", "0.5", True)]))
     """
     (elsewhere / "command.py").write_text(textwrap.dedent(script))
     # as the installed command: a script in another folder, without -P, which a worker would inherit

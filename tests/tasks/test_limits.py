@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from rlzoo.tasks import gym_worker, math_worker
-from rlzoo.tasks.grading import Grader
-from rlzoo.tasks.limits import MEMORY
+from rlzoo.tasks import build_task
+from rlzoo.tasks.grading import MEMORY, Grader
+from rlzoo.tasks.math_grading import math_worker_process
 
 SMALL = 2**20
 
@@ -26,9 +26,19 @@ def has_the_limit():
     return float(resource.getrlimit(resource.RLIMIT_DATA)[0] == MEMORY)
 
 
-@pytest.mark.parametrize("start", [math_worker.start, gym_worker.start])
-def test_an_answer_that_takes_too_much_memory_counts_zero_and_the_next_is_graded(start):
-    grader = Grader(take, start, timeout=60)
+def mathematics():
+    return math_worker_process(60)
+
+
+def puzzles():
+    (worker,) = build_task({"name": "reasoning_gym:chain_sum", "seed": 0}).graders
+    return worker
+
+
+@pytest.mark.parametrize("made", [mathematics, puzzles])
+def test_an_answer_that_takes_too_much_memory_counts_zero_and_the_next_is_graded(made):
+    worker = made()
+    grader = Grader(take, worker.start, 60, worker.memory)
     try:
         assert grader.grade([(SMALL,), (MEMORY,), (SMALL,)]) == [1.0, 0.0, 1.0]
         assert (grader.num_timeouts, grader.num_crashes) == (0, 1)
@@ -46,7 +56,7 @@ def test_without_the_limit_the_same_answer_gets_the_memory():
 
 def test_the_process_that_trains_has_no_limit_from_it():
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    grader = Grader(has_the_limit, math_worker.start, timeout=60)
+    grader = Grader(has_the_limit, ready, timeout=60, memory=MEMORY)
     try:
         assert grader.grade([()]) == [1.0]
     finally:
@@ -56,8 +66,8 @@ def test_the_process_that_trains_has_no_limit_from_it():
 
 def test_a_limit_that_is_lower_already_stays():
     script = (
-        "import resource; from rlzoo.tasks.limits import limit_memory;"
-        "resource.setrlimit(resource.RLIMIT_DATA, (2**28, 2**29)); limit_memory();"
+        "import resource; from rlzoo.support.worker_main import limit_memory;"
+        "resource.setrlimit(resource.RLIMIT_DATA, (2**28, 2**29)); limit_memory(2**30);"
         "assert resource.getrlimit(resource.RLIMIT_DATA) == (2**28, 2**28)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.tasks import build_task, math_worker
+from rlzoo.tasks import build_task, math_grading
 from rlzoo.tasks.math_grading import MathGrader, math_worker_process
 from rlzoo.types import Problem
 from tests.tasks.math_files import GSM8K, MATH, math_file, write
@@ -167,8 +167,8 @@ def test_a_worker_has_no_more_memory_than_it_may(math):
 
 def test_no_answer_pays_for_what_is_imported_at_the_first():
     script = (
-        "import sys\nfrom rlzoo.tasks import math_worker\n"
-        "math_worker.start()\nbefore = set(sys.modules)\nassert math_worker.score('4', '2+2', True) == 1.0\n"
+        "import sys\nfrom rlzoo.tasks import math_grading\n"
+        "math_grading.start()\nbefore = set(sys.modules)\nassert math_grading.score('4', '2+2', True) == 1.0\n"
         "assert not set(sys.modules) - before, set(sys.modules) - before"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -176,6 +176,6 @@ def test_no_answer_pays_for_what_is_imported_at_the_first():
 
 def test_the_base_of_a_number_is_found_in_linear_time():
     begin = time.perf_counter()
-    assert math_worker.base_of("5_" + " " * 10**6) is None
+    assert math_grading.base_of("5_" + " " * 10**6) is None
     assert time.perf_counter() - begin < 1
-    assert [math_worker.base_of(text) for text in ("52_8", "52 _ { 8 }", "52")] == ["8", "8", None]
+    assert [math_grading.base_of(text) for text in ("52_8", "52 _ { 8 }", "52")] == ["8", "8", None]

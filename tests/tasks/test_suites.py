@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlzoo.errors import UserError
-from rlzoo.tasks.suites import SUITES, SumGrader, find_suite
+from rlzoo.tasks.arithmetic import ArithmeticTask
+from rlzoo.tasks.suites import SUITES, find_suite
 from rlzoo.types import Problem
 
 pytest.importorskip("math_verify")
@@ -83,7 +84,7 @@ def test_sums_that_are_never_trained_on_are_a_suite_without_a_file():
 
 def test_equal_sums_are_one_answer():
     responses = ["8#17", "9#18", "#17", "17", "1,2#018", ""]
-    assert SumGrader().answer_groups(responses, [1.0, 0, 1, 0, 0, 0]) == [0, 1, 0, None, 1, None]
+    assert ArithmeticTask().answer_groups(responses, [1.0, 0, 1, 0, 0, 0]) == [0, 1, 0, None, 1, None]
 
 
 def test_answers_that_are_the_same_mathematics_are_one_group(grader):
