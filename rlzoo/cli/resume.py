@@ -8,7 +8,7 @@ from pathlib import Path
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.record import flatten
-from rlzoo.support.redaction import may_be
+from rlzoo.support.redaction import redact_settings
 
 logger = logging.getLogger("rlzoo")
 
@@ -24,10 +24,11 @@ def run_to_resume(output: Path | None) -> tuple[Path]:
 
 def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     """Refuse settings that would make another run of it."""
-    old, new = (flatten(config.model_dump(mode="json")) for config in (before, after))
+    # without secrets, which the configuration in the run directory does not have
+    old, new = (flatten(redact_settings(config.model_dump(mode="json"))) for config in (before, after))
     free = () if before.learner.schedule == "constant" else ("steps",)
     allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
-    different = [key for key in sorted(old.keys() | new.keys()) if not may_be(old.get(key), new.get(key))]
+    different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     changed = [key for key in different if not key.startswith(allowed)]
     for key in different:
         if key not in changed:
