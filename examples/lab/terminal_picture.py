@@ -13,7 +13,7 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 
 import rlzoo
-from rlzoo.cli.display import Plain
+from rlzoo.cli.console import Plain
 from rlzoo.cli.progress import Screen
 
 STEP = 24  # of 40

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlzoo.cli.display import printable
+from rlzoo.cli.console import printable
 from rlzoo.support.reading import RECORDS, read_text
 
 TIMES = 10  # in a run, about

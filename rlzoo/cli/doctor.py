@@ -11,11 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from rich.table import Table
 from rich.text import Text
 
-from rlzoo.cli.display import Plain
-from rlzoo.config.composition import config_names
-from rlzoo.journal.tracking.record import tracking_uri
+from rlzoo.cli.console import Plain
+from rlzoo.cli.options import AsJson, loading
 from rlzoo.support.redaction import redact
-from rlzoo.zoo import load_zoo
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
 OPTIONAL = {
@@ -27,9 +25,10 @@ OPTIONAL = {
 }
 
 
-def report(as_json: bool) -> None:
-    """Print the findings; fails only if something required is missing."""
-    findings = examine()
+def doctor(as_json: AsJson = False) -> None:
+    """Show what is installed and what this machine can run."""
+    with loading():
+        findings = examine()
     if as_json:
         print(json.dumps(findings, indent=2))
     else:
@@ -48,6 +47,10 @@ def show(findings: Mapping[str, str]) -> None:
 def examine() -> dict[str, str]:
     """Every finding as one line of text, by what it is about."""
     import torch
+
+    from rlzoo.config.composition import config_names
+    from rlzoo.journal.tracking.record import tracking_uri
+    from rlzoo.zoo import load_zoo
 
     findings = {"rlzoo": version("rlzoo"), "python": platform.python_version()}
     findings |= {name: _installed(name) or "missing; reinstall rlzoo" for name in REQUIRED}

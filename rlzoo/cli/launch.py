@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlzoo.cli.display import tell
+from rlzoo.cli.console import print_error
 from rlzoo.config.run_config import RunConfig
 from rlzoo.journal.tracking.command import COMMAND, typed_command
 from rlzoo.lab.workers import LAUNCHER
@@ -105,7 +105,7 @@ def _run_accelerate(processes: int, command: list[str], environment: dict[str, s
         if failure.exitcode > 0:  # the process has said why
             sys.exit(failure.exitcode)
         name = signal.Signals(-failure.exitcode).name
-        tell(f"rlzoo: process {rank} of {processes} was killed ({name}), the others were ended{HINTS.get(name, '')}")
+        print_error(f"rlzoo: process {rank} of {processes} was killed ({name}), the others were ended{HINTS.get(name, '')}")
         sys.exit(128 - failure.exitcode)
     except SignalException as error:
         sys.exit(128 + (signal.SIGINT if error.sigval == signal.SIGINT else signal.SIGTERM))

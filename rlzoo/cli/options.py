@@ -1,4 +1,4 @@
-"""Options that several commands share, and how all of them end when Ctrl-C stops them."""
+"""Options and behaviour that several commands share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from typing import Annotated, Any, TextIO, cast
 
 import typer
+
+from rlzoo.cli.console import Plain
+from rlzoo.errors import UserError
 
 logger = logging.getLogger("rlzoo")
 
@@ -24,15 +27,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and what it all came to.")]
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Within, Ctrl-C ends the command with its exit code, once what it has is saved."""
-    from rlzoo.cli.exits import INTERRUPTED
+def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
+    """Split an option at its commas.
 
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    Raises:
+        UserError: it holds no name.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise UserError(f"{option} {text!r}: give {wanted}")
+    return names
 
 
 class Lasting:
@@ -89,8 +93,6 @@ def lasting_output() -> Iterator[None]:
 @contextmanager
 def loading(*, is_quiet: bool = False) -> Iterator[None]:
     """Within, libraries are imported, which takes seconds: a line on stderr says so while it lasts, if that is a screen."""
-    from rlzoo.cli.display import Plain
-
     console = Plain(stderr=True)
     if is_quiet or not console.is_screen:
         yield

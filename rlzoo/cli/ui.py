@@ -8,9 +8,11 @@ import os
 import shlex
 import socket
 import sys
+from typing import Annotated
+
+import typer
 
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.record import tracking_uri
 from rlzoo.support.redaction import redact
 
 HOST = "127.0.0.1"
@@ -18,17 +20,16 @@ JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"
 CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
 
 
-def serve(port: int, host: str = HOST, *, allow_remote: bool = False) -> None:
-    """Become MLflow's server; it ends with Ctrl-C.
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
+    host: Annotated[str, typer.Option(help="Address to listen on; one that others can reach needs --allow-remote.")] = HOST,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let other machines in; MLflow asks for no password.")
+    ] = False,
+) -> None:
+    """Open MLflow's UI on the store that `rlzoo train` writes to, for this machine only."""
+    from rlzoo.journal.tracking.record import tracking_uri
 
-    Args:
-        port: to listen on.
-        host: a name or address of this machine.
-        allow_remote: whether it may be one that other machines can reach.
-
-    Raises:
-        UserError: it would listen to other machines unasked, or without MLflow's checks, or the port is taken.
-    """
     uri = tracking_uri()
     if uri.startswith(("http://", "https://")):
         raise UserError(f"MLFLOW_TRACKING_URI is the server {redact(uri)}: open it in a browser")
