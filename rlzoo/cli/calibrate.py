@@ -9,7 +9,7 @@ import typer
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
-from rlzoo.cli.options import Configs, Plugins, Quiet, lasting_output, loading
+from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
 from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ def calibrate(
         float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of the responses to clip.")
     ] = 0.1,
     config: Configs = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.lr=1e-5.")
-    ] = None,
+    set_: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the pilots.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Rollout batches of a pilot.")] = 10,
     pilots: Annotated[int, typer.Option(min=1, max=50, help="Pilots at most.")] = 6,

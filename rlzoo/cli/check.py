@@ -15,8 +15,6 @@ from rlzoo.cli.options import AsJson, loading
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rlzoo.policy import ClipPolicy
     from rlzoo.testing import Outcome
     from rlzoo.types import ClipInputs
@@ -68,25 +66,19 @@ def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], se
 
 
 def describe(inputs: ClipInputs) -> str:
-    """Inputs as a person reads them: log-ratios, advantages and mask, a row per response."""
+    """Inputs as a person reads them: a row per response with its advantages and log-ratios, a dash where it is masked."""
     lines = []
-    size, length = inputs.log_probs.shape
-    for row in range(min(size, SHOWN)):
-        mask = inputs.response_mask[row, :SHOWN]
-        ratio = inputs.log_probs[row, :SHOWN] - inputs.old_log_probs[row, :SHOWN]
-        tokens = " ".join(
-            f"{value:+.3g}" if shown else "masked" for value, shown in zip(ratio.tolist(), mask.tolist(), strict=True)
-        )
-        more = f" ... {length - SHOWN} more" if length > SHOWN else ""
-        lines.append(f"  A = {_numbers(inputs.advantages[row])}: log-ratios {tokens}{more}")
-    if size > SHOWN:
-        lines.append(f"  ... {size - SHOWN} more rows")
+    for row in range(min(len(inputs.log_probs), SHOWN)):
+        mask = inputs.response_mask[row].tolist()
+        ratios = (inputs.log_probs - inputs.old_log_probs)[row].tolist()
+        tokens = [f"{ratio:+.3g}" if shown else "-" for ratio, shown in zip(ratios, mask, strict=True)]
+        advantages = [f"{value:+.3g}" for value in inputs.advantages[row].tolist()]
+        lines.append(f"  A = {_cut(advantages)}: log-ratios {_cut(tokens)}")
     return "\n".join(lines)
 
 
-def _numbers(values: Tensor) -> str:
-    shown = [f"{value:+.3g}" for value in values.tolist()[:SHOWN]]
-    return shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
+def _cut(words: list[str]) -> str:
+    return " ".join([*words[:SHOWN], *(["..."] if len(words) > SHOWN else [])])
 
 
 def _as_dict(policy: type[ClipPolicy], outcomes: list[Outcome]) -> dict[str, Any]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlzoo.policy import ClipPolicy
     from rlzoo.zoo import Entry
 
-FULL = 88  # characters of a docstring's line that another one goes on
-
 
 def clips_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
     """List the installed clip policies."""
@@ -59,8 +57,7 @@ def clips_show(
         return
     console = Plain()
     console.print(Text.assemble((name, "bold"), f"  {zoo.entries[name].source}  {policy.paper}\n"))
-    doc = inspect.getdoc(policy) or ""
-    console.print(_rejoined(doc) if console.is_screen else doc)
+    console.print(inspect.getdoc(policy) or "")
     rows = table("<name", "<default", "<allowed", "<meaning", title="\nSettings (--set clip.NAME=VALUE)")
     rows.columns[2].min_width = max((len(word) for field in fields for word in field["allowed"].split()), default=None)
     required = required_fields(policy)
@@ -74,20 +71,6 @@ def clips_show(
             console.print(f"\n{title}", style="bold")
         for key, text in notes.items():
             console.print(Padding(Text(f"{key}: {text}"), (0, 0, 0, 2)))
-
-
-def _rejoined(doc: str) -> str:
-    """A docstring whose sentences go on where its lines were full, to be folded anew; formulas stay as they are."""
-    lines: list[str] = []
-    is_formula = False
-    for line in doc.split("\n"):
-        if line and not line[0].isspace():
-            is_formula = line == "Formula:"
-        elif lines and line and len(lines[-1]) > FULL and not is_formula:
-            lines[-1] += f" {line.lstrip()}"
-            continue
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def settings(policy: type[ClipPolicy]) -> list[dict[str, Any]]:

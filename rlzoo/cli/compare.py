@@ -40,12 +40,12 @@ def compare(
     if page:
         check_page(page)
     with loading(is_quiet=quiet):
-        from rlzoo.cli.bars import counted
+        from rlzoo.cli.bars import Bars
         from rlzoo.journal.tracking.record import run_id_of
         from rlzoo.journal.tracking.runs import common_parent, log_artifact
         from rlzoo.lab.races import race
-    with counted(is_quiet=quiet) as told:
-        result = race(runs, match=match, skip_steps=skip_steps, told=told)
+    with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
+        result = race(runs, match=match, skip_steps=skip_steps, told=bars.reach)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:

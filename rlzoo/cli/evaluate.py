@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,7 +52,7 @@ def evaluate(
     """Evaluate a model: mean@k, pass@k and maj@k on mathematics suites; started again, it goes on."""
     names = names_in("--suite", suite, "suites with commas between them, such as gsm8k,math500")
     with loading(is_quiet=quiet):
-        from rlzoo.cli.bars import EvaluationDisplay
+        from rlzoo.cli.bars import Bars
         from rlzoo.lab.evaluate import evaluate as measure
         from rlzoo.lab.evaluation import EvaluationConfig, default_output
     options = {"group_size": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
@@ -63,9 +63,17 @@ def evaluate(
     path = output or default_output(config)
     show_log(logging.WARNING if quiet else logging.INFO)
     console, messages = Plain(), Plain(stderr=as_json)
+    bars = Bars(messages, is_quiet=quiet)
+
+    def told(suite: str, done: int, total: int, so_far: Mapping[str, float]) -> None:
+        words = "  ".join(f"{name} {number(value)}" for name, value in so_far.items())
+        bars.reach(suite, done, total, words)
+        if bars.disable and not quiet:
+            messages.print(f"{suite} {done}/{total}  {words}".rstrip())
+
     try:
-        with EvaluationDisplay(messages, names, is_quiet=quiet) as display:
-            result = measure(config, path, experiment=EXPERIMENT if mlflow else None, told=display.show)
+        with bars:
+            result = measure(config, path, experiment=EXPERIMENT if mlflow else None, told=told)
     except (KeyboardInterrupt, SystemExit):
         messages.print(f"stopped; the same command goes on where it was, in {path}")
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Annotated, Any, TextIO, cast
 
@@ -58,11 +58,6 @@ class Lasting:
     def isatty(self) -> bool:
         """Whether it is a screen that can still be written."""
         return not self._is_over and self._stream.isatty()
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write each if that is possible."""
-        for line in lines:
-            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

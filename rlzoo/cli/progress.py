@@ -33,18 +33,20 @@ class Screen(Bars):
         self._plain, self._title, self._run = console, printable(title), run
         self._curves, self._ending = Curves(), ""
         columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        super().__init__(console, BarColumn(None), *columns, TextColumn("{task.description}"), expand=True)
-        self._bar = self.add_task("starting", total=steps)
+        super().__init__(console, BarColumn(None), *columns, TextColumn("{task.fields[words]}"), expand=True)
+        self._steps = steps
+        self._starting = self.add_task("", total=steps, words="starting")
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take one step's metrics into the view; step 0 begins a run."""
         if step == 0:
             self._curves = Curves()
-        if not self._begun:
+        if not self._bars:
+            self.remove_task(self._starting)
             self._plain.print(self._title, style="bold")
             self._add_steps_before(step)
         self._curves.add(metrics)
-        self.reach(self._bar, step, description=f"{metrics[SPEED]:,.0f} tok/s" if SPEED in metrics else "")
+        self.reach("steps", step, self._steps, f"{metrics[SPEED]:,.0f} tok/s" if SPEED in metrics else "")
 
     def _add_steps_before(self, step: int) -> None:
         """Of a run that is resumed."""
@@ -59,7 +61,7 @@ class Screen(Bars):
         """Leave the curves without the bar."""
         (task,) = self.tasks
         self._ending = f"{task.completed:.0f} of {task.total:.0f} steps in {timedelta(seconds=int(task.elapsed or 0))}"
-        self.live.transient = not self._begun
+        self.live.transient = not self._bars
         super().stop()
 
     def get_renderables(self) -> list[RenderableType]:

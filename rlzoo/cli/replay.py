@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Plugins, Quiet, loading, names_in
+from rlzoo.cli.options import AsJson, Configs, Overrides, Plugins, Quiet, loading, names_in
 from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, table
 
@@ -31,10 +31,8 @@ def replay(
     sweep_width: Annotated[bool, typer.Option("--sweep-width", help="Also each rule from 1/16 to 16 times its width.")] = False,
     skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out of what is reported.")] = 0,
     cosine: Annotated[bool, typer.Option(help="Measure the angle to the unclipped gradient, if weights were kept.")] = True,
-    config: Annotated[list[str] | None, typer.Option(help="Config with the policies' settings; later ones win.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policies, such as clip.drift=0.")
-    ] = None,
+    config: Configs = None,
+    set_: Overrides = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write; RUN/replay.html without it.")] = None,
@@ -42,7 +40,7 @@ def replay(
 ) -> None:
     """Judge one run's recorded rollouts by other rules: what each would have clipped of the same data."""
     with loading(is_quiet=quiet):
-        from rlzoo.cli.bars import counted
+        from rlzoo.cli.bars import Bars
         from rlzoo.lab.recorded import RecordedRun
         from rlzoo.lab.study import study
     recorded = RecordedRun.read(run)
@@ -51,9 +49,9 @@ def replay(
         check_page(page)
     names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`")
     policies = [_policy(recorded, name, config or [], set_ or [], plugin or []) for name in names]
-    with counted(is_quiet=quiet) as told:
+    with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = study(
-            recorded, policies, match=match, skip_steps=skip_steps, sweep_width=sweep_width, with_cosine=cosine, told=told
+            recorded, policies, match=match, skip_steps=skip_steps, sweep_width=sweep_width, with_cosine=cosine, told=bars.reach
         )
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.sweep import Child, Sweep
+    from rlzoo.lab.workers import SweepProcess
 
 
 @lasting_output()
@@ -60,15 +62,38 @@ def sweep(
 
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
     """Do the runs that are not done, under one MLflow run; those that failed."""
-    from rlzoo.cli.bars import SweepDisplay
+    from rlzoo.cli.bars import Bars
     from rlzoo.journal.tracking.runs import close_parent
     from rlzoo.lab.workers import run_children
+
+    bars = Bars(console, is_quiet=is_quiet)
+
+    def look(running: Sequence[SweepProcess]) -> None:
+        done = sum(child.config.steps for child in sweep.children if child.is_finished)
+        for child in (worker.child for worker in running):
+            metrics = child.last_metrics()
+            step = int(metrics.get("step", 0))
+            done += step
+            words = f"reward {metrics['reward/mean']:.2f}" if "reward/mean" in metrics else ""
+            bars.reach(child.name, step, child.config.steps, words)
+        bars.reach("all steps", done, sweep.total_steps)
+
+    def ended(child: Child, code: int) -> None:
+        bars.remove(child.name)
+        if is_quiet and child.is_finished:
+            return
+        finished = sum(other.is_finished for other in sweep.children)
+        metrics = child.last_metrics()
+        shown = {"accuracy": "eval/accuracy", "reward": "reward/mean", "clip": "clip/fraction"}
+        words = "  ".join(f"{word} {metrics[name]:.3f}" for word, name in shown.items() if name in metrics)
+        outcome = "finished" if child.is_finished else f"ended with exit code {code}"
+        console.print(f"{child.name} {outcome}  {words}  ({finished} of {len(sweep.children)})")
 
     parent = parent_of(sweep)
     status = "FAILED"
     try:
-        with SweepDisplay(console, sweep, is_quiet=is_quiet) as display:
-            failed = run_children(sweep.children, jobs, parent, display.look, display.ended)
+        with bars:
+            failed = run_children(sweep.children, jobs, parent, look, ended)
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"

@@ -15,7 +15,7 @@ import typer
 from rlzoo.cli.chart import clip_by_length
 from rlzoo.cli.completions import completions, is_due
 from rlzoo.cli.console import Plain, show_log
-from rlzoo.cli.options import Configs, Overrides, Plugins, lasting_output, loading
+from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
 from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def train(
     show_completions: Annotated[
         int, typer.Option(metavar="N", min=0, help="Print N of the responses after the first step and every tenth of the run.")
     ] = 0,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print only warnings, the held-out accuracy at both ends, and the run directory.")
-    ] = False,
+    quiet: Quiet = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check the run, print its complete configuration, and its plan on stderr; then stop."),
