@@ -33,7 +33,7 @@ def main() -> None:
             if step <= STEP:
                 display.show(step, metrics)
             if step == STEP:
-                console.print(display)
+                console.print(display.get_renderable())
 
         rlzoo.train(config, observe)
     console.save_svg(sys.argv[1], title="rlzoo train", code_format=FORMAT, unique_id="train")

@@ -83,13 +83,8 @@ def _cut(words: list[str]) -> str:
 
 def _as_dict(policy: type[ClipPolicy], outcomes: list[Outcome]) -> dict[str, Any]:
     laws = [
-        {
-            "law": outcome.law,
-            "status": outcome.status,
-            "detail": outcome.detail,
-            "inputs": None if outcome.inputs is None else _tensors(outcome.inputs),
-        }
-        for outcome in outcomes
+        {"law": each.law, "status": each.status, "detail": each.detail, "inputs": each.inputs and _tensors(each.inputs)}
+        for each in outcomes
     ]
     return {"policy": policy.name, "laws": laws}
 

@@ -8,11 +8,11 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from rich.table import Table
 from rich.text import Text
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, loading
+from rlzoo.cli.tables import table
 from rlzoo.support.redaction import redact
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
@@ -37,11 +37,11 @@ def doctor(as_json: AsJson = False) -> None:
 
 def show(findings: Mapping[str, str]) -> None:
     """Print findings as two columns."""
-    table = Table(box=None, pad_edge=False, show_header=False)
+    rows = table("<", "<", show_header=False)
     for name, found in findings.items():
         # plain text: rlzoo[extra] is no markup; a command is not folded, to be copied
-        table.add_row(name, Text(found.replace(": pip ", ":\npip ")))
-    Plain().print(table)
+        rows.add_row(name, Text(found.replace(": pip ", ":\npip ")))
+    Plain().print(rows)
 
 
 def examine() -> dict[str, str]:
@@ -63,10 +63,8 @@ def examine() -> dict[str, str]:
         findings["accelerator"] = "none; runs on the CPU"
     findings["cpu threads"] = str(torch.get_num_threads())
     zoo = load_zoo()
-    sources: dict[str, list[str]] = {}
-    for name, entry in zoo.entries.items():
-        sources.setdefault(entry.source, []).append(name)
-    findings |= {f"policies of {source}": ", ".join(names) for source, names in sources.items()}
+    for source in dict.fromkeys(entry.source for entry in zoo.entries.values()):
+        findings[f"policies of {source}"] = ", ".join(name for name, entry in zoo.entries.items() if entry.source == source)
     findings["plugins left out"] = "; ".join(problem.text for problem in zoo.problems) or "none"
     findings["configs"] = ", ".join(config_names())
     findings["MLflow store"] = redact(tracking_uri())

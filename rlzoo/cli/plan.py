@@ -22,12 +22,6 @@ from rlzoo.support.redaction import redact_settings
 def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False) -> None:
     """Check a run and show its plan: the configuration on stdout, the plan on stderr; with JSON, both on stdout.
 
-    Args:
-        config: the run.
-        devices: what to plan for; None for this machine.
-        as_json: print one JSON document.
-        resume: whether the run directory is there already.
-
     Raises:
         UserError: the run would fail; in one line.
     """

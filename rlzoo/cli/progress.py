@@ -4,20 +4,92 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from rlzoo.cli.bars import Bars
 from rlzoo.cli.console import Plain, printable
-from rlzoo.cli.curves import SHOWN, Curves
 
 SPEED = "throughput/tokens_per_second"
+WIDEST, NARROWEST = 40, 8  # characters of a sparkline
+
+
+class Shown(NamedTuple):
+    """A metric and how it is shown.
+
+    Example:
+        ``Shown("clip/fraction", "clip fraction", "clip")``
+    """
+
+    metric: str
+    label: str  # on a screen
+    word: str  # in a line
+    digits: int = 3
+
+    def number(self, value: float) -> str:
+        """Format a value with its digits."""
+        return f"{value:,.{self.digits}f}"
+
+
+SHOWN = (
+    Shown("reward/mean", "reward", "reward"),
+    Shown("eval/accuracy", "held-out accuracy", "accuracy"),
+    Shown("clip/fraction", "clip fraction", "clip"),
+    Shown("fairness/lre_max", "length error, LRE", "lre"),
+    Shown("learner/entropy", "entropy", "entropy"),
+    Shown("response/length_mean", "response length", "length", digits=1),
+)
+
+
+class Curves:
+    """The values of the metrics in `SHOWN` so far, each drawn as a sparkline with its first and its last value.
+
+    Example:
+        ``curves.add({"reward/mean": 0.5})``, and ``list(curves.lines(console))`` are lines to print.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Shown, list[float]] = {shown: [] for shown in SHOWN}
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take one step's metrics; one that was not measured keeps its value."""
+        for shown, values in self._values.items():
+            value = metrics.get(shown.metric, math.nan)
+            values.extend([value] if math.isfinite(value) else values[-1:])
+
+    def lines(self, console: Plain) -> Iterator[Text]:
+        """A line for each metric that was measured, as wide as the console at most."""
+        signs, arrow = ("▁▂▃▄▅▆▇█", "→") if console.encoding.startswith("utf") else (".:-=+*#@", "->")
+        measured = [(shown, values) for shown, values in self._values.items() if values]
+        rows = [(shown.label, shown.number(values[0]), shown.number(values[-1]), values) for shown, values in measured]
+        label, first, last = (max((len(row[column]) for row in rows), default=0) for column in range(3))
+        width = min(WIDEST, max(NARROWEST, console.width - label - first - last - len(arrow) - 6))
+        for name, begin, now, values in rows:
+            line = Text(f"{name:<{label}}  {sparkline(values, width, signs):<{width}}  ", no_wrap=True)
+            line.append(f"{begin:>{first}} {arrow} ", style="dim").append(f"{now:>{last}}", style="bold")
+            line.truncate(console.width)
+            yield line
+
+
+def sparkline(values: Sequence[float], width: int, signs: str) -> str:
+    """Draw values as a row of signs from the lowest to the highest, each the mean of about equally many values.
+
+    Example:
+        >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█")
+        '▁▂▃▄▅▆▇█'
+    """
+    means = [part.mean() for part in np.array_split(values, min(width, len(values)))]
+    low, high = min(means), max(means)
+    scale = (len(signs) - 1) / (high - low) if high > low else 0.0
+    return "".join(signs[round((mean - low) * scale)] for mean in means)
 
 
 class Screen(Bars):
@@ -42,9 +114,10 @@ class Screen(Bars):
         if step == 0:
             self._curves = Curves()
         if not self._bars:
-            self.remove_task(self._starting)
             self._plain.print(self._title, style="bold")
             self._add_steps_before(step)
+            self._bars["steps"] = self._starting
+            self.advance(self._starting, step)
         self._curves.add(metrics)
         self.reach("steps", step, self._steps, f"{metrics[SPEED]:,.0f} tok/s" if SPEED in metrics else "")
 
@@ -71,26 +144,6 @@ class Screen(Bars):
         return [top, *list(self._curves.lines(self._plain))[:room]]
 
 
-class Lines:
-    """A line per step, for a file or a pipe.
-
-    Example:
-        ``train(config, Lines(console, "a run", steps=40).show)``
-    """
-
-    def __init__(self, console: Plain, title: str, steps: int) -> None:
-        self._console, self._title, self._steps = console, printable(title), steps
-
-    def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print one step's metrics."""
-        if self._title:
-            self._console.print(self._title)
-            self._title = ""
-        words = [f"{each.word} {each.number(metrics[each.metric])}" for each in SHOWN if each.metric in metrics]
-        words += [f"{metrics[SPEED]:,.0f} tok/s"] if SPEED in metrics else []
-        self._console.print("  ".join([f"step {step}/{self._steps}", *words]))
-
-
 @contextmanager
 def shown(
     console: Plain,
@@ -103,18 +156,21 @@ def shown(
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     """Show a run inside the block, as fits where the output goes; call the result with each step and its metrics.
 
-    Args:
-        console: what to print on.
-        title: of the run.
-        steps: how many it has.
-        is_quiet: show nothing.
-        as_json: print a JSON object per step, as in ``metrics.jsonl``; null for numbers that JSON does not have.
-        run: its directory, with the steps before if it is resumed.
+    A title and a number of steps are shown, or a JSON object per step as in ``metrics.jsonl``, null for numbers that JSON does
+    not have. ``run`` is the directory with the steps before, if there are any.
     """
+    titles = [printable(title)]  # printed with the first step
 
     def print_json(step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         console.out(json.dumps({"step": step, **finite}), highlight=False)
+
+    def print_line(step: int, metrics: Mapping[str, float]) -> None:
+        while titles:
+            console.print(titles.pop())
+        words = [f"{each.word} {each.number(metrics[each.metric])}" for each in SHOWN if each.metric in metrics]
+        words += [f"{metrics[SPEED]:,.0f} tok/s"] if SPEED in metrics else []
+        console.print("  ".join([f"step {step}/{steps}", *words]))
 
     if is_quiet:
         yield lambda step, metrics: None
@@ -124,4 +180,4 @@ def shown(
         with Screen(console, title, steps, run) as screen:
             yield screen.show
     else:
-        yield Lines(console, title, steps).show
+        yield print_line

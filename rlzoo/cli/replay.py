@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Configs, Overrides, Plugins, Quiet, loading, names_in
+from rlzoo.cli.options import AsJson, Configs, Plugins, Quiet, loading, names_in
 from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, table
 
@@ -32,7 +32,9 @@ def replay(
     skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out of what is reported.")] = 0,
     cosine: Annotated[bool, typer.Option(help="Measure the angle to the unclipped gradient, if weights were kept.")] = True,
     config: Configs = None,
-    set_: Overrides = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policies, such as clip.drift=0.")
+    ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write; RUN/replay.html without it.")] = None,

@@ -73,7 +73,6 @@ def train(
         raise UserError(f"--show-completions: not with {other}; every response is in rollouts/*.jsonl of the run directory")
     with loading(is_quiet=quiet):
         from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
-        from rlzoo.cli.resume import check_unchanged, run_to_resume
         from rlzoo.config.run_config import RunConfig
         from rlzoo.planner.preflight import check
         from rlzoo.training.checks import check_plugins_unchanged
@@ -103,23 +102,49 @@ def train(
         _train(run, resume, allow_changed_plugin, quiet, as_json, show_completions)
 
 
+def run_to_resume(output: Path | None) -> tuple[Path]:
+    """The configuration a run was started with, as the one file to compose from."""
+    if output is None:
+        raise UserError("--resume goes on with the run in --output: name its directory")
+    if not (output / "config.yaml").is_file():
+        raise UserError(f"--resume: {str(output)!r} holds no run: it has no config.yaml")
+    return (output / "config.yaml",)
+
+
+def check_unchanged(before: RunConfig, after: RunConfig) -> None:
+    """Refuse settings that would make another run of it."""
+    from rlzoo.journal.tracking.record import flatten
+    from rlzoo.support.redaction import redact_settings
+
+    # without secrets, which the configuration in the run directory does not have
+    old, new = (flatten(redact_settings(config.model_dump(mode="json"))) for config in (before, after))
+    free = () if before.learner.schedule == "constant" else ("steps",)
+    allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
+    different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    changed = [key for key in different if not key.startswith(allowed)]
+    for key in different:
+        if key not in changed:
+            logger.info("--resume: %s was %r and is %r from now on", key, old.get(key), new.get(key))
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a run goes on with the settings it was "
+            f"started with, but for {', '.join(name.rstrip('.') for name in allowed)}"
+        )
+
+
 def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: bool, as_json: bool, num_shown: int) -> None:
-    """Train in this process, which is one of several if a launcher has started it."""
+    """Train in this process, which is one of several if a launcher has started it; only the first one prints."""
+    from rlzoo.cli.progress import shown
+
     is_main = os.environ.get("RANK", "0") == "0"
     show_log((logging.WARNING if is_quiet or as_json else logging.INFO) if is_main else logging.ERROR)
     announce_plugins(run)
-    if not is_main:
-        from rlzoo.training.train import train as learn
-
-        learn(run, resume=resume, allow_changed_plugin=allow_changed_plugin)
-        return
-    from rlzoo.cli.progress import shown
-
     path = run.output
     assert path is not None, "named before"
     console = Plain()
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
-    with shown(console, title, run.steps, run=path, is_quiet=is_quiet, as_json=as_json) as show:
+    with shown(console, title, run.steps, run=path, is_quiet=is_quiet or not is_main, as_json=as_json) as show:
         from rlzoo.training.train import train as learn  # takes seconds, seen on the display
 
         def observe(step: int, metrics: Mapping[str, float]) -> None:
@@ -128,7 +153,8 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
                 console.print(completions(path, step, num_shown))
 
         result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin)
-    _print_result(console, result, is_quiet=is_quiet, as_json=as_json)
+    if is_main:
+        _print_result(console, result, is_quiet=is_quiet, as_json=as_json)
 
 
 def announce_plugins(run: RunConfig) -> None:

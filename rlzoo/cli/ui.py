@@ -36,8 +36,19 @@ def ui(
     _refuse_without_checks()
     host = host.removeprefix("[").removesuffix("]")
     addresses = _addresses(host, port)
-    if not all(_is_loopback(address) for _, address in addresses):
-        _open_to_others(host, allow_remote)
+    is_local = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for _, address in addresses)
+    if not is_local and not allow_remote:
+        raise UserError(
+            f"--host {host!r} can be reached from other machines, and MLflow asks nobody who they are; use a tunnel "
+            f"(ssh -L) to {HOST}, or add --allow-remote"
+        )
+    if not is_local:
+        print(
+            f"warning: whoever reaches this machine at {host!r} can read, change and delete every run without a password. "
+            "MLflow answers to localhost and private addresses; MLFLOW_SERVER_ALLOWED_HOSTS names others.",
+            file=sys.stderr,
+            flush=True,
+        )
     for family, address in addresses:
         with socket.socket(family) as probe:
             if probe.connect_ex((address, port)) == 0:
@@ -69,21 +80,3 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
     except (socket.gaierror, UnicodeError) as error:
         raise UserError(f"--host {host!r} is no name or address of this machine") from error
     return [(family, str(address[0])) for family, _, _, _, address in found]
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _open_to_others(host: str, allow_remote: bool) -> None:
-    if not allow_remote:
-        raise UserError(
-            f"--host {host!r} can be reached from other machines, and MLflow asks nobody who they are; use a tunnel "
-            f"(ssh -L) to {HOST}, or add --allow-remote"
-        )
-    print(
-        f"warning: whoever reaches this machine at {host!r} can read, change and delete every run without a password. "
-        "MLflow answers to localhost and private addresses; MLFLOW_SERVER_ALLOWED_HOSTS names others.",
-        file=sys.stderr,
-        flush=True,
-    )

@@ -84,14 +84,8 @@ def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def with_secrets_of(given: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they were written down, with the values that were left out as they are given now."""
-    whole = dict(written)
-    for key, value in written.items():
-        if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
-            whole[key] = with_secrets_of(given[key], value)
-        elif key in given and REDACTED in str(value):
-            whole[key] = given[key]
-    return whole
+    """Return settings as they were written, those that hold a secret as they are given now."""
+    return {key: given[key] if key in given and REDACTED in str(value) else value for key, value in written.items()}
 
 
 def without_userinfo(uri: str) -> str:
@@ -144,12 +138,12 @@ class RedactingFilter(logging.Filter):
 
 def _redacted(value: Any, name: str) -> Any:
     """A value of that name; what is inside one that is named secret is secret too."""
-    is_secret = is_secret_name(name)
     if isinstance(value, Mapping):
-        return {key: _redacted(item, name if is_secret else str(key)) for key, item in value.items()}
+        return {key: _redacted(item, name if is_secret_name(name) else str(key)) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_redacted(item, name) for item in value]
-    if isinstance(value, str):
-        return REDACTED if is_secret and value else redact(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return REDACTED if is_secret and is_number and not name.lower().endswith(_OR_NUMBERS) else value
+    if isinstance(value, bool) or value in (None, ""):
+        return value
+    if is_secret_name(name) and (isinstance(value, str) or not name.lower().endswith(_OR_NUMBERS)):
+        return REDACTED
+    return redact(value) if isinstance(value, str) else value

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.curves import SHOWN, Curves, sparkline
+from rlzoo.cli.progress import SHOWN, Curves, sparkline
 
 SIGNS = "▁▂▃▄▅▆▇█"
 

@@ -10,8 +10,7 @@ import time
 import pytest
 
 from rlzoo.cli.console import Plain, folded
-from rlzoo.cli.curves import SHOWN
-from rlzoo.cli.progress import Screen, shown
+from rlzoo.cli.progress import SHOWN, Screen, shown
 
 TITLE = "fspo on arithmetic, model embedded, seed 0"
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import pytest
 
-from rlzoo.cli.curves import SHOWN
+from rlzoo.cli.progress import SHOWN
 from rlzoo.journal.run_directory import read_metrics
 from tests.cli.terminal import Pseudo
 

@@ -99,6 +99,7 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
         "pad_token": None,
         "secret": 5,
         "per_token": 5,
+        "api_token": "12345678",
         "pool": "token",
     }
     expected = {
@@ -116,13 +117,14 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
         "pad_token": None,
         "secret": REDACTED,
         "per_token": 5,
+        "api_token": REDACTED,
         "pool": "token",
     }  # fmt: skip
     assert redact_settings(settings) == expected
     assert settings["judge"]["api_key"] == "abc", "the settings themselves stay"
     assert [*redacted_keys(expected)] == [
         "judge.api_key", "judge.url", "judge.HF_TOKEN", "judge.credentials.user", "task.reward.tokenSecret",
-        "task.reward.db_pass", "task.reward.PGPASSWORD", "tokens", "secret",
+        "task.reward.db_pass", "task.reward.PGPASSWORD", "tokens", "secret", "api_token",
     ]  # fmt: skip
 
 
