@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rlzoo import RunConfig, UserError, load_zoo
-from rlzoo.cli.resume import check_unchanged
+from rlzoo.cli.train import check_unchanged
 from rlzoo.discovery import distinct
 from rlzoo.lab.sweep import Sweep
 from rlzoo.zoo import _warn_once, find_policies

@@ -13,8 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from rlzoo.cli.display import Plain
-from rlzoo.cli.progress import Screen, Silent
+from rlzoo.cli.console import Plain
+from rlzoo.cli.progress import shown
 from rlzoo.journal.run_directory import read_metrics
 
 SECONDS = 20.0  # to measure for
@@ -22,12 +22,12 @@ SECONDS = 20.0  # to measure for
 Row = dict[str, float]
 
 
-def spent(display: Silent, rows: list[Row], pause: float) -> tuple[float, float]:
-    """Processor time and time of a loop that shows the rows again and again."""
+def spent(rows: list[Row], pause: float, *, is_quiet: bool) -> tuple[float, float]:
+    """Processor time and time of a loop that shows the rows again and again, or nothing."""
     started, begun, step = time.perf_counter(), time.process_time(), 0
-    with display:
+    with shown(Plain(), "a run", 10**6, is_quiet=is_quiet) as show:
         while time.perf_counter() - started < SECONDS:
-            display.show(step, rows[step % len(rows)])
+            show(step, rows[step % len(rows)])
             step += 1
             time.sleep(pause)
         return time.process_time() - begun, time.perf_counter() - started
@@ -48,9 +48,9 @@ def main() -> None:
     threading.Thread(target=read, args=(ours,), daemon=True).start()
     out = sys.stdout
     with os.fdopen(theirs, "w") as terminal:
-        nothing, _ = spent(Silent(), rows, pause)
+        nothing, _ = spent(rows, pause, is_quiet=True)
         sys.stdout = terminal
-        cost, seconds = spent(Screen(Plain(), "a run", 10**6), rows, pause)
+        cost, seconds = spent(rows, pause, is_quiet=False)
         sys.stdout = out
     share = (cost - nothing) / seconds
     print(f"steps of {pause:.2f} s: {share:.2%} of the time, {1000 * share * pause:.2f} ms of a step")

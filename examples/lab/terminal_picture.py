@@ -13,7 +13,7 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 
 import rlzoo
-from rlzoo.cli.display import Plain
+from rlzoo.cli.console import Plain
 from rlzoo.cli.progress import Screen
 
 STEP = 24  # of 40
@@ -33,7 +33,7 @@ def main() -> None:
             if step <= STEP:
                 display.show(step, metrics)
             if step == STEP:
-                console.print(display)
+                console.print(display.get_renderable())
 
         rlzoo.train(config, observe)
     console.save_svg(sys.argv[1], title="rlzoo train", code_format=FORMAT, unique_id="train")

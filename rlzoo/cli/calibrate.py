@@ -2,52 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rlzoo.cli.display import Plain
-from rlzoo.cli.progress import display_for
-from rlzoo.config.run_config import RunConfig
+import typer
+
+from rlzoo.cli.console import Plain
+from rlzoo.cli.exits import FAILED
+from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
 from rlzoo.errors import UserError
-from rlzoo.lab.calibrate import Pilot, calibrate, nearest, overlay
-from rlzoo.lab.replay import widths_of
+
+if TYPE_CHECKING:
+    from rlzoo.lab.calibrate import Pilot
 
 
-def run_calibration(
-    *,
-    clip: str,
-    target: float,
-    configs: Sequence[str],
-    overrides: Sequence[str],
-    plugins: Sequence[str],
-    seed: int | None,
-    steps: int,
-    max_pilots: int,
-    output: Path | None,
-    is_quiet: bool = False,
-) -> bool:
-    """Calibrate a policy; whether the wanted clip fraction was met."""
+@lasting_output()
+def calibrate(
+    clip: Annotated[str, typer.Option(help="Clip policy with a width.")],
+    target: Annotated[
+        float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of the responses to clip.")
+    ] = 0.1,
+    config: Configs = None,
+    set_: Overrides = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the pilots.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Rollout batches of a pilot.")] = 10,
+    pilots: Annotated[int, typer.Option(min=1, max=50, help="Pilots at most.")] = 6,
+    output: Annotated[Path | None, typer.Option(help="Config file to write; NAME-calibrated.yaml without it.")] = None,
+    plugin: Plugins = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find the width that clips a wanted share of the responses, by short pilot runs, and write it as a config."""
     path = output or Path(f"{clip}-calibrated.yaml")
     if path.exists():
         raise UserError(f"{str(path)!r} exists; name another file with --output, or remove it")
     if not path.parent.is_dir():
         raise UserError(f"--output {str(path)!r}: there is no folder {str(path.parent)!r}")
-    config = RunConfig.compose(configs, clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps)
+    with loading(is_quiet=quiet):
+        from rlzoo.cli.progress import shown
+        from rlzoo.config.run_config import RunConfig
+        from rlzoo.lab.calibrate import calibrate as find_width
+        from rlzoo.lab.calibrate import nearest, overlay
+        from rlzoo.lab.replay import widths_of
+    run = RunConfig.compose(config or [], clip=clip, overrides=set_ or [], plugins=plugin or [], seed=seed, steps=steps)
     console = Plain()
 
     def told(pilot: Pilot) -> None:
         widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(pilot.policy).items())
-        display.say(f"clip fraction {pilot.clip_fraction:.3f} with {widths}")
+        if not quiet:
+            console.print(f"clip fraction {pilot.clip_fraction:.3f} with {widths}")
 
-    title = f"pilots of {steps} steps: {config.clip.name} on {config.task.name}"
-    with display_for(console, title, steps, is_quiet=is_quiet) as display:
-        pilots = calibrate(config, target, max_pilots=max_pilots, told=told, observer=display.show)
-    best = nearest(pilots)
-    path.write_text(overlay(best, config), encoding="utf-8")
+    title = f"pilots of {steps} steps: {run.clip.name} on {run.task.name}"
+    with shown(console, title, steps, is_quiet=quiet) as show:
+        tried = find_width(run, target, max_pilots=pilots, told=told, observer=show)
+    best = nearest(tried)
+    path.write_text(overlay(best, run), encoding="utf-8")
     console.print(f"wrote {path}; use it with: rlzoo train --config {path}")
     if not best.is_met:
         console.print(
-            f"the nearest of {len(pilots)} pilots clipped {best.clip_fraction:.3f}, not {target}; try more with --pilots",
+            f"the nearest of {len(tried)} pilots clipped {best.clip_fraction:.3f}, not {target}; try more with --pilots",
             style="red",
         )
-    return best.is_met
+        raise typer.Exit(FAILED)

@@ -3,62 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
-from rich.segment import Segment
 from rich.table import Table
 
-from rlzoo.cli.tables import number
+from rlzoo.cli.console import Plain
+from rlzoo.cli.tables import number, table
 
 if TYPE_CHECKING:
     from rlzoo.measure.profile import LengthProfile
 
-WIDTH = 40  # characters of a bar, where there is room
-
-NARROWEST = 10
-
-
-class IntervalBar:
-    """A bar from 0 to a value, its interval drawn over it; plain signs where the terminal has no others.
-
-    Example:
-        A value of a half of the largest, known to within a tenth: ``━━━━━━━━━━━━━━━━├──┼──┤``.
-    """
-
-    def __init__(self, value: float, low: float, high: float, largest: float) -> None:
-        self._ends = [min(1.0, part / largest) for part in (low, value, high)]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it."""
-        bar, line, left, right, middle = "━─├┤┼" if options.encoding.startswith("utf") else "=-|||"
-        width = min(WIDTH, options.max_width - 1)
-        low, value, high = (round(width * end) for end in self._ends)
-        signs = [bar if place < value else " " for place in range(width + 1)]
-        for place in range(low, high + 1):
-            signs[place] = line
-        signs[low], signs[high], signs[value] = left, right, middle
-        yield Segment("".join(signs).rstrip())
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """As wide as the longest bar."""
-        return Measurement(NARROWEST, WIDTH + 1)
+WIDEST, NARROWEST = 40, 10  # characters of a bar
+BESIDE = 34  # characters of the lengths and the numbers
 
 
-def clip_by_length(profile: LengthProfile) -> Table:
+def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
     """A row for each length bin that holds any response: lengths, bar with a 95 % interval, and the numbers."""
-    table = Table(box=None, pad_edge=False, show_header=False, title="clip fraction by response length", title_justify="left")
-    table.title_style = "bold"
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()  # what gives way on a narrow screen
-    table.add_column(no_wrap=True)
+    rows = table(">", "<", "<", title="clip fraction by response length", show_header=False)
     both = profile.both
-    known = [high for high in both.high if not math.isnan(high)]
-    largest = max([0.01, *known])
+    largest = max([0.01, *(high for high in both.high if not math.isnan(high))])
+    width = max(NARROWEST, min(WIDEST, console.width - BESIDE))
+    signs = "━─├┤┼" if console.encoding.startswith("utf") else "=-|||"
     for k, label in enumerate(profile.bin_labels()):
         if both.count[k]:
-            numbers = (both.fraction[k], both.low[k], both.high[k])
-            share, low, high = map(number, numbers)
-            table.add_row(label, IntervalBar(*numbers, largest), f"{share} [{low}, {high}]")
-    return table
+            low, share, high = both.low[k], both.fraction[k], both.high[k]
+            ends = [round(width * min(1.0, part / largest)) for part in (low, share, high)]
+            rows.add_row(label, interval_bar(ends, signs), f"{number(share)} [{number(low)}, {number(high)}]")
+    return rows
+
+
+def interval_bar(ends: Sequence[int], signs: str) -> str:
+    """Draw a bar from 0 to a value, with its interval over it; the ends are the low, the value and the high.
+
+    Example:
+        >>> interval_bar([16, 19, 22], "━─├┤┼")
+        '━━━━━━━━━━━━━━━━├──┼──┤'
+    """
+    low, value, high = ends
+    drawn = [signs[0]] * low + [signs[1]] * (high - low + 1)
+    for place, sign in zip((low, high, value), signs[2:], strict=True):
+        drawn[place] = sign
+    return "".join(drawn)

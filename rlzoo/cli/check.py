@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Table
+import typer
 from rich.text import Text
-from torch import Tensor
 
-from rlzoo.cli.display import Plain
-from rlzoo.policy import ClipPolicy, with_defaults
-from rlzoo.testing import LAWS, Outcome, check
-from rlzoo.testing.data import ALL_FIELDS
-from rlzoo.types import ClipInputs
-from rlzoo.zoo import find_policies
+from rlzoo.cli.console import Plain
+from rlzoo.cli.exits import FAILED
+from rlzoo.cli.options import AsJson, loading
+from rlzoo.cli.tables import table
+
+if TYPE_CHECKING:
+    from rlzoo.policy import ClipPolicy
+    from rlzoo.testing import Outcome
+    from rlzoo.types import ClipInputs
 
 STYLES = {"pass": "green", "fail": "bold red", "opted out": "dim"}
 SHOWN = 8  # rows and tokens of a failing input that are printed
 
 
-def check_policies(name: str, as_json: bool) -> bool:
-    """Check one policy, or every policy of a plugin file or folder; whether all laws hold."""
+def clips_check(
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A policy's name, or a plugin file or folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Hold a policy to the laws every rule keeps; exit code 1 if it breaks one."""
+    with loading():
+        from rlzoo.policy import with_defaults
+        from rlzoo.testing import check
+        from rlzoo.zoo import find_policies
     console = Plain()
     reports = []
     for policy in find_policies(name):
@@ -33,20 +42,21 @@ def check_policies(name: str, as_json: bool) -> bool:
             _print(console, policy, outcomes, time.perf_counter() - started)
     if as_json:
         print(json.dumps([_as_dict(policy, outcomes) for policy, outcomes in reports], indent=2))
-    return all(outcome.status != "fail" for _, outcomes in reports for outcome in outcomes)
+    if any(outcome.status == "fail" for _, outcomes in reports for outcome in outcomes):
+        raise typer.Exit(FAILED)
 
 
 def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], seconds: float) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "law", "", ""):
-        table.add_column(column, overflow="fold")
+    from rlzoo.testing import LAWS
+
+    rows = table("<", "<law", "<", "<")
     for number, (law, outcome) in enumerate(zip(LAWS, outcomes, strict=True), start=1):
-        table.add_row(str(number), law.name, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
+        rows.add_row(str(number), law.name, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
     statements = {law.name: law.statement for law in LAWS}
     failed = [outcome for outcome in outcomes if outcome.status == "fail"]
     opted_out = sum(outcome.status == "opted out" for outcome in outcomes)
     console.print(Text.assemble((policy.name, "bold"), f"  {policy.paper}"))  # plain text: brackets are no markup
-    console.print(table)
+    console.print(rows)
     for outcome in failed:
         console.print(f"\n{outcome.law}: {statements[outcome.law]}", style="bold")
         if outcome.inputs is not None:
@@ -56,40 +66,31 @@ def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], se
 
 
 def describe(inputs: ClipInputs) -> str:
-    """Inputs as a person reads them: log-ratios, advantages and mask, a row per response."""
+    """Inputs as a person reads them: a row per response with its advantages and log-ratios, a dash where it is masked."""
     lines = []
-    size, length = inputs.log_probs.shape
-    for row in range(min(size, SHOWN)):
-        mask = inputs.response_mask[row, :SHOWN]
-        ratio = inputs.log_probs[row, :SHOWN] - inputs.old_log_probs[row, :SHOWN]
-        tokens = " ".join(
-            f"{value:+.3g}" if shown else "masked" for value, shown in zip(ratio.tolist(), mask.tolist(), strict=True)
-        )
-        more = f" ... {length - SHOWN} more" if length > SHOWN else ""
-        lines.append(f"  A = {_numbers(inputs.advantages[row])}: log-ratios {tokens}{more}")
-    if size > SHOWN:
-        lines.append(f"  ... {size - SHOWN} more rows")
+    for row in range(min(len(inputs.log_probs), SHOWN)):
+        mask = inputs.response_mask[row].tolist()
+        ratios = (inputs.log_probs - inputs.old_log_probs)[row].tolist()
+        tokens = [f"{ratio:+.3g}" if shown else "-" for ratio, shown in zip(ratios, mask, strict=True)]
+        advantages = [f"{value:+.3g}" for value in inputs.advantages[row].tolist()]
+        lines.append(f"  A = {_cut(advantages)}: log-ratios {_cut(tokens)}")
     return "\n".join(lines)
 
 
-def _numbers(values: Tensor) -> str:
-    shown = [f"{value:+.3g}" for value in values.tolist()[:SHOWN]]
-    return shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
+def _cut(words: list[str]) -> str:
+    return " ".join([*words[:SHOWN], *(["..."] if len(words) > SHOWN else [])])
 
 
 def _as_dict(policy: type[ClipPolicy], outcomes: list[Outcome]) -> dict[str, Any]:
     laws = [
-        {
-            "law": outcome.law,
-            "status": outcome.status,
-            "detail": outcome.detail,
-            "inputs": None if outcome.inputs is None else _tensors(outcome.inputs),
-        }
-        for outcome in outcomes
+        {"law": each.law, "status": each.status, "detail": each.detail, "inputs": each.inputs and _tensors(each.inputs)}
+        for each in outcomes
     ]
     return {"policy": policy.name, "laws": laws}
 
 
 def _tensors(inputs: ClipInputs) -> dict[str, Any]:
     """Inputs as plain lists; those of the extreme law are long and are cut to `SHOWN`."""
+    from rlzoo.testing.data import ALL_FIELDS
+
     return {name: getattr(inputs, name)[:SHOWN, :SHOWN].tolist() for name in ALL_FIELDS}

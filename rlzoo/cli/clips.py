@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from rlzoo.cli.display import Plain
-from rlzoo.policy import NAMED, ClipPolicy, required_fields
-from rlzoo.zoo import Entry, load_zoo
+from rlzoo.cli.console import Plain
+from rlzoo.cli.options import AsJson, Plugins, loading
+from rlzoo.cli.tables import table
 
-FULL = 88  # characters of a docstring's line that another one goes on
+if TYPE_CHECKING:
+    from rlzoo.policy import ClipPolicy
+    from rlzoo.zoo import Entry
 
 
-def list_policies(plugins: Sequence[str], as_json: bool) -> None:
-    """Print every policy: name, scope, defaults, paper, where from if not from rlzoo, and one line on what it does."""
-    entries = load_zoo(plugins).entries.values()
+def clips_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
+    """List the installed clip policies."""
+    with loading():
+        from rlzoo.zoo import load_zoo
+    entries = load_zoo(plugin or []).entries.values()
     rows = [_summary(entry) for entry in entries]
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -33,9 +36,14 @@ def list_policies(plugins: Sequence[str], as_json: bool) -> None:
         console.print(Padding(Text(row["what it does"]), (0, 0, 0, 6)))
 
 
-def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
-    """Print one policy's docstring, its settings and the metrics to watch."""
-    zoo = load_zoo(plugins)
+def clips_show(
+    name: Annotated[str, typer.Argument(help="A policy's name.")], plugin: Plugins = None, as_json: AsJson = False
+) -> None:
+    """Show a policy: its formula, settings with bounds and defaults, metrics to watch, reference."""
+    with loading():
+        from rlzoo.policy import required_fields
+        from rlzoo.zoo import load_zoo
+    zoo = load_zoo(plugin or [])
     policy = zoo[name]
     fields = settings(policy)
     if as_json:
@@ -49,18 +57,15 @@ def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
         return
     console = Plain()
     console.print(Text.assemble((name, "bold"), f"  {zoo.entries[name].source}  {policy.paper}\n"))
-    doc = inspect.getdoc(policy) or ""
-    console.print(_rejoined(doc) if console.is_screen else doc)
-    table = Table(title="\nSettings (--set clip.NAME=VALUE)", title_justify="left", box=None, pad_edge=False)
-    longest = max((len(word) for field in fields for word in field["allowed"].split()), default=0)
-    for column in ("name", "default", "allowed", "meaning"):
-        table.add_column(column, overflow="fold", min_width=longest if column == "allowed" else None)
+    console.print(inspect.getdoc(policy) or "")
+    rows = table("<name", "<default", "<allowed", "<meaning", title="\nSettings (--set clip.NAME=VALUE)")
+    rows.columns[2].min_width = max((len(word) for field in fields for word in field["allowed"].split()), default=None)
     required = required_fields(policy)
     for field in fields:
         default = "required" if field["name"] in required else json.dumps(field["default"])
         cells = (field["name"], default, field["allowed"], field["description"])
-        table.add_row(*map(Text, cells))  # plain text: brackets in a description are no markup
-    console.print(table)
+        rows.add_row(*map(Text, cells))  # plain text: brackets in a description are no markup
+    console.print(rows)
     for title, notes in (("Watch these metrics", policy.watch), ("Laws it opts out of", policy.exempt)):
         if notes:
             console.print(f"\n{title}", style="bold")
@@ -68,22 +73,10 @@ def show_policy(name: str, plugins: Sequence[str], as_json: bool) -> None:
             console.print(Padding(Text(f"{key}: {text}"), (0, 0, 0, 2)))
 
 
-def _rejoined(doc: str) -> str:
-    """A docstring whose sentences go on where its lines were full, to be folded anew; formulas stay as they are."""
-    lines: list[str] = []
-    is_formula = False
-    for line in doc.split("\n"):
-        if line and not line[0].isspace():
-            is_formula = line == "Formula:"
-        elif lines and line and len(lines[-1]) > FULL and not is_formula:
-            lines[-1] += f" {line.lstrip()}"
-            continue
-        lines.append(line)
-    return "\n".join(lines)
-
-
 def settings(policy: type[ClipPolicy]) -> list[dict[str, Any]]:
     """A policy's fields with defaults, bounds and descriptions, from its JSON schema."""
+    from rlzoo.policy import required_fields
+
     required = required_fields(policy)
     defaults = {name: field.get_default() for name, field in policy.model_fields.items()} if required else policy().model_dump()
     properties = policy.model_json_schema()["properties"]
@@ -112,6 +105,8 @@ def _allowed(schema: dict[str, Any]) -> str:
 
 
 def _summary(entry: Entry) -> dict[str, str]:
+    from rlzoo.policy import NAMED
+
     policy = entry.policy
     defaults = {name: policy.model_fields[name].get_default(call_default_factory=True) for name in NAMED}
     return {

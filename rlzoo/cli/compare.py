@@ -4,55 +4,57 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
+import typer
 
-from rlzoo.cli.display import Plain, counted
+from rlzoo.cli.console import Plain
+from rlzoo.cli.options import AsJson, Quiet, loading
 from rlzoo.cli.pages import check_page, write_page
-from rlzoo.cli.tables import interval, number, signed
+from rlzoo.cli.tables import interval, number, signed, table
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.record import run_id_of
-from rlzoo.journal.tracking.runs import common_parent, log_artifact
-from rlzoo.lab.races import SCORES, Race, race
+
+if TYPE_CHECKING:
+    from rlzoo.lab.races import Race
 
 MANY = 4  # contenders; of more, only the pairs with the best are shown
 
 
 def compare(
-    paths: Sequence[Path],
-    *,
-    as_json: bool,
-    report: Path | None,
-    match: float | None = 0.1,
-    skip_steps: int = 0,
-    is_quiet: bool = False,
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold some, such as a sweep's.")],
+    match: Annotated[
+        float, typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Clip fraction at which to compare fairness.")
+    ] = 0.1,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out of fairness.")] = 0,
+    as_json: AsJson = False,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write; compare.html beside the runs without it.")] = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Compare runs, show what came of it, and add the report to the sweep's run in MLflow if they have one.
-
-    Raises:
-        UserError: there is nothing to compare, or nowhere to put the report.
-    """
-    page = report or Path(os.path.commonpath([path.resolve() for path in paths])) / "compare.html"
+    """Compare runs by policy: scores with intervals, pairs, fairness by length, time and memory."""
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise UserError(f"--report {str(report)!r}: give the name of a file, in a folder that exists")
-    if report is not None or not as_json:
+    beside = Path(os.path.commonpath([path.resolve() for path in runs])) / "compare.html"
+    page = report or (None if as_json else beside)
+    if page:
         check_page(page)
-    console = Plain()
-    with counted(is_quiet=is_quiet) as told:
-        result = race(paths, match=match, skip_steps=skip_steps, told=told)
+    with loading(is_quiet=quiet):
+        from rlzoo.cli.bars import Bars
+        from rlzoo.journal.tracking.record import run_id_of
+        from rlzoo.journal.tracking.runs import common_parent, log_artifact
+        from rlzoo.lab.races import race
+    with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
+        result = race(runs, match=match, skip_steps=skip_steps, told=bars.reach)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:
-        _print(console, result)
-    if report is not None or not as_json:
+        _print(Plain(), result)
+    if page:
         from rlzoo.lab.reports import race_report
 
         write_page(page, race_report(result))
-        messages = Plain(stderr=as_json)
-        messages.print(f"report {os.path.relpath(page)}")
+        Plain(stderr=as_json).print(f"report {os.path.relpath(page)}")
         ids = [run_id_of(run.path) for contender in result.contenders for run in contender.runs]
         parent = common_parent([run_id for run_id in ids if run_id])
         if parent:
@@ -60,15 +62,16 @@ def compare(
 
 
 def _print(console: Plain, result: Race) -> None:
+    from rlzoo.lab.races import SCORES
+
     console.print(f"score: {SCORES[result.metric]}")
-    table = Table(box=None, pad_edge=False)
     matched = "" if result.match is None else f"lre@{result.match:g}"
-    for column in ("policy", "seeds", "mean", "gain", "IQM", "95 %", "clip", matched, "noise", "len", "s"):
-        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column != "policy")
+    numbers = (f">{column}" for column in ("seeds", "mean", "gain", "IQM", "95 %", "clip", matched, "noise", "len", "s"))
+    rows = table("<policy", *numbers)
     for contender in result.contenders:
         errors = [profile.lre_max for profile in contender.matched if profile.lre_max is not None]
         noise = [profile.lre_noise for profile in contender.matched if profile.lre_noise is not None]
-        table.add_row(
+        rows.add_row(
             contender.label,
             str(contender.score.num_seeds),
             number(contender.score.mean),
@@ -81,12 +84,10 @@ def _print(console: Plain, result: Race) -> None:
             f"{contender.mean('response/length_mean', 0.25) or 0:.0f}",
             f"{fmean(run.seconds for run in contender.runs):.0f}",
         )
-    console.print(table)
+    console.print(rows)
     best = result.contenders[0].label
     shown = [pair for pair in result.pairs if len(result.contenders) <= MANY or best in (pair.first, pair.second)]
-    pairs = Table(box=None, pad_edge=False)
-    for column in ("pair", "difference", "95 %", "P", "verdict"):
-        pairs.add_column(column, justify="left" if column in ("pair", "verdict") else "right", no_wrap=column in ("95 %", "P"))
+    pairs = table("<pair", ">difference", ">95 %", ">P", "<verdict")
     for pair in shown:
         pairs.add_row(
             f"{pair.first} - {pair.second}",

@@ -8,14 +8,12 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from rich.table import Table
 from rich.text import Text
 
-from rlzoo.cli.display import Plain
-from rlzoo.config.composition import config_names
-from rlzoo.journal.tracking.record import tracking_uri
+from rlzoo.cli.console import Plain
+from rlzoo.cli.options import AsJson, loading
+from rlzoo.cli.tables import table
 from rlzoo.support.redaction import redact
-from rlzoo.zoo import load_zoo
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
 OPTIONAL = {
@@ -27,9 +25,10 @@ OPTIONAL = {
 }
 
 
-def report(as_json: bool) -> None:
-    """Print the findings; fails only if something required is missing."""
-    findings = examine()
+def doctor(as_json: AsJson = False) -> None:
+    """Show what is installed and what this machine can run."""
+    with loading():
+        findings = examine()
     if as_json:
         print(json.dumps(findings, indent=2))
     else:
@@ -38,16 +37,20 @@ def report(as_json: bool) -> None:
 
 def show(findings: Mapping[str, str]) -> None:
     """Print findings as two columns."""
-    table = Table(box=None, pad_edge=False, show_header=False)
+    rows = table("<", "<", show_header=False)
     for name, found in findings.items():
         # plain text: rlzoo[extra] is no markup; a command is not folded, to be copied
-        table.add_row(name, Text(found.replace(": pip ", ":\npip ")))
-    Plain().print(table)
+        rows.add_row(name, Text(found.replace(": pip ", ":\npip ")))
+    Plain().print(rows)
 
 
 def examine() -> dict[str, str]:
     """Every finding as one line of text, by what it is about."""
     import torch
+
+    from rlzoo.config.composition import config_names
+    from rlzoo.journal.tracking.record import tracking_uri
+    from rlzoo.zoo import load_zoo
 
     findings = {"rlzoo": version("rlzoo"), "python": platform.python_version()}
     findings |= {name: _installed(name) or "missing; reinstall rlzoo" for name in REQUIRED}
@@ -60,10 +63,8 @@ def examine() -> dict[str, str]:
         findings["accelerator"] = "none; runs on the CPU"
     findings["cpu threads"] = str(torch.get_num_threads())
     zoo = load_zoo()
-    sources: dict[str, list[str]] = {}
-    for name, entry in zoo.entries.items():
-        sources.setdefault(entry.source, []).append(name)
-    findings |= {f"policies of {source}": ", ".join(names) for source, names in sources.items()}
+    for source in dict.fromkeys(entry.source for entry in zoo.entries.values()):
+        findings[f"policies of {source}"] = ", ".join(name for name, entry in zoo.entries.items() if entry.source == source)
     findings["plugins left out"] = "; ".join(zoo.problems) or "none"
     findings["configs"] = ", ".join(config_names())
     findings["MLflow store"] = redact(tracking_uri())

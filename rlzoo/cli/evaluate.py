@@ -1,4 +1,4 @@
-"""`rlzoo eval`: k responses to every problem of some suites, with their progress, and tables of what they come to."""
+"""`rlzoo eval`: k responses to every problem of some suites, with their progress, and tables of the results."""
 
 from __future__ import annotations
 
@@ -6,44 +6,74 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from rich.progress import TaskID, TextColumn
+import typer
 from rich.table import Table
 
-from rlzoo.cli.display import Bars, Plain, show_log, timed
-from rlzoo.cli.tables import interval, number
-from rlzoo.errors import UserError
-from rlzoo.lab.evaluation import EvaluationConfig, SuiteResult, default_output, evaluate
-from rlzoo.measure.at_k import AtK
+from rlzoo.cli.console import Plain, show_log
+from rlzoo.cli.options import AsJson, Quiet, lasting_output, loading, names_in
+from rlzoo.cli.tables import interval, number, table
+
+if TYPE_CHECKING:
+    from rlzoo.lab.evaluation import SuiteResult
+    from rlzoo.measure.at_k import AtK
 
 EXPERIMENT = "rlzoo"
 SIDE_BY_SIDE = 3  # suites in a table: so it fits a terminal of 80 columns
 
 
-def run_evaluation(
-    *,
-    model: str,
-    suites: str,
-    overrides: Sequence[str],
-    settings: Mapping[str, Any],
-    data: Path | None,
-    output: Path | None,
-    as_json: bool,
-    mlflow: bool,
-    is_quiet: bool = False,
+@lasting_output()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="'embedded', 'smollm2', a folder, a run directory, or a name on the hub.")],
+    suite: Annotated[
+        str,
+        typer.Option(help="Suites with commas between them: gsm8k, math500, amc23, aime24, aime25, arithmetic, your own."),
+    ],
+    k: Annotated[int, typer.Option("--k", min=1, max=4096, help="Responses per problem.")] = 16,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of a response, in tokens.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Responses sampled at once.")] = 64,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each suite.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of local copies, such as gsm8k.jsonl; the hub without it.")] = None,
+    chat_template: Annotated[
+        bool | None, typer.Option("--chat-template/--no-chat-template", help="Default: if the tokenizer has one.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another setting, such as model.dtype=bfloat16."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder; an evaluation begun in it goes on.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log the results to MLflow.")] = True,
 ) -> None:
-    """Evaluate, and show what came of it; stopped, say where it goes on."""
-    names = tuple(dict.fromkeys(name.strip() for name in suites.split(",") if name.strip()))
-    if not names:
-        raise UserError(f"--suite {suites!r}: give suites with commas between them, such as gsm8k,math500")
-    config = EvaluationConfig.compose(model, overrides, suites=names, data=data, **settings)
+    """Evaluate a model: mean@k, pass@k and maj@k on mathematics suites; started again, it goes on."""
+    names = names_in("--suite", suite, "suites with commas between them, such as gsm8k,math500")
+    with loading(is_quiet=quiet):
+        from rlzoo.cli.bars import Bars
+        from rlzoo.lab.evaluation import EvaluationConfig, default_output
+        from rlzoo.lab.evaluation import evaluate as measure
+    options = {"group_size": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    overrides = [f"rollout.{key}={value}" for key, value in options.items()]
+    overrides += [] if chat_template is None else [f"model.chat_template={chat_template}"]
+    overrides += set_ or []
+    config = EvaluationConfig.compose(model, overrides, suites=names, data=data, seed=seed, limit=limit)
     path = output or default_output(config)
-    show_log(logging.WARNING if is_quiet else logging.INFO)
+    show_log(logging.WARNING if quiet else logging.INFO)
     console, messages = Plain(), Plain(stderr=as_json)
+    bars = Bars(messages, is_quiet=quiet)
+
+    def told(suite: str, done: int, total: int, so_far: Mapping[str, float]) -> None:
+        words = "  ".join(f"{name} {number(value)}" for name, value in so_far.items())
+        bars.reach(suite, done, total, words)
+        if bars.disable and not quiet:
+            messages.print(f"{suite} {done}/{total}  {words}".rstrip())
+
     try:
-        with EvaluationDisplay(messages, names, is_quiet=is_quiet) as display:
-            result = evaluate(config, path, experiment=EXPERIMENT if mlflow else None, told=display.show)
+        with bars:
+            result = measure(config, path, experiment=EXPERIMENT if mlflow else None, told=told)
     except (KeyboardInterrupt, SystemExit):
         messages.print(f"stopped; the same command goes on where it was, in {path}")
         raise
@@ -52,45 +82,20 @@ def run_evaluation(
     else:
         for start in range(0, len(result.results), SIDE_BY_SIDE):
             console.print(_table(result.results[start : start + SIDE_BY_SIDE]))
-        for suite in result.results:
-            console.print(_by_length(suite))
-    if is_quiet:
+        for each in result.results:
+            console.print(_by_length(each))
+    if quiet:
         return
     messages.print(f"completions and results in {path}")
     if result.mlflow_run_id:
         messages.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui")
 
 
-class EvaluationDisplay(Bars):
-    """A row with a bar for each suite on a screen, a plain line per batch elsewhere."""
-
-    def __init__(self, console: Plain, suites: Sequence[str], *, is_quiet: bool = False) -> None:
-        self._is_quiet = is_quiet
-        super().__init__(
-            console, TextColumn("{task.fields[suite]}"), *timed(console), TextColumn("{task.description}"), is_quiet=is_quiet
-        )
-        self._suites: dict[str, TaskID] = {
-            suite: self.add_task("", total=None, start=False, visible=False, suite=suite) for suite in suites
-        }
-
-    def show(self, suite: str, done: int, total: int, so_far: Mapping[str, float]) -> None:
-        """Show how far a suite is."""
-        words = "  ".join(f"{name} {number(value)}" for name, value in so_far.items())
-        if self.is_drawn:
-            self.reach(self._suites[suite], done, total=total, description=words)
-        elif not self._is_quiet:
-            self.console.print(f"{suite} {done}/{total}  {words}".rstrip())
-
-
 def _table(results: Sequence[SuiteResult]) -> Table:
     """A row per measure, a column per suite."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for result in results:
-        table.add_column(result.suite, justify="right", no_wrap=True)
-        table.add_column("95 %", justify="right", no_wrap=True)
+    rows = table("<", *(f">{column}" for result in results for column in (result.suite, "95 %")))
     for name in results[0].estimates:
-        table.add_row(name, *(word for result in results for word in _words(result.estimates[name])))
+        rows.add_row(name, *(word for result in results for word in _words(result.estimates[name])))
     plain = {
         "problems": [str(result.num_problems) for result in results],
         "tokens": [f"{result.response_length_mean:.0f}" for result in results],
@@ -98,22 +103,20 @@ def _table(results: Sequence[SuiteResult]) -> Table:
         "no answer": [number(result.no_answer) for result in results],
     }
     for name, values in plain.items():
-        table.add_row(name, *(word for value in values for word in (value, "")))
-    return table
+        rows.add_row(name, *(word for value in values for word in (value, "")))
+    return rows
 
 
 def _by_length(result: SuiteResult) -> Table:
     """A row per length bin."""
-    title = f"{result.suite} by response length in tokens"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     mean, whole = next(iter(result.estimates)), list(result.estimates)[-2:]
-    for column in ("up to", "resp", mean, "95 %", "prob", *(word for name in whole for word in (name, "95 %"))):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("up to", "resp", mean, "95 %", "prob", *(word for name in whole for word in (name, "95 %")))
+    rows = table(*(f">{column}" for column in columns), title=f"{result.suite} by response length in tokens")
     for row in (row for row in result.by_length if row.num_responses or row.num_problems):
         by_problem = [word for name in whole for word in _words(row.estimates.get(name))]
         by_response = _words(row.estimates.get(mean))
-        table.add_row(str(row.longest), str(row.num_responses), *by_response, str(row.num_problems), *by_problem)
-    return table
+        rows.add_row(str(row.longest), str(row.num_responses), *by_response, str(row.num_problems), *by_problem)
+    return rows
 
 
 def _words(estimate: AtK | None) -> tuple[str, str]:

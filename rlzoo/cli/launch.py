@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlzoo.cli.display import tell
+from rlzoo.cli.console import print_error
 from rlzoo.config.run_config import RunConfig
 from rlzoo.journal.tracking.command import COMMAND, typed_command
 from rlzoo.lab.sweep import LAUNCHER
@@ -22,12 +22,6 @@ STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
 
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
-HINTS = {
-    "SIGKILL": "; the system does that when memory runs out",
-    "SIGSEGV": "; a library crashed",
-    "SIGBUS": "; a full /dev/shm?",
-}
-
 
 def must_launch(config: RunConfig) -> bool:
     """Whether more processes than this one are asked for, and none of them runs yet."""
@@ -36,11 +30,6 @@ def must_launch(config: RunConfig) -> bool:
 
 def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = ()) -> None:
     """Run the configuration in ``launch.processes`` processes on this machine, and wait for them.
-
-    Args:
-        config: the run, whose directory has a name.
-        resume: go on with what is in that directory.
-        options: of `rlzoo train`, on what to print.
 
     Exits with the code of the first process that failed.
     """
@@ -105,7 +94,8 @@ def _run_accelerate(processes: int, command: list[str], environment: dict[str, s
         if failure.exitcode > 0:  # the process has said why
             sys.exit(failure.exitcode)
         name = signal.Signals(-failure.exitcode).name
-        tell(f"rlzoo: process {rank} of {processes} was killed ({name}), the others were ended{HINTS.get(name, '')}")
+        hint = "; the system does that when memory runs out" if name == "SIGKILL" else ""
+        print_error(f"rlzoo: process {rank} of {processes} was killed ({name}), the others were ended{hint}")
         sys.exit(128 - failure.exitcode)
     except SignalException as error:
         sys.exit(128 + (signal.SIGINT if error.sigval == signal.SIGINT else signal.SIGTERM))

@@ -87,9 +87,9 @@ def _open_closed_streams() -> None:
 
 
 def _complain(text: str) -> None:
-    from rlzoo.cli.display import tell
+    from rlzoo.cli.console import print_error
 
-    tell(f"rlzoo: {redact(text)}")
+    print_error(f"rlzoo: {redact(text)}")
 
 
 def _show_traceback() -> None:

@@ -8,10 +8,12 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+from typing import Annotated
 
+import typer
+
+from rlzoo.cli.options import loading
 from rlzoo.errors import UserError
-from rlzoo.hookspecs import API_VERSION
-from rlzoo.zoo import NAME, load_zoo
 
 LONGEST = 40  # characters of a name
 TAKEN = {*keyword.kwlist, "Annotated", "ClassVar", "Field", "Width", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult"}
@@ -25,8 +27,14 @@ FILES = {
 }
 
 
-def write_distribution(name: str, folder: Path) -> None:
-    """Write ``rlzoo-NAME`` into the folder and say what to do next."""
+def clips_new(
+    name: Annotated[str, typer.Argument(help="Name of the new policy: lower-case words with hyphens.")],
+    folder: Annotated[Path, typer.Option(help="Folder to put rlzoo-NAME in.")] = Path(),
+) -> None:
+    """Write a distribution with a new policy: module, test, page and packaging, ready to change."""
+    with loading():
+        from rlzoo.hookspecs import API_VERSION
+        from rlzoo.zoo import NAME, load_zoo
     if not NAME.fullmatch(name):
         raise UserError(f"name {name!r}: lower-case words of letters and digits with hyphens between them, such as 'my-rule'")
     zoo = load_zoo()

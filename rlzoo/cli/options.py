@@ -1,15 +1,19 @@
-"""Options that several commands share, and how all of them end when Ctrl-C stops them."""
+"""Options and behaviour that several commands share."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from typing import Annotated, Any, TextIO, cast
 
 import typer
+
+from rlzoo.cli.console import Plain
+from rlzoo.errors import UserError
 
 logger = logging.getLogger("rlzoo")
 
@@ -18,62 +22,47 @@ Plugins = Annotated[
 ]
 Configs = Annotated[list[str] | None, typer.Option("--config", help="Shipped config or YAML file; later ones win.")]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as clip.width_high=0.02.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.lr=1e-5.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and what it all came to.")]
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Within, Ctrl-C ends the command with its exit code, once what it has is saved."""
-    from rlzoo.cli.exits import INTERRUPTED
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
+    """Split an option at its commas; refuse one without a name."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise UserError(f"{option} {text!r}: give {wanted}")
+    return names
 
 
 class Lasting:
-    """A text stream that drops what cannot be written once its reader is gone, or its disk is full."""
+    """A text stream that writes to /dev/null once its reader is gone, or its disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._is_over = False
 
     def write(self, text: str) -> int:
         """Write it if that is possible."""
-        self._attempt(lambda: self._stream.write(text))
+        with self._attempt():
+            self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush if that is possible."""
-        self._attempt(self._stream.flush)
-
-    def isatty(self) -> bool:
-        """Whether it is a screen that can still be written."""
-        return not self._is_over and self._stream.isatty()
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write each if that is possible."""
-        for line in lines:
-            self.write(line)
+        with self._attempt():
+            self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _attempt(self, act: Callable[[], object]) -> None:
-        if self._is_over:
-            return
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
         try:
-            act()
+            yield
         except OSError as error:
-            self._is_over = True
-            with suppress(OSError):  # what waits in the stream's buffer would fail again when the process ends
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._stream.fileno())
-                os.close(nowhere)
+            with suppress(OSError), Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
             if not isinstance(error, BrokenPipeError) and self._stream is sys.__stdout__:
                 logger.warning("output cannot be written (%s): continuing without it", error.strerror)
 
@@ -89,11 +78,7 @@ def lasting_output() -> Iterator[None]:
 @contextmanager
 def loading(*, is_quiet: bool = False) -> Iterator[None]:
     """Within, libraries are imported, which takes seconds: a line on stderr says so while it lasts, if that is a screen."""
-    from rlzoo.cli.display import Plain
-
     console = Plain(stderr=True)
-    if is_quiet or not console.is_screen:
-        yield
-        return
-    with console.status("starting", spinner="line"):
+    is_shown = console.is_screen and not is_quiet
+    with console.status("starting", spinner="line") if is_shown else nullcontext():
         yield

@@ -5,28 +5,24 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rich.table import Table
 
-from rlzoo.cli.display import Plain
+from rlzoo.cli.console import Plain
+from rlzoo.cli.tables import table
 from rlzoo.config.run_config import RunConfig
+from rlzoo.journal.tracking.command import typed_command
 from rlzoo.planner.devices import parse_devices, this_machine
 from rlzoo.planner.memory import Memory
 from rlzoo.planner.plan import Plan, make_plan
 from rlzoo.planner.preflight import check, check_disk, check_memory, shown
-from rlzoo.support.redaction import redact, redact_settings
+from rlzoo.support.redaction import redact_settings
 from rlzoo.training.checks import missing_libraries
 
 
-def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as_json: bool, *, resume: bool = False) -> None:
+def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False) -> None:
     """Check a run and show its plan: the configuration on stdout, the plan on stderr; with JSON, both on stdout.
-
-    Args:
-        config: the run.
-        arguments: those of `rlzoo train` that give this configuration.
-        devices: what to plan for; None for this machine.
-        as_json: print one JSON document.
-        resume: whether the run directory is there already.
 
     Raises:
         UserError: the run would fail; in one line.
@@ -34,7 +30,7 @@ def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as
     named = parse_devices(devices) if devices else None
     processes, architecture, prompts = check(config, named, resume=resume)
     plan = make_plan(config, architecture, named or this_machine(), prompts, processes)
-    command = launch_command(arguments, config, processes)
+    command = launch_command(config, processes)
     notes = [*missing_libraries(config), *_notes(plan)]
     if not as_json:
         _print(plan, command, notes)
@@ -48,10 +44,12 @@ def dry_run(config: RunConfig, arguments: Sequence[str], devices: str | None, as
         print(config.to_yaml(), end="")
 
 
-def launch_command(arguments: Sequence[str], config: RunConfig, processes: int) -> str:
-    """The command that starts the run as it was planned."""
+def launch_command(config: RunConfig, processes: int) -> str:
+    """The command that starts the run as it was planned: as typed, without the options of a dry run."""
+    words = shlex.split(typed_command())
+    kept = [word for before, word in pairwise(["", *words]) if "--devices" not in (before, word.partition("=")[0])]
     more = [] if processes in (1, config.launch.processes) else ["--set", f"launch.processes={processes}"]
-    return shlex.join(["rlzoo", "train", *map(redact, arguments), *more])
+    return shlex.join([*(word for word in kept if word not in ("--dry-run", "--json")), *more])
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -106,16 +104,14 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _memory_table(memory: Memory) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "learning", "sampling"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    rows = table("<", ">learning", ">sampling")
     learning, sampling = memory.learning, memory.sampling
     for name in dict.fromkeys((*learning, *sampling)):
         sizes = [parts.get(name, 0) for parts in (learning, sampling)]
         if any(sizes):
-            table.add_row(f"  {name}", *(shown(size) if size else "-" for size in sizes))
-    table.add_row("  together", shown(sum(learning.values())), shown(sum(sampling.values())))
-    return table
+            rows.add_row(f"  {name}", *(shown(size) if size else "-" for size in sizes))
+    rows.add_row("  together", shown(sum(learning.values())), shown(sum(sampling.values())))
+    return rows
 
 
 def _time(plan: Plan) -> str:

@@ -1,165 +1,151 @@
-"""How a run is shown while it goes on: curves on a screen, a line per step elsewhere, JSON lines, or nothing."""
+"""A run while it trains: curves on a screen, else a line or a JSON object per step, or nothing."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple
 
+import numpy as np
 from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from rlzoo.cli.curves import SHOWN, Curves
-from rlzoo.cli.display import Bars, Plain, printable
+from rlzoo.cli.bars import Bars
+from rlzoo.cli.console import Plain, printable
 
 SPEED = "throughput/tokens_per_second"
+WIDEST, NARROWEST = 40, 8  # characters of a sparkline
 
 
-class Silent:
-    """Shows nothing of a run that goes on.
+class Shown(NamedTuple):
+    """A metric and how it is shown.
 
     Example:
-        ``with Silent() as display: train(config, display.show)``
+        ``Shown("clip/fraction", "clip fraction", "clip")``
     """
 
-    def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show one step's metrics; step 0 is before the first update."""
+    metric: str
+    label: str  # on a screen
+    word: str  # in a line
+    digits: int = 3
 
-    def say(self, told: RenderableType) -> None:
-        """Show something else, such as a line."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        pass
+    def number(self, value: float) -> str:
+        """Format a value with its digits."""
+        return f"{value:,.{self.digits}f}"
 
 
-class Lines(Silent):
-    """A line per step, for a file or a pipe."""
-
-    def __init__(self, console: Plain, title: str, steps: int) -> None:
-        self._console, self._title, self._steps = console, printable(title), steps
-        self._is_titled = False
-
-    def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print one step's metrics."""
-        if not self._is_titled:
-            self._console.print(self._title)
-            self._is_titled = True
-        words = [f"{each.word} {each.number(metrics[each.metric])}" for each in SHOWN if each.metric in metrics]
-        words += [f"{metrics[SPEED]:,.0f} tok/s"] if SPEED in metrics else []
-        self._console.print("  ".join([f"step {step}/{self._steps}", *words]))
-
-    def say(self, told: RenderableType) -> None:
-        """Print it."""
-        self._console.print(told)
+SHOWN = (
+    Shown("reward/mean", "reward", "reward"),
+    Shown("eval/accuracy", "held-out accuracy", "accuracy"),
+    Shown("clip/fraction", "clip fraction", "clip"),
+    Shown("fairness/lre_max", "length error, LRE", "lre"),
+    Shown("learner/entropy", "entropy", "entropy"),
+    Shown("response/length_mean", "response length", "length", digits=1),
+)
 
 
-class JsonLines(Silent):
-    """A JSON object per step, as in ``metrics.jsonl``; null for numbers that JSON does not have."""
+class Curves:
+    """The values of the metrics in `SHOWN` so far, each drawn as a sparkline with its first and its last value.
 
-    def __init__(self, console: Plain) -> None:
-        self._console = console
+    Example:
+        ``curves.add({"reward/mean": 0.5})``, and ``list(curves.lines(console))`` are lines to print.
+    """
 
-    def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print one step's metrics."""
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._console.out(json.dumps({"step": step, **finite}), highlight=False)
+    def __init__(self) -> None:
+        self._values: dict[Shown, list[float]] = {shown: [] for shown in SHOWN}
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take one step's metrics; one that was not measured keeps its value."""
+        for shown, values in self._values.items():
+            value = metrics.get(shown.metric, math.nan)
+            values.extend([value] if math.isfinite(value) else values[-1:])
+
+    def lines(self, console: Plain) -> Iterator[Text]:
+        """A line for each metric that was measured, as wide as the console at most."""
+        signs, arrow = ("▁▂▃▄▅▆▇█", "→") if console.encoding.startswith("utf") else (".:-=+*#@", "->")
+        measured = [(shown, values) for shown, values in self._values.items() if values]
+        rows = [(shown.label, shown.number(values[0]), shown.number(values[-1]), values) for shown, values in measured]
+        label, first, last = (max((len(row[column]) for row in rows), default=0) for column in range(3))
+        width = min(WIDEST, max(NARROWEST, console.width - label - first - last - len(arrow) - 6))
+        for name, begin, now, values in rows:
+            line = Text(f"{name:<{label}}  {sparkline(values, width, signs):<{width}}  ", no_wrap=True)
+            line.append(f"{begin:>{first}} {arrow} ", style="dim").append(f"{now:>{last}}", style="bold")
+            line.truncate(console.width)
+            yield line
 
 
-class Screen(Silent):
-    """A view that stays where it is: a bar with the time left, and the metrics so far as curves.
+def sparkline(values: Sequence[float], width: int, signs: str) -> str:
+    """Draw values as a row of signs from the lowest to the highest, each the mean of about equally many values.
 
-    What else is printed or logged stands above it. At the end the curves stay, without the bar.
+    Example:
+        >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█")
+        '▁▂▃▄▅▆▇█'
+    """
+    means = [part.mean() for part in np.array_split(values, min(width, len(values)))]
+    low, high = min(means), max(means)
+    scale = (len(signs) - 1) / (high - low) if high > low else 0.0
+    return "".join(signs[round((mean - low) * scale)] for mean in means)
+
+
+class Screen(Bars):
+    """A view of a run that stays in place: a bar with the time left, and the metrics so far as curves.
+
+    At the end the curves stay, without the bar; nothing stays of a run without a step.
+
+    Example:
+        ``with Screen(console, "a run", steps=40) as screen: train(config, screen.show)``
     """
 
     def __init__(self, console: Plain, title: str, steps: int, run: Path | None = None) -> None:
-        self._console, self._title, self._run = console, printable(title), run
-        self._view = _View(console, steps)
+        self._plain, self._title, self._run = console, printable(title), run
+        self._curves, self._ending = Curves(), ""
+        columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        super().__init__(console, BarColumn(None), *columns, TextColumn("{task.fields[words]}"), expand=True)
+        self._steps = steps
+        self._starting = self.add_task("", total=steps, words="starting")
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take one step's metrics into the view."""
-        if self._title:
-            self._console.print(self._title, style="bold")
-            self._title = ""
-            self._go_on(step)
+        """Take one step's metrics into the view; step 0 begins a run."""
         if step == 0:
-            self._view.begin()
-        self._view.take(step, metrics)
+            self._curves = Curves()
+        if not self._bars:
+            self._plain.print(self._title, style="bold")
+            self._add_steps_before(step)
+            self._bars["steps"] = self._starting
+            self.advance(self._starting, step)
+        self._curves.add(metrics)
+        self.reach("steps", step, self._steps, f"{metrics[SPEED]:,.0f} tok/s" if SPEED in metrics else "")
 
-    def __rich__(self) -> RenderableType:
-        """The view as it is now."""
-        return self._view.get_renderable()
+    def _add_steps_before(self, step: int) -> None:
+        """Of a run that is resumed."""
+        if step > 0 and self._run is not None:
+            from rlzoo.journal.run_directory import read_metrics
 
-    def _go_on(self, step: int) -> None:
-        """Begin with what a run came to before it was stopped."""
-        if step == 0 or self._run is None:
-            return
-        from rlzoo.journal.run_directory import read_metrics
+            for row in read_metrics(self._run / "metrics.jsonl"):
+                if row["step"] < step:
+                    self._curves.add(row)
 
-        for row in read_metrics(self._run / "metrics.jsonl"):
-            if row["step"] < step:
-                self._view.curves.add(row)
-
-    def say(self, told: RenderableType) -> None:
-        """Print it above the view."""
-        self._console.print(told)
-
-    def __enter__(self) -> Self:
-        self._view.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._view.end()
-
-
-class _View(Bars):
-    """The bar and the curves."""
-
-    def __init__(self, console: Plain, steps: int) -> None:
-        self.curves, self._ending = Curves(), ""
-        self._bar_column = BarColumn()
-        self._bar: TaskID | None = None
-        columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        super().__init__(console, self._bar_column, *columns, TextColumn("{task.description}"))
-        self._bar = self.add_task("starting", total=steps)
-
-    def begin(self) -> None:
-        """Forget the run that was shown before, as of a pilot."""
-        self.curves = Curves()
-
-    def take(self, step: int, metrics: Mapping[str, float]) -> None:
-        assert self._bar is not None, "made with the view"
-        self.curves.add(metrics)
-        self.reach(self._bar, step, description=f"{metrics[SPEED]:,.0f} tok/s" if SPEED in metrics else "")
-
-    def end(self) -> None:
-        """Leave the curves without the bar; nothing, if there was no step."""
+    def stop(self) -> None:
+        """Leave the curves without the bar."""
         (task,) = self.tasks
-        seconds = int(task.elapsed or 0)
-        spent = f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
-        self._ending = f"{task.completed:.0f} of {task.total:.0f} steps in {spent}"
-        self.live.transient = task.description == "starting"
-        self.stop()
+        self._ending = f"{task.completed:.0f} of {task.total:.0f} steps in {timedelta(seconds=int(task.elapsed or 0))}"
+        self.live.transient = not self._bars
+        super().stop()
 
     def get_renderables(self) -> list[RenderableType]:
         """What is drawn, called several times a second."""
-        if self._bar is None:
-            return []
-        console = self.console
-        assert isinstance(console, Plain), "given when it was made"
-        room = max(0, console.height - 2)
-        self._bar_column.bar_width = max(8, min(40, console.width - 48))
         top = Text(self._ending) if self._ending else self.make_tasks_table(self.tasks)
-        return [top, *list(self.curves.lines(console))[: len(SHOWN) if self._ending else room]]
+        room = len(SHOWN) if self._ending else max(0, self._plain.height - 2)
+        return [top, *list(self._curves.lines(self._plain))[:room]]
 
 
-def display_for(
+@contextmanager
+def shown(
     console: Plain,
     title: str,
     steps: int,
@@ -167,21 +153,31 @@ def display_for(
     is_quiet: bool = False,
     as_json: bool = False,
     run: Path | None = None,
-) -> Silent:
-    """The way to show a run that fits where the output goes.
+) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """Show a run inside the block, as fits where the output goes; call the result with each step and its metrics.
 
-    Args:
-        console: what to print on.
-        title: of the run.
-        steps: how many it has.
-        is_quiet: show nothing.
-        as_json: a JSON object per step.
-        run: its directory, with the steps it goes on from, if there are any.
+    A title and a number of steps are shown, or a JSON object per step as in ``metrics.jsonl``, null for numbers that JSON does
+    not have. ``run`` is the directory with the steps before, if there are any.
     """
+    titles = [printable(title)]  # printed with the first step
+
+    def print_json(step: int, metrics: Mapping[str, float]) -> None:
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        console.out(json.dumps({"step": step, **finite}), highlight=False)
+
+    def print_line(step: int, metrics: Mapping[str, float]) -> None:
+        while titles:
+            console.print(titles.pop())
+        words = [f"{each.word} {each.number(metrics[each.metric])}" for each in SHOWN if each.metric in metrics]
+        words += [f"{metrics[SPEED]:,.0f} tok/s"] if SPEED in metrics else []
+        console.print("  ".join([f"step {step}/{steps}", *words]))
+
     if is_quiet:
-        return Silent()
-    if as_json:
-        return JsonLines(console)
-    if console.is_screen:
-        return Screen(console, title, steps, run)
-    return Lines(console, title, steps)
+        yield lambda step, metrics: None
+    elif as_json:
+        yield print_json
+    elif console.is_screen:
+        with Screen(console, title, steps, run) as screen:
+            yield screen.show
+    else:
+        yield print_line

@@ -5,62 +5,94 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.progress import TaskID, TextColumn
+import typer
 
-from rlzoo.cli.display import Bars, Plain, timed
-from rlzoo.discovery import distinct
+from rlzoo.cli.compare import compare
+from rlzoo.cli.console import Plain
+from rlzoo.cli.exits import FAILED
+from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading, names_in
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.runs import close_parent, open_parent
-from rlzoo.lab.sweep import Child, Sweep, SweepProcess, parse_seeds, run_children
-from rlzoo.support.parsing import parse_json
-from rlzoo.support.reading import SETTINGS, read_text
+
+if TYPE_CHECKING:
+    from rlzoo.lab.sweep import Child, Sweep, SweepProcess
 
 
-def run_sweep(
-    *,
-    clips: Sequence[str],
-    seeds: str,
-    grid: Sequence[str],
-    configs: Sequence[str],
-    overrides: Sequence[str],
-    steps: int | None,
-    output: Path | None,
-    jobs: int | None,
-    plugins: Sequence[str],
-    dry_run: bool,
-    is_quiet: bool = False,
-) -> bool:
-    """Run or finish a sweep; whether every run of it came to its end."""
-    names = tuple(dict.fromkeys(name.strip() for name in clips if name.strip()))
-    if not names:
-        raise UserError(f"--clip {','.join(clips)!r}: give policies with commas between them; see `rlzoo clips list`")
+@lasting_output()
+def sweep(
+    clip: Annotated[str, typer.Option(help="Clip policies, with commas between them.")],
+    seeds: Annotated[str, typer.Option(help="A number of seeds (5: 0 to 4), or seeds with commas between them.")] = "5",
+    grid: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Also every one of these values; may be repeated.")
+    ] = None,
+    config: Configs = None,
+    set_: Overrides = None,
+    steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from, in each run.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the sweep; finished runs in it are not done again.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at once; as many as the machine has room for.")] = None,
+    plugin: Plugins = None,
+    quiet: Quiet = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and stop.")] = False,
+) -> None:
+    """Race policies: every policy with every seed, nested under one MLflow run; started again, it goes on."""
+    names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`")
+    with loading(is_quiet=quiet):
+        from rlzoo.discovery import distinct
+        from rlzoo.lab.sweep import Sweep, parse_seeds
     folder = output or Path("sweeps") / "-".join([*names[:4], *(["etc"] if len(names) > 4 else [])])
     if (folder / "config.yaml").exists():
         raise UserError(f"--output {str(folder)!r} is a run directory; a sweep needs a folder of its own")
-    sweep = Sweep(folder, names, parse_seeds(seeds), tuple(configs), tuple(overrides), tuple(grid), distinct(plugins), steps)
+    settings = (tuple(config or []), tuple(set_ or []), tuple(grid or []))
+    sweep = Sweep(folder, names, parse_seeds(seeds), *settings, distinct(plugin or []), steps)
     console = Plain()
     if dry_run:
         for child in sweep.children:
             console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
-        return True
-    failed = _finish(sweep, jobs, console, is_quiet=is_quiet)
+        return
+    failed = _finish(sweep, jobs, console, is_quiet=quiet)
     if len(sweep.children) > len(failed):
-        from rlzoo.cli.compare import compare
-
-        compare([folder], as_json=False, report=None, is_quiet=is_quiet)
+        compare([folder], quiet=quiet)
     for child in failed:
         console.print(f"{child.name} did not finish: see {folder / 'logs' / child.name}.log", style="red")
-    return not failed
+    if failed:
+        raise typer.Exit(FAILED)
 
 
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
     """Do the runs that are not done, under one MLflow run; those that failed."""
+    from rlzoo.cli.bars import Bars
+    from rlzoo.journal.tracking.runs import close_parent
+    from rlzoo.lab.sweep import run_children
+
+    bars = Bars(console, is_quiet=is_quiet)
+
+    def look(running: Sequence[SweepProcess]) -> None:
+        done = sum(child.config.steps for child in sweep.children if child.is_finished)
+        for child in (worker.child for worker in running):
+            metrics = child.last_metrics()
+            step = int(metrics.get("step", 0))
+            done += step
+            words = f"reward {metrics['reward/mean']:.2f}" if "reward/mean" in metrics else ""
+            bars.reach(child.name, step, child.config.steps, words)
+        bars.reach("all steps", done, sum(child.config.steps for child in sweep.children))
+
+    def ended(child: Child, code: int) -> None:
+        bars.remove(child.name)
+        if is_quiet and child.is_finished:
+            return
+        finished = sum(other.is_finished for other in sweep.children)
+        metrics = child.last_metrics()
+        shown = {"accuracy": "eval/accuracy", "reward": "reward/mean", "clip": "clip/fraction"}
+        words = "  ".join(f"{word} {metrics[name]:.3f}" for word, name in shown.items() if name in metrics)
+        outcome = "finished" if child.is_finished else f"ended with exit code {code}"
+        console.print(f"{child.name} {outcome}  {words}  ({finished} of {len(sweep.children)})")
+
     parent = parent_of(sweep)
     status = "FAILED"
     try:
-        with SweepDisplay(console, sweep, is_quiet=is_quiet) as display:
-            failed = run_children(sweep.children, jobs, parent, display.look, display.ended)
+        with bars:
+            failed = run_children(sweep.children, jobs, parent, look, ended)
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
@@ -74,6 +106,10 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
 
 def parent_of(sweep: Sweep) -> str | None:
     """The MLflow run of a sweep, the same one when it goes on; None if its runs are not tracked."""
+    from rlzoo.journal.tracking.runs import open_parent
+    from rlzoo.support.parsing import parse_json
+    from rlzoo.support.reading import SETTINGS, read_text
+
     tracking = sweep.children[0].config.tracking
     if not tracking.mlflow:
         return None
@@ -88,41 +124,3 @@ def parent_of(sweep: Sweep) -> str | None:
     sweep.folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"mlflow_run_id": run_id}) + "\n", encoding="utf-8")
     return run_id
-
-
-class SweepDisplay(Bars):
-    """Bars for the whole and for each running child on a screen, and a line per ended child."""
-
-    def __init__(self, console: Plain, sweep: Sweep, *, is_quiet: bool = False) -> None:
-        self._sweep, self._is_quiet = sweep, is_quiet
-        self._children: dict[str, TaskID] = {}
-        super().__init__(
-            console, TextColumn("{task.description}"), *timed(console), TextColumn("{task.fields[words]}"), is_quiet=is_quiet
-        )
-        self._whole = self.add_task("all steps", total=sum(child.config.steps for child in sweep.children), words="")
-
-    def look(self, running: Sequence[SweepProcess]) -> None:
-        """Show how far the running children are."""
-        done = sum(child.config.steps for child in self._sweep.children if child.is_finished)
-        for worker in running:
-            child, metrics = worker.child, worker.child.last_metrics()
-            if child.name not in self._children:
-                self._children[child.name] = self.add_task(child.name, total=child.config.steps, words="")
-            step = int(metrics.get("step", 0))
-            done += step
-            words = f"reward {metrics['reward/mean']:.2f}" if "reward/mean" in metrics else ""
-            self.reach(self._children[child.name], step, words=words)
-        self.reach(self._whole, done)
-
-    def ended(self, child: Child, code: int) -> None:
-        """Say what came of a child."""
-        if child.name in self._children:
-            self.remove_task(self._children.pop(child.name))
-        if self._is_quiet and child.is_finished:
-            return
-        finished = sum(other.is_finished for other in self._sweep.children)
-        metrics = child.last_metrics()
-        shown = {"accuracy": "eval/accuracy", "reward": "reward/mean", "clip": "clip/fraction"}
-        words = "  ".join(f"{word} {metrics[name]:.3f}" for word, name in shown.items() if name in metrics)
-        outcome = "finished" if child.is_finished else f"ended with exit code {code}"
-        self.console.print(f"{child.name} {outcome}  {words}  ({finished} of {len(self._sweep.children)})")

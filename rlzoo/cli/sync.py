@@ -1,31 +1,37 @@
-"""`rlzoo sync`: MLflow is told what it missed."""
+"""`rlzoo sync`: uploads to MLflow what it missed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import typer
 
+from rlzoo.cli.console import Plain
+from rlzoo.cli.exits import FAILED
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.record import FOLDER, Record, sent_to, tracking_uri, without_password
-from rlzoo.journal.tracking.store import bounded_store
-from rlzoo.journal.tracking.sync import Sync, describe
 from rlzoo.support.lock import Lock
 
 
-def sync(directories: Sequence[Path]) -> bool:
-    """Send each directory what its store lacks; returns whether all of it could be sent."""
-    console = Console(highlight=False, markup=False)
-    for directory in directories:
+def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, such as runs/*.")]) -> None:
+    """Tell MLflow what it missed while it could not be reached; nothing is sent twice."""
+    from rlzoo.journal.tracking.record import Record
+
+    for directory in runs:
         if Record.read(directory) is None:
             raise UserError(f"{str(directory)!r} holds no run that was tracked; name run directories, such as runs/*")
-    told = [_sync(directory, console) for directory in directories]  # every one, whatever becomes of another
-    return all(told)
+    console = Plain()
+    sent = [_sync(directory, console) for directory in runs]  # every one, even if another fails
+    if not all(sent):
+        raise typer.Exit(FAILED)
 
 
-def _sync(directory: Path, console: Console) -> bool:
+def _sync(directory: Path, console: Plain) -> bool:
+    from rlzoo.journal.tracking.record import FOLDER, sent_to, tracking_uri, without_password
+    from rlzoo.journal.tracking.store import bounded_store
+    from rlzoo.journal.tracking.sync import Sync, describe
+
     # of a run in the default store of another folder, that store
     known = list(sent_to(directory))
     uri = known[-1] if known and "MLFLOW_TRACKING_URI" not in os.environ else tracking_uri()
@@ -35,12 +41,12 @@ def _sync(directory: Path, console: Console) -> bool:
         with bounded_store():
             outbox.send(is_over=_is_over(directory))
     except Exception as error:
-        console.print(f"{directory}: MLflow at {without_password(uri)} was not told: {describe(error, uri)}", soft_wrap=True)
+        console.print(f"{directory}: MLflow at {without_password(uri)} was not told: {describe(error, uri)}")
         return False
     finally:
         lock.release()
     sent = f"{outbox.num_rows} steps and {outbox.num_files} files sent" if outbox.num_rows or outbox.num_files else "complete"
-    console.print(f"{directory}: {sent}, run {outbox.sent.run_id} at {without_password(uri)}", soft_wrap=True)
+    console.print(f"{directory}: {sent}, run {outbox.sent.run_id} at {without_password(uri)}")
     return True
 
 

@@ -1,13 +1,28 @@
-"""How the commands that print tables write numbers."""
+"""Tables and numbers as all commands print them."""
 
 from __future__ import annotations
 
 import math
 import re
+from typing import Any
+
+from rich.table import Table
+
+
+def table(*columns: str, **options: Any) -> Table:
+    """A table without a frame; a column's name begins with ``<`` or ``>``, to which side its text goes.
+
+    Example:
+        ``table("<policy", ">seeds", title="scores")``
+    """
+    made = Table(box=None, pad_edge=False, title_justify="left", **options)
+    for column in columns:
+        made.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">")
+    return made
 
 
 def number(value: float | None) -> str:
-    """Three decimals, without the zero before the point; a dash for what is not known."""
+    """Three decimals, without the zero before the point; a dash for an unknown value."""
     return "-" if value is None or math.isnan(value) else re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
 
 

@@ -1,4 +1,4 @@
-"""`rlzoo train`: composes the run, shows its progress, and says where everything is."""
+"""`rlzoo train`: composes the run, shows its progress, and prints where everything is."""
 
 from __future__ import annotations
 
@@ -6,166 +6,181 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from rlzoo.cli.chart import clip_by_length
 from rlzoo.cli.completions import completions, is_due
-from rlzoo.cli.display import Plain, show_log
-from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
-from rlzoo.cli.outside import announce_plugins
-from rlzoo.cli.progress import display_for
-from rlzoo.cli.resume import check_unchanged, run_to_resume
-from rlzoo.config.run_config import RunConfig
+from rlzoo.cli.console import Plain, show_log
+from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
 from rlzoo.errors import UserError
-from rlzoo.planner.preflight import check
-from rlzoo.training.checks import check_plugins_unchanged
 
 if TYPE_CHECKING:
+    from rlzoo.config.run_config import RunConfig
     from rlzoo.training.train import RunResult
 
-
-@dataclass(frozen=True, slots=True)
-class Showing:
-    """What to print of a run.
-
-    Example:
-        ``Showing(is_quiet=True)``
-    """
-
-    is_quiet: bool = False  # only warnings and the result
-    as_json: bool = False
-    completions: int = 0  # responses to print, every tenth of the run
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be shown together."""
-        if self.completions and (self.is_quiet or self.as_json):
-            other = "--json" if self.as_json else "--quiet"
-            raise UserError(f"--show-completions: not with {other}; every response is in rollouts/*.jsonl of the run directory")
-
-    def arguments(self) -> list[str]:
-        """The options again, for the processes of a launcher."""
-        number = ["--show-completions", str(self.completions)] if self.completions else []
-        return [*(["--quiet"] if self.is_quiet else []), *(["--json"] if self.as_json else []), *number]
+logger = logging.getLogger("rlzoo")
 
 
-def run(
-    *,
-    clip: str | None,
-    configs: Sequence[str],
-    overrides: Sequence[str],
-    seed: int | None,
-    steps: int | None,
-    output: Path | None,
-    resume: bool,
-    plugins: Sequence[str],
-    dry_run: bool,
-    showing: Showing,
-    devices: str | None = None,
-    allow_changed_plugin: bool = False,
+@lasting_output()
+def train(
+    clip: Annotated[str | None, typer.Option(help="Clip policy, see `rlzoo clips list`.")] = None,
+    config: Configs = None,
+    set_: Overrides = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run directory.")] = False,
+    plugin: Plugins = None,
+    allow_changed_plugin: Annotated[
+        bool,
+        typer.Option("--allow-changed-plugin", help="With --resume: also with a plugin that has changed since the start."),
+    ] = False,
+    processes: Annotated[int | None, typer.Option(min=1, help="Processes to train with, one for each GPU.")] = None,
+    deepspeed: Annotated[
+        str | None, typer.Option(metavar="zero2|zero3|FILE", help="What the processes share, or DeepSpeed's settings as JSON.")
+    ] = None,
+    show_completions: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Print N of the responses after the first step and every tenth of the run.")
+    ] = 0,
+    quiet: Quiet = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check the run, print its complete configuration, and its plan on stderr; then stop."),
+    ] = False,
+    devices: Annotated[
+        str | None, typer.Option(metavar="NxNAME", help="With --dry-run: plan for these, such as 8xH100 or 2x24GB.")
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print a JSON line for every step, as in metrics.jsonl, and one with the result. With --dry-run: "
+            "configuration and plan as JSON.",
+        ),
+    ] = False,
 ) -> None:
-    """Train as the options say."""
+    """Train a model; without --config, the shipped model on arithmetic."""
     if devices and not dry_run:
         raise UserError("--devices: only together with --dry-run")
     if allow_changed_plugin and not resume:
         raise UserError("--allow-changed-plugin: only together with --resume")
+    if show_completions and (quiet or as_json):
+        other = "--json" if as_json else "--quiet"
+        raise UserError(f"--show-completions: not with {other}; every response is in rollouts/*.jsonl of the run directory")
+    with loading(is_quiet=quiet):
+        from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
+        from rlzoo.config.run_config import RunConfig
+        from rlzoo.planner.preflight import check
+        from rlzoo.training.checks import check_plugins_unchanged
     before = run_to_resume(output) if resume else ()
-    config = RunConfig.compose(
-        [*before, *configs], clip=clip, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
+    options = {"launch.processes": processes, "launch.deepspeed": deepspeed}
+    overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
+    run = RunConfig.compose(
+        [*before, *(config or [])], clip=clip, overrides=overrides, plugins=plugin or [], seed=seed, steps=steps, output=output
     )
     if before:
-        check_unchanged(RunConfig.compose(before), config)
-    if before and (dry_run or must_launch(config)):
-        check_plugins_unchanged(config, allowed=allow_changed_plugin)
+        check_unchanged(RunConfig.compose(before), run)
+        if dry_run or must_launch(run):
+            check_plugins_unchanged(run, allowed=allow_changed_plugin)
     if dry_run:
         from rlzoo.cli.plan import dry_run as show_plan
 
-        given = _arguments(
-            clip=clip, configs=configs, overrides=overrides, plugins=plugins, seed=seed, steps=steps, output=output
-        )
-        show_plan(config, given, devices, showing.as_json, resume=resume)
+        show_plan(run, devices, as_json, resume=resume)
         return
-    config = config.model_copy(update={"output": config.output or Path("runs") / _run_name(config)})
+    run = run.model_copy(update={"output": run.output or Path("runs") / _run_name(run)})
     end_with_the_launcher()
-    check(config, resume=resume)
-    if must_launch(config):
-        options = [*showing.arguments(), *(["--allow-changed-plugin"] if allow_changed_plugin else [])]
-        launch(config, resume=resume, options=options)
-        return
-    _train(config, resume, allow_changed_plugin, showing)
+    check(run, resume=resume)
+    if must_launch(run):
+        flags = {"--quiet": quiet, "--json": as_json, "--allow-changed-plugin": allow_changed_plugin}
+        number = ["--show-completions", str(show_completions)]
+        launch(run, resume=resume, options=[*(flag for flag, is_given in flags.items() if is_given), *number])
+    else:
+        _train(run, resume, allow_changed_plugin, quiet, as_json, show_completions)
 
 
-def _train(config: RunConfig, resume: bool, allow_changed_plugin: bool, showing: Showing) -> None:
-    """Train in this process, which is one of several if a launcher has started it."""
+def run_to_resume(output: Path | None) -> tuple[Path]:
+    """The configuration a run was started with, as the one file to compose from."""
+    if output is None:
+        raise UserError("--resume goes on with the run in --output: name its directory")
+    if not (output / "config.yaml").is_file():
+        raise UserError(f"--resume: {str(output)!r} holds no run: it has no config.yaml")
+    return (output / "config.yaml",)
+
+
+def check_unchanged(before: RunConfig, after: RunConfig) -> None:
+    """Refuse settings that would make another run of it."""
+    from rlzoo.journal.tracking.record import flatten
+    from rlzoo.support.redaction import redact_settings
+
+    # without secrets, which the configuration in the run directory does not have
+    old, new = (flatten(redact_settings(config.model_dump(mode="json"))) for config in (before, after))
+    free = () if before.learner.schedule == "constant" else ("steps",)
+    allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
+    different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    changed = [key for key in different if not key.startswith(allowed)]
+    for key in different:
+        if key not in changed:
+            logger.info("--resume: %s was %r and is %r from now on", key, old.get(key), new.get(key))
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a run goes on with the settings it was "
+            f"started with, but for {', '.join(name.rstrip('.') for name in allowed)}"
+        )
+
+
+def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: bool, as_json: bool, num_shown: int) -> None:
+    """Train in this process, which is one of several if a launcher has started it; only the first one prints."""
+    from rlzoo.cli.progress import shown
+
     is_main = os.environ.get("RANK", "0") == "0"
-    is_brief = showing.is_quiet or showing.as_json
-    show_log((logging.WARNING if is_brief else logging.INFO) if is_main else logging.ERROR)
-    announce_plugins(config)
-    if not is_main:
-        from rlzoo.training.train import train
-
-        train(config, resume=resume, allow_changed_plugin=allow_changed_plugin)
-        return
-    path = config.output
+    show_log((logging.WARNING if is_quiet or as_json else logging.INFO) if is_main else logging.ERROR)
+    announce_plugins(run)
+    path = run.output
     assert path is not None, "named before"
     console = Plain()
-    title = f"{config.clip.name} on {config.task.name}, model {config.model.path}, seed {config.seed}"
-    how = {"is_quiet": showing.is_quiet, "as_json": showing.as_json}
-    with display_for(console, title, config.steps, run=path, **how) as display:
-        from rlzoo.training.train import train  # takes seconds, seen on the display
+    title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
+    with shown(console, title, run.steps, run=path, is_quiet=is_quiet or not is_main, as_json=as_json) as show:
+        from rlzoo.training.train import train as learn  # takes seconds, seen on the display
 
         def observe(step: int, metrics: Mapping[str, float]) -> None:
-            display.show(step, metrics)
-            if showing.completions and is_due(step, config.steps):
-                display.say(completions(path, step, showing.completions))
+            show(step, metrics)
+            if num_shown and is_due(step, run.steps):
+                console.print(completions(path, step, num_shown))
 
-        result = train(config, observe, resume=resume, allow_changed_plugin=allow_changed_plugin)
-    _print_result(console, result, showing)
+        result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin)
+    if is_main:
+        _print_result(console, result, is_quiet=is_quiet, as_json=as_json)
 
 
-def _print_result(console: Plain, result: RunResult, showing: Showing) -> None:
-    """What the run came to, and where it is."""
+def announce_plugins(run: RunConfig) -> None:
+    """Log every plugin from outside rlzoo that is loaded for a run, with its version and its policies."""
+    from rlzoo.zoo import load_zoo
+
+    for source, policies in load_zoo(run.plugins).outside().items():
+        logger.info("plugin loaded: %s (%s)", source, ", ".join(policies))
+
+
+def _print_result(console: Plain, result: RunResult, *, is_quiet: bool, as_json: bool) -> None:
     accuracies = [metrics["eval/accuracy"] for metrics in result.metrics if "eval/accuracy" in metrics]
-    if showing.as_json:
+    if as_json:
         first, last = (accuracies[0], accuracies[-1]) if accuracies else (None, None)
-        told = {
-            "run": str(result.path),
-            "mlflow_run": result.mlflow_run_id,
-            "accuracy_first": first,
-            "accuracy_last": last,
-        }
+        told = {"run": str(result.path), "mlflow_run": result.mlflow_run_id, "accuracy_first": first, "accuracy_last": last}
         console.out(json.dumps({"result": told}), highlight=False)
         return
     if accuracies:
         console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
-    if result.profile is not None and not showing.is_quiet:
-        from rlzoo.cli.chart import clip_by_length
-
-        console.print(clip_by_length(result.profile))
+    if result.profile is not None and not is_quiet:
+        console.print(clip_by_length(result.profile, console))
     console.print(f"run directory {result.path}")
-    if result.mlflow_run_id and not showing.is_quiet:
+    if result.mlflow_run_id and not is_quiet:
         console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui")
 
 
-def _run_name(config: RunConfig) -> str:
+def _run_name(run: RunConfig) -> str:
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
-
-
-def _arguments(
-    *,
-    clip: str | None,
-    configs: Sequence[str],
-    overrides: Sequence[str],
-    plugins: Sequence[str],
-    seed: int | None,
-    steps: int | None,
-    output: Path | None,
-) -> list[str]:
-    """The options again, as they may be typed."""
-    repeated = {"--config": configs, "--set": overrides, "--plugin": plugins}
-    once = {"--clip": clip, "--seed": seed, "--steps": steps, "--output": output}
-    pairs = [(name, value) for name, values in repeated.items() for value in values]
-    pairs += [(name, str(value)) for name, value in once.items() if value is not None]
-    return [word for pair in pairs for word in pair]
+    return f"{run.clip.name}-{run.task.name.replace(':', '-')}-{run.seed}-{stamp}"

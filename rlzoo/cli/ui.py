@@ -8,9 +8,11 @@ import os
 import shlex
 import socket
 import sys
+from typing import Annotated
+
+import typer
 
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.record import tracking_uri
 from rlzoo.support.redaction import redact
 
 HOST = "127.0.0.1"
@@ -18,25 +20,35 @@ JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"
 CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
 
 
-def serve(port: int, host: str = HOST, *, allow_remote: bool = False) -> None:
-    """Become MLflow's server; it ends with Ctrl-C.
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
+    host: Annotated[str, typer.Option(help="Address to listen on; one that others can reach needs --allow-remote.")] = HOST,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let other machines in; MLflow asks for no password.")
+    ] = False,
+) -> None:
+    """Open MLflow's UI on the store that `rlzoo train` writes to, for this machine only."""
+    from rlzoo.journal.tracking.record import tracking_uri
 
-    Args:
-        port: to listen on.
-        host: a name or address of this machine.
-        allow_remote: whether it may be one that other machines can reach.
-
-    Raises:
-        UserError: it would listen to other machines unasked, or without MLflow's checks, or the port is taken.
-    """
     uri = tracking_uri()
     if uri.startswith(("http://", "https://")):
         raise UserError(f"MLFLOW_TRACKING_URI is the server {redact(uri)}: open it in a browser")
     _refuse_without_checks()
     host = host.removeprefix("[").removesuffix("]")
     addresses = _addresses(host, port)
-    if not all(_is_loopback(address) for _, address in addresses):
-        _open_to_others(host, allow_remote)
+    is_local = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for _, address in addresses)
+    if not is_local and not allow_remote:
+        raise UserError(
+            f"--host {host!r} can be reached from other machines, and MLflow asks nobody who they are; use a tunnel "
+            f"(ssh -L) to {HOST}, or add --allow-remote"
+        )
+    if not is_local:
+        print(
+            f"warning: whoever reaches this machine at {host!r} can read, change and delete every run without a password. "
+            "MLflow answers to localhost and private addresses; MLFLOW_SERVER_ALLOWED_HOSTS names others.",
+            file=sys.stderr,
+            flush=True,
+        )
     for family, address in addresses:
         with socket.socket(family) as probe:
             if probe.connect_ex((address, port)) == 0:
@@ -68,21 +80,3 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
     except (socket.gaierror, UnicodeError) as error:
         raise UserError(f"--host {host!r} is no name or address of this machine") from error
     return [(family, str(address[0])) for family, _, _, _, address in found]
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _open_to_others(host: str, allow_remote: bool) -> None:
-    if not allow_remote:
-        raise UserError(
-            f"--host {host!r} can be reached from other machines, and MLflow asks nobody who they are; use a tunnel "
-            f"(ssh -L) to {HOST}, or add --allow-remote"
-        )
-    print(
-        f"warning: whoever reaches this machine at {host!r} can read, change and delete every run without a password. "
-        "MLflow answers to localhost and private addresses; MLFLOW_SERVER_ALLOWED_HOSTS names others.",
-        file=sys.stderr,
-        flush=True,
-    )

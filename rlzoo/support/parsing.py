@@ -1,26 +1,27 @@
-"""YAML and JSON that others wrote: read, or refused with one clear reason; never a surprise later."""
+"""Parses YAML and JSON that others wrote, or refuses it with one clear reason."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
-from datetime import date
 from typing import Any
 
 import yaml
 
 LONGEST_YAML = 20_000  # characters; PyYAML takes a third of a second for as many, and a config is ten times shorter
-DEEPEST = 40  # nested lists and mappings; whatever walks over settings recurses
-LARGEST = 1_000_000  # values, each counted as often as it stands in the whole: YAML's aliases make many of few
-MOST_BITS = 14_000  # of a whole number: Python writes no number of more than 4300 digits
+DEEPEST = 40  # nested lists and mappings; code that walks over settings recurses
+LARGEST = 100_000  # values of a YAML text, where aliases make many of few
+MOST_BITS = 14_000  # of an integer: Python prints no more than 4300 digits
+TOO_DEEP = f"lists or mappings nested deeper than {DEEPEST}"
 
 
 class UnreadableError(ValueError):
-    """Text that is no YAML or JSON, or too much of it; the message is the reason, without what was read."""
+    """The text is no YAML or JSON, or too much of it; the message is the reason and does not repeat the text."""
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that a YAML text stands for.
+    """Parse a YAML text.
 
     Raises:
         UnreadableError: it is not valid, or too long, too deep or too large.
@@ -34,19 +35,18 @@ def parse_yaml(text: str) -> Any:
         where = f"line {mark.line + 1} " if mark else ""
         raise UnreadableError(f"{where}{getattr(error, 'problem', None) or error}") from error
     except RecursionError:
-        raise _too_deep() from None
-    # of scalars that look like a date or a number, or are said to be one: PyYAML lets through what Python says of them
+        raise UnreadableError(TOO_DEEP) from None
+    # PyYAML passes on what Python raises for a scalar that looks like a date or a number, or is tagged as one
     except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
         raise UnreadableError(f"a value that is not what it is written as: {error}") from error
-    _check(value)
-    return value
+    return _checked(value, LARGEST)
 
 
 def parse_json(text: str) -> Any:
-    """The value that a JSON text stands for; NaN and Infinity are read as Python writes them.
+    """Parse a JSON text; NaN and Infinity are read as Python writes them.
 
     Raises:
-        UnreadableError: it is not valid, or too deep or too large.
+        UnreadableError: it is not valid, or too deep.
     """
     try:
         value = json.loads(text)
@@ -54,42 +54,27 @@ def parse_json(text: str) -> Any:
         line = f" of line {error.lineno}" if error.lineno > 1 else ""
         raise UnreadableError(f"{error.msg} at column {error.colno}{line}") from error
     except RecursionError:
-        raise _too_deep() from None
+        raise UnreadableError(TOO_DEEP) from None
     except ValueError as error:  # a number with more digits than Python reads
         raise UnreadableError(str(error).partition(";")[0]) from error
-    _check(value)
+    return _checked(value, sys.maxsize)
+
+
+def _checked(value: Any, largest: int) -> Any:
+    """Return the value, or refuse what would take too long to walk over or cannot be written."""
+    waiting, number = [(value, 0)], 0
+    while waiting:
+        part, depth = waiting.pop()
+        number += 1
+        if number > largest:
+            raise UnreadableError(f"more than {largest:,} values")
+        if isinstance(part, int) and part.bit_length() > MOST_BITS:
+            raise UnreadableError("a number with thousands of digits")
+        if isinstance(part, str) and not part.isascii() and any("\ud800" <= char <= "\udfff" for char in part):
+            raise UnreadableError("half of a surrogate pair, such as \\ud800, which is no text")
+        if isinstance(part, Mapping | list | tuple | set):
+            if depth == DEEPEST:  # also where a value contains itself
+                raise UnreadableError(TOO_DEEP)
+            inner = [*part.keys(), *part.values()] if isinstance(part, Mapping) else part
+            waiting += [(each, depth + 1) for each in inner]
     return value
-
-
-def _check(value: Any) -> None:
-    """Refuse what would hang, crash or not be writable later."""
-    sizes: dict[int, int] = {}  # by identity, so that a value with many aliases is walked over once
-    try:
-        size = _size(value, sizes, 0)
-    except UnicodeEncodeError:
-        raise UnreadableError("half of a surrogate pair, such as \\ud800, which is no text") from None
-    if size > LARGEST:
-        raise UnreadableError(f"more than {LARGEST:,} values")
-
-
-def _size(value: Any, sizes: dict[int, int], depth: int) -> int:
-    """How many values a tree holds."""
-    if isinstance(value, str):
-        if not value.isascii():
-            value.encode()
-        return 1
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
-        raise UnreadableError("a number with thousands of digits")
-    if not isinstance(value, Mapping | list | tuple | set):
-        assert value is None or isinstance(value, int | float | bytes | date), type(value)
-        return 1
-    if depth == DEEPEST:  # also where a value holds itself
-        raise _too_deep()
-    if id(value) not in sizes:
-        parts = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-        sizes[id(value)] = 1 + sum(_size(part, sizes, depth + 1) for part in parts)
-    return sizes[id(value)]
-
-
-def _too_deep() -> UnreadableError:
-    return UnreadableError(f"lists or mappings nested deeper than {DEEPEST}")

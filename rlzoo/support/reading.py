@@ -1,80 +1,58 @@
-"""Reads a file that a user named: only a regular one, of a size that its kind can have, and never waits for a writer."""
+"""Opens files that a user named: only regular files, and only up to a size that fits their kind."""
 
 from __future__ import annotations
 
-import os
+import io
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 SETTINGS = 2**20
-"""Bytes of the largest file of settings, YAML or JSON, in a run or a sweep."""
+"""Maximum size in bytes of a file of settings, YAML or JSON, in a run or a sweep."""
 
 RECORDS = 2**31
-"""Bytes of the largest file of rows that is read: questions, metrics, completions."""
-
-_CHUNK = 2**20
-
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+"""Maximum size in bytes of a file of rows: questions, metrics, completions."""
 
 
 class NotReadError(OSError):
-    """What a name stands for is no file that is read; ``strerror`` says why."""
+    """The file is of a kind or a size that is not read; ``strerror`` says why."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(0, reason, str(path))
 
 
-@contextmanager
-def opened(path: str | Path, most: int) -> Iterator[BinaryIO]:
-    """A regular file, open for reading.
+def opened(path: str | Path, most: int) -> BinaryIO:
+    """Open a regular file for reading.
 
     Args:
         path: of the file; may be a link to it.
-        most: bytes that it may have.
+        most: maximum size in bytes.
 
     Raises:
         NotReadError: it is something else, such as a pipe, or larger.
-        OSError: there is none, or it cannot be opened.
+        OSError: it does not exist, or cannot be opened.
     """
-    named = Path(path)
-    _check(named, named.stat(), most)  # opening some devices does something already
-    descriptor = os.open(named, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        _check(named, os.fstat(descriptor), most)  # it may have been replaced in between
-        yield file
+    path = Path(path)
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        kind = "folder" if stat.S_ISDIR(found.st_mode) else "pipe, socket or device"
+        raise NotReadError(path, f"is a {kind}, not a file")
+    if found.st_size > most:
+        raise NotReadError(path, f"has {found.st_size:,} bytes, more than the {most:,} that are read")
+    return path.open("rb")
 
 
 def read_bytes(path: str | Path, most: int) -> bytes:
-    """What a regular file holds, see `opened`."""
-    content = bytearray()
+    """Return the content of a regular file, see `opened`."""
     with opened(path, most) as file:
-        while chunk := file.read(_CHUNK):
-            content += chunk
-            if len(content) > most:
-                raise NotReadError(Path(path), f"grows above {most:,} bytes while it is read")
-    return bytes(content)
+        return file.read()
 
 
 def read_text(path: str | Path, most: int) -> str:
-    """The text of a regular file in UTF-8, see `opened`; lines end as Python's own reading leaves them.
+    r"""Return the text of a regular file in UTF-8, every end of a line as ``\n``, see `opened`.
 
     Raises:
         UnicodeDecodeError: it is not UTF-8.
     """
-    return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _check(path: Path, found: os.stat_result, most: int) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise NotReadError(path, f"is {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, not a file")
-    if found.st_size > most:
-        raise NotReadError(path, f"has {found.st_size:,} bytes, more than the {most:,} that are read")
+    with io.TextIOWrapper(opened(path, most), encoding="utf-8") as file:
+        return file.read()

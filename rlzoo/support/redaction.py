@@ -15,11 +15,14 @@ REDACTED = "<redacted>"
 SHORTEST = 6
 """Characters of a secret in the environment, at least: shorter ones stand in too many other words."""
 
-_ANYWHERE = re.compile(r"password|passwd|passphrase")  # PGPASSWORD, password_of_the_judge
-_AT_THE_END = re.compile(
-    r"(?:^|.*[_.\-])(?:token|pass|pwd|secrets?|api_?keys?|access_?key|secret_?key|private_?key|authorization|credentials?|sig|signature)"
-    r"(?:_(?:value|id|\d+))?",
+_NAME = re.compile(
+    r".*(?:password|passwd|passphrase).*"  # PGPASSWORD, password_of_the_judge
+    r"|(?:.*[_.\-])?(?:token|pass|pwd|secrets?|api_?keys?|access_?key|secret_?key|private_?key|authorization|credentials?|sig|signature)"
+    r"(?:_(?:value|id|\d+))?"
 )
+_IS_A_PATH = re.compile(r"PWD|.*CREDENTIALS?", re.IGNORECASE)
+"""Environment variables that are named like secrets and hold a path."""
+
 _OR_NUMBERS = ("token", "pass", "sig", "_id")
 """Ends of names that also name numbers which are no secrets: the tokens that models read, and counts."""
 
@@ -81,22 +84,8 @@ def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def with_secrets_of(given: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they were written down, with the values that were left out as they are given now."""
-    whole = dict(written)
-    for key, value in written.items():
-        if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
-            whole[key] = with_secrets_of(given[key], value)
-        elif key in given and REDACTED in str(value):
-            whole[key] = given[key]
-    return whole
-
-
-def may_be(written: object, value: object) -> bool:
-    """Whether a value may be the one that was written down, of which secrets are left out."""
-    if not isinstance(written, str) or REDACTED not in written:
-        return written == value
-    parts = map(re.escape, written.split(REDACTED))
-    return re.fullmatch(".*".join(parts), str(value), re.DOTALL) is not None
+    """Return settings as they were written, those that hold a secret as they are given now."""
+    return {key: given[key] if key in given and REDACTED in str(value) else value for key, value in written.items()}
 
 
 def without_userinfo(uri: str) -> str:
@@ -105,23 +94,16 @@ def without_userinfo(uri: str) -> str:
 
 
 def environment_secrets() -> list[str]:
-    """The values of environment variables that are secrets, the longest first."""
+    """Return the secrets in environment variables, the longest first: by name, in addresses, in parameters."""
     found: set[str] = set()
     for name, value in os.environ.items():
         if is_secret_name(name) and not _IS_A_PATH.fullmatch(name):
-            found |= {value, value.strip()}
-        for parameter in _PARAMETER.finditer(value) if "=" in value else ():
-            if is_secret_name(parameter["name"]):
-                password = parameter["value"].strip("'\"")
-                found |= {password, unquote(password)}
-        for address in _USERINFO.finditer(value) if "://" in value else ():
-            password = address["password"] or ""
-            found |= {password, unquote(password)}
+            found.add(value.strip())
+        parameters = (each for each in _PARAMETER.finditer(value) if is_secret_name(each["name"]))
+        found |= {each["value"].strip("'\"") for each in parameters}
+        found |= {address["password"] or "" for address in _USERINFO.finditer(value)}
+    found |= {unquote(value) for value in found}
     return sorted((value for value in found if len(value) >= SHORTEST and value != REDACTED), key=len, reverse=True)
-
-
-_IS_A_PATH = re.compile(r"PWD|.*CREDENTIALS?", re.IGNORECASE)
-"""Environment variables that are named like secrets and hold a path."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -131,8 +113,7 @@ def is_secret_name(name: str) -> bool:
         >>> [is_secret_name(name) for name in ("PGPASSWORD", "judge.apiKey", "max_tokens", "token_mean", "pass@k")]
         [True, True, False, False, False]
     """
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    return _ANYWHERE.search(words) is not None or _AT_THE_END.fullmatch(words) is not None
+    return _NAME.fullmatch(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()) is not None
 
 
 def _without_value(parameter: re.Match[str]) -> str:
@@ -157,12 +138,12 @@ class RedactingFilter(logging.Filter):
 
 def _redacted(value: Any, name: str) -> Any:
     """A value of that name; what is inside one that is named secret is secret too."""
-    is_secret = is_secret_name(name)
     if isinstance(value, Mapping):
-        return {key: _redacted(item, name if is_secret else str(key)) for key, item in value.items()}
+        return {key: _redacted(item, name if is_secret_name(name) else str(key)) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_redacted(item, name) for item in value]
-    if isinstance(value, str):
-        return REDACTED if is_secret and value else redact(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return REDACTED if is_secret and is_number and not name.lower().endswith(_OR_NUMBERS) else value
+    if isinstance(value, bool) or value in (None, ""):
+        return value
+    if is_secret_name(name) and (isinstance(value, str) or not name.lower().endswith(_OR_NUMBERS)):
+        return REDACTED
+    return redact(value) if isinstance(value, str) else value

@@ -4,9 +4,9 @@ import dataclasses
 import io
 
 import pytest
-from rich.console import Console
 
 from rlzoo.cli.chart import clip_by_length
+from rlzoo.cli.console import Plain
 from rlzoo.lab.replay import replay
 
 
@@ -17,7 +17,8 @@ def profile(recorded):
 
 def drawn(profile, encoding="utf-8", width=80):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    Console(file=stream, width=width, force_terminal=False).print(clip_by_length(profile))
+    console = Plain(file=stream, width=width)
+    console.print(clip_by_length(profile, console))
     stream.seek(0)
     return stream.read().splitlines()
 

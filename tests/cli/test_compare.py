@@ -43,7 +43,7 @@ def test_the_tables_fit_into_eighty_columns(runs, monkeypatch, capfd):
     from rlzoo.cli.compare import compare
 
     monkeypatch.setenv("COLUMNS", "80")
-    compare([runs], as_json=False, report=runs / "page.html")
+    compare([runs], report=runs / "page.html")
     lines = [line for line in capfd.readouterr().out.splitlines() if not line.startswith("report")]
     assert max(map(len, lines)) <= 80
 
@@ -64,7 +64,7 @@ def test_a_report_replaces_a_report_and_nothing_else(refused, runs, tmp_path):
     assert "mine" in mine.read_text()
     page = tmp_path / "page.html"
     for _ in range(2):
-        compare([runs], as_json=False, report=page, is_quiet=True)
+        compare([runs], report=page, quiet=True)
     assert "<title>" in page.read_text()
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rlzoo.cli.completions import LONGEST, completions, is_due
-from rlzoo.cli.display import Plain
+from rlzoo.cli.console import Plain
 
 ROW = {"group": 0, "question": "1+1", "answer": "2", "response": "2", "length": 3, "reward": 1.0, "finished": True}
 

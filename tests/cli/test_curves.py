@@ -1,13 +1,12 @@
-"""Curves in the terminal: true to the numbers, as wide as the screen at most, in few points whatever the run."""
+"""Curves in the terminal: true to the numbers, as wide as the screen at most."""
 
 import io
 import math
-from statistics import fmean
 
 import pytest
 
-from rlzoo.cli.curves import MOST, SHOWN, Curve, Curves, sparkline
-from rlzoo.cli.display import Plain
+from rlzoo.cli.console import Plain
+from rlzoo.cli.progress import SHOWN, Curves, sparkline
 
 SIGNS = "▁▂▃▄▅▆▇█"
 
@@ -27,25 +26,12 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest():
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, SIGNS) == SIGNS
     assert sparkline([7, 0, 3.4, 3.6], 8, SIGNS) == "█▁▄▅"  # 3.4 is nearest to the sign of 3
     assert sparkline([5, 5, 5], 8, SIGNS) == "▁▁▁"
-    assert sparkline([], 8, SIGNS) == ""
 
 
 def test_more_values_than_signs_are_means():
     # pairs (0, 2), (6, 8), (3, 5): means 1, 7, 4
     assert sparkline([0, 2, 6, 8, 3, 5], 3, SIGNS) == "▁█▅"
     assert len(sparkline(list(range(1000)), 40, SIGNS)) == 40
-
-
-@pytest.mark.parametrize("number", [1, MOST - 1, MOST, 1000, 12345])
-def test_a_curve_has_few_points_that_are_means_of_all_steps(number):
-    curve = Curve()
-    values = [math.sin(step / 50) for step in range(number)]
-    for value in values:
-        curve.add(value)
-    assert 0 < len(curve.points) < MOST
-    each = 2 ** math.ceil(math.log2((number + 1) / MOST)) if number >= MOST else 1
-    assert curve.points == pytest.approx([fmean(values[at : at + each]) for at in range(0, number - each + 1, each)])
-    assert (curve.first, curve.last) == (values[0], values[-1])
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from rlzoo.cli.display import Bars, Plain, counted, folded, printable, show_log, timed
+from rlzoo.cli.bars import Bars
+from rlzoo.cli.console import Plain, folded, printable, show_log
 
 LONG = "clip is inert: nothing clipped for 10 steps; narrow clip.width_low, or find a width with `rlzoo calibrate`"
 STOPPED = "stopped after step 3 of 40; resume with: rlzoo train --resume --output runs/fspo-arithmetic-0-20261122-054750"
@@ -73,13 +74,13 @@ def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatc
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     show_log(logging.INFO)
     console = Plain()
-    with Bars(console, *timed(console)) as bars:
-        bar = bars.add_task("", total=3)
+    with Bars(console) as bars:
+        bars.reach("problems", 0, 3)
         bars.refresh()
         logging.getLogger("rlzoo").warning(STOPPED)
         print("to stderr \x1b[31mby another library", file=sys.stderr)
         console.print(LONG)
-        bars.reach(bar, 2)
+        bars.reach("problems", 2, 3)
         bars.refresh()
     console.print("the end")
     screen.wait_for("the end")
@@ -109,8 +110,9 @@ def test_a_warning_cannot_steer_the_terminal(a_terminal, monkeypatch):
 
 def test_bars_are_gone_when_what_they_counted_is_done(a_terminal):
     screen = a_terminal(60, 20)
-    with counted() as told:
-        told("matching", 1, 4)
+    with Bars(Plain(stderr=True), transient=True) as bars:
+        bars.reach("matching", 1, 4)
+        bars.refresh()
     Plain().print("the end")
     screen.wait_for("the end")
     assert screen.text == "the end"
@@ -118,8 +120,9 @@ def test_bars_are_gone_when_what_they_counted_is_done(a_terminal):
 
 def test_quiet_bars_are_not_drawn(a_terminal):
     screen = a_terminal(60, 20)
-    with counted(is_quiet=True) as told:
-        told("matching", 1, 4)
+    with Bars(Plain(stderr=True), is_quiet=True) as bars:
+        bars.reach("matching", 1, 4)
+        bars.refresh()
     Plain().print("the end")
     screen.wait_for("the end")
     assert screen.frames[-1] == "the end"
@@ -129,9 +132,9 @@ def test_quiet_bars_are_not_drawn(a_terminal):
 def test_colours_are_those_of_the_terminal(a_terminal, monkeypatch):
     screen = a_terminal(60, 20)
     monkeypatch.setenv("COLORTERM", "truecolor")
-    with Bars(console := Plain(), *timed(console)) as bars:
+    with Bars(Plain()) as bars:
         for done in (0, 1, 3):
-            bars.reach(bars.task_ids[0] if bars.task_ids else bars.add_task("", total=3), done)
+            bars.reach("problems", done, 3)
             bars.refresh()
     Plain().print("the end")
     screen.wait_for("the end")

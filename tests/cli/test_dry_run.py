@@ -46,7 +46,7 @@ def test_as_json_configuration_and_plan_are_one_document(rlzoo):
     assert (plan["steps"], plan["responses"], plan["optimizer_steps"]) == (40, 1920, 160)
     assert plan["prompt_tokens"]["counted"]
     assert plan["memory_bytes"]["learner"]["weights"] == plan["parameters"] * 4
-    assert plan["command"] == "rlzoo train --set rollout.num_prompts=12 --set rollout.group_size=4 --clip rloo"
+    assert plan["command"] == "rlzoo train --clip rloo --set rollout.num_prompts=12 --set rollout.group_size=4"
 
 
 def test_a_plan_for_other_devices_names_the_command_that_uses_them(rlzoo, model):

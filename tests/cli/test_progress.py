@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from rlzoo.cli.curves import SHOWN
-from rlzoo.cli.display import Plain, folded
-from rlzoo.cli.progress import JsonLines, Lines, Screen, Silent, display_for
+from rlzoo.cli.console import Plain, folded
+from rlzoo.cli.progress import SHOWN, Screen, shown
 
 TITLE = "fspo on arithmetic, model embedded, seed 0"
 
@@ -25,7 +24,7 @@ def drawn(screen, rows, **more):
     with Screen(Plain(), TITLE, len(rows) - 1, **more) as display:
         for step, metrics in enumerate(rows):
             display.show(step, metrics)
-            display._view.refresh()
+            display.refresh()
             if step == 2:
                 print("a warning", file=sys.stderr)
     Plain().print("the end")
@@ -42,7 +41,7 @@ def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size
     assert lines[: len(title) + 1] == [*title, "a warning"]
     lines = lines[len(title) - 1 :]
     assert re.fullmatch(r"4 of 4 steps in 0:00:\d\d", lines[2])
-    measured = [shown.label for shown in SHOWN if any(shown.metric in row for row in rows)]
+    measured = [each.label for each in SHOWN if any(each.metric in row for row in rows)]
     assert [line.split("  ")[0] for line in lines[3:-1]] == measured
     assert lines[-1] == "the end"
     assert screen.is_cursor_shown
@@ -56,7 +55,7 @@ def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size
 def test_nothing_stays_of_a_run_that_did_not_begin(a_terminal):
     screen = a_terminal(80, 24)
     with Screen(Plain(), TITLE, 40) as display:  # a directory that is taken, say, would end it here
-        display._view.refresh()
+        display.refresh()
         screen.wait_for("starting")
     Plain().print("the end")
     screen.wait_for("the end")
@@ -79,8 +78,8 @@ def test_the_time_left_is_known_from_the_first_step_on_however_long_it_takes(a_t
     a_terminal(80, 24)
     with Screen(Plain(), TITLE, 11) as display:
         display.show(0, {})
-        (task,) = display._view.tasks
-        display._view.get_time = lambda: time.monotonic() + 90  # a step of a minute and a half
+        (task,) = display.tasks
+        display.get_time = lambda: time.monotonic() + 90  # a step of a minute and a half
         display.show(1, {})
         assert task.time_remaining == pytest.approx(10 * 90, rel=0.05)
 
@@ -106,9 +105,9 @@ def test_a_title_cannot_steer_the_terminal(a_terminal):
 
 def test_elsewhere_a_step_is_a_line(trained):
     file = io.StringIO()
-    with Lines(Plain(file=file), TITLE, 4) as display:
+    with shown(Plain(file=file), TITLE, 4) as show:
         for step, metrics in enumerate(trained.metrics):
-            display.show(step, metrics)
+            show(step, metrics)
     title, *lines = file.getvalue().splitlines()
     assert title == TITLE
     assert [line.split()[1] for line in lines] == [f"{step}/4" for step in range(5)]
@@ -121,17 +120,25 @@ def test_json_lines_are_the_rows_of_the_run(trained):
     file = io.StringIO()
     rows = [dict(row) for row in trained.metrics]
     rows[1]["reward/mean"] = math.nan  # which JSON does not have
-    with JsonLines(Plain(file=file, width=20)) as display:
+    with shown(Plain(file=file, width=20), TITLE, 4, as_json=True) as show:
         for step, metrics in enumerate(rows):
-            display.show(step, metrics)
+            show(step, metrics)
     read = [json.loads(line, parse_constant=pytest.fail) for line in file.getvalue().splitlines()]
     rows[1]["reward/mean"] = None
     assert read == [{"step": step, **row} for step, row in enumerate(rows)]
 
 
-def test_what_is_shown_fits_where_it_goes(a_terminal):
-    a_terminal(80, 24)
-    kinds = [type(display_for(Plain(), TITLE, 1, is_quiet=quiet, as_json=as_json)) for quiet, as_json in
-             ((False, False), (True, False), (False, True), (True, True))]  # fmt: skip
-    assert kinds == [Screen, Silent, JsonLines, Silent]
-    assert type(display_for(Plain(file=io.StringIO()), TITLE, 1)) is Lines
+def test_a_quiet_run_shows_nothing_and_json_is_no_view(trained, a_terminal):
+    screen = a_terminal(80, 24)
+    with shown(Plain(), TITLE, 4, is_quiet=True) as show:
+        show(1, trained.metrics[1])
+    with shown(Plain(), TITLE, 4, as_json=True) as show:
+        show(0, {"reward/mean": 0.5})
+    with shown(Plain(), TITLE, 4) as show:
+        show(1, trained.metrics[1])
+    Plain().print("the end")
+    screen.wait_for("the end")
+    json_line, title, view, *_ = screen.text.split("\n")
+    assert json.loads(json_line) == {"step": 0, "reward/mean": 0.5}
+    assert title == TITLE
+    assert view.startswith("1 of 4 steps in ")

@@ -67,11 +67,10 @@ def test_a_run_without_weights_says_how_to_keep_them(rlzoo, run):
 
 
 def test_tables_fit_into_eighty_columns(rlzoo, run, monkeypatch, capfd):
-    from rlzoo.cli.replay import run_replay
+    from rlzoo.cli.replay import replay
 
     monkeypatch.setenv("COLUMNS", "80")
-    settings = {"configs": [], "overrides": [], "plugins": [], "match": 0.1, "sweep_width": True, "skip_steps": 0}
-    run_replay(path=run, clips="fspo-adaptive,fspo", with_cosine=True, as_json=False, report=None, **settings)
+    replay(run, "fspo-adaptive,fspo", match=0.1, sweep_width=True)
     lines = [
         line.removeprefix(f"report {run}")
         for line in capfd.readouterr().out.splitlines()

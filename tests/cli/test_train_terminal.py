@@ -14,8 +14,7 @@ from itertools import pairwise
 
 import pytest
 
-from rlzoo.cli.curves import SHOWN
-from rlzoo.cli.train import Showing
+from rlzoo.cli.progress import SHOWN
 from rlzoo.journal.run_directory import read_metrics
 from tests.cli.terminal import Pseudo
 
@@ -167,10 +166,16 @@ def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path):
     assert last["result"]["run"] == "out"
 
 
-def test_the_processes_of_a_launcher_are_asked_the_same():
-    assert Showing(is_quiet=True, as_json=True).arguments() == ["--quiet", "--json"]
-    assert Showing(completions=3).arguments() == ["--show-completions", "3"]
-    assert Showing().arguments() == []
+def test_the_processes_of_a_launcher_are_asked_the_same(rlzoo, monkeypatch):
+    asked = []
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", lambda given: asked.append(given.training_script_args))
+    for options in (["--quiet", "--json"], ["--show-completions", "3"], []):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "environ", os.environ.copy())
+            assert rlzoo("train", "--processes", "2", "--output", "out", *options)[0] == 0
+        given = [word for word in asked[-1] if word in ("--quiet", "--json")]
+        assert given == [word for word in options if word in ("--quiet", "--json")]
+        assert asked[-1][asked[-1].index("--show-completions") + 1] == ("3" if "3" in options else "0")
 
 
 SLOW = ("torch", "transformers", "mlflow", "rich.progress", "rlzoo.config")

@@ -113,7 +113,7 @@ def started():
 
     def run(host, **options):
         with pytest.raises(Started) as told:
-            ui.serve(5986, host, **options)
+            ui.ui(5986, host, **options)
         command, environment = told.value.args
         assert command[1:4] == ["-P", "-m", "mlflow"]
         return command[4:], environment

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from rlzoo.cli.resume import check_unchanged, run_to_resume
+from rlzoo.cli.train import check_unchanged, run_to_resume
 from rlzoo.config.run_config import RunConfig
 from rlzoo.journal.manifest import damage, seal
 from rlzoo.journal.run_directory import RunDirectory

@@ -34,7 +34,7 @@ def test_yaml_that_would_surprise_later_is_refused(text, reason):
 
 def test_aliases_that_make_much_of_little_are_refused_at_once():
     begin = time.perf_counter()
-    with pytest.raises(UnreadableError, match="more than 1,000,000 values"):
+    with pytest.raises(UnreadableError, match="more than 100,000 values"):
         parse_yaml(BOMB)  # 10^9 values in 500 characters
     assert time.perf_counter() - begin < 1
     assert parse_yaml("a: &a {b: 1}\nc: *a") == {"a": {"b": 1}, "c": {"b": 1}}

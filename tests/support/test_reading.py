@@ -17,7 +17,8 @@ from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text
 from rlzoo.tasks.math_rows import read_problems
 from rlzoo.zoo import load_zoo
 
-KINDS = {"pipe": "is a pipe", "socket": "is a socket", "device": "is a device", "folder": "is a folder", "sparse": "bytes"}
+OTHER = "is a pipe, socket or device, not a file"
+KINDS = {"pipe": OTHER, "socket": OTHER, "device": OTHER, "folder": "is a folder", "sparse": "bytes"}
 
 
 @pytest.fixture

@@ -111,10 +111,10 @@ def test_a_run_whose_process_is_gone_was_killed(directory):
 
 def test_a_run_that_still_goes_on_is_not_ended_by_hand(directory):
     lock = Lock(directory)
-    assert sync([directory])
+    sync([directory])  # raises if MLflow did not get everything
     assert store().get_run(run_id_of(directory)).info.status == "RUNNING"
     lock.release()
-    assert sync([directory])
+    sync([directory])  # raises if MLflow did not get everything
     assert store().get_run(run_id_of(directory)).info.status == "KILLED"
 
 

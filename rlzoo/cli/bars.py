@@ -1,0 +1,59 @@
+"""Bars for work that takes a while."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from rlzoo.cli.console import Plain
+
+REFRESHES = 2  # per second
+NARROW = 78  # columns of a screen below which bars leave something out
+MEMORY = 3600.0  # seconds that the time left is estimated from: a step of a large model takes minutes
+
+
+class Bars(Progress):
+    """Bars on a screen, and nothing elsewhere; what is printed and logged meanwhile stands above them.
+
+    Example:
+        ``with Bars(console) as bars: bars.reach("problems", 1, 3)``
+    """
+
+    def __init__(self, console: Plain, *columns: ProgressColumn, is_quiet: bool = False, **options: Any) -> None:
+        self._bars: dict[str, TaskID] = {}
+        left = (TextColumn("left"), TimeRemainingColumn())
+        timed = left if console.width < NARROW else (TimeElapsedColumn(), *left)
+        bar = () if console.width < NARROW else (BarColumn(16),)
+        usual = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), *timed, TextColumn("{task.fields[words]}"))
+        super().__init__(
+            *(columns or usual),
+            console=console,
+            disable=is_quiet or not console.is_screen,
+            refresh_per_second=REFRESHES,
+            speed_estimate_period=MEMORY,
+            redirect_stderr=sys.stderr.isatty(),  # a file gets it as before
+            **options,
+        )
+
+    def reach(self, name: str, completed: int, total: int, words: str = "") -> None:
+        """Set how much is completed; the first call shows the bar and starts to measure its speed."""
+        if name not in self._bars:
+            self._bars[name] = self.add_task(name, total=total, words="")
+            self.advance(self._bars[name], completed)
+        self.update(self._bars[name], completed=completed, total=total, words=words)
+
+    def remove(self, name: str) -> None:
+        """Take a bar away, if there is one."""
+        if name in self._bars:
+            self.remove_task(self._bars.pop(name))
