@@ -73,39 +73,32 @@ def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> No
 
 def discard(folder: Path) -> None:
     """Remove the files that rlzoo wrote into a checkpoint, and the folder if nothing else is in it."""
-    remove_sealed(folder, last=STATE)
+    remove_sealed(folder, last=(STATE, STOPPED))
 
 
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
-    """Rename a complete checkpoint to its name; anything else that has this name is renamed aside."""
-    former = _former(folder, identity(run))
+    """Rename a complete checkpoint to its name.
+
+    What this run wrote under the name is removed: it is damaged, as the run was resumed from before it, or holds weights from
+    within a step. Anything else is renamed aside.
+    """
+    if own_state(folder, run) is not None or _is_own_stop(folder, run):
+        discard(folder)
     if os.path.lexists(folder):
-        if own_state(folder, run) is not None or _is_own_stop(folder, run):
-            folder.replace(former)
-        else:
-            set_aside(folder)
+        set_aside(folder)
     temporary.replace(folder)
-    if former.is_dir():
-        _drop_former(former, folder.name)
 
 
 def tidy(run: Path) -> None:
-    """Finish what a killed process left in ``checkpoints/``: remove unfinished ones, and put back or remove a former one.
+    """Remove the unfinished checkpoints that a killed process left.
 
     Only names with this run's identity are looked at. A user's file may have any other name.
     """
     key = identity(run)
     for path in sorted((run / "checkpoints").iterdir()):
         name = re.fullmatch(r"\.((?:stopped-)?step-[0-9]{6,9})\..*", path.name)
-        folder = path.with_name(name[1]) if name is not None else path
-        if path == temporary_path(folder, key):
-            remove_unfinished(folder, run)
-        elif path != _former(folder, key) or path.is_symlink():
-            continue
-        elif os.path.lexists(folder):
-            _drop_former(path, folder.name)
-        else:
-            path.replace(folder)
+        if name is not None and path == temporary_path(path.with_name(name[1]), key):
+            remove_unfinished(path.with_name(name[1]), run)
 
 
 def remove_unfinished(folder: Path, run: Path) -> None:
@@ -122,11 +115,6 @@ def remove_unfinished(folder: Path, run: Path) -> None:
         set_aside(temporary, folder.name)
 
 
-def _former(folder: Path, key: str) -> Path:
-    """Where a checkpoint is while it is replaced."""
-    return temporary_path(folder, key).with_suffix(".former")
-
-
 def mark_as_stopped(folder: Path, run: Path, step: int) -> None:
     """Say in a folder with weights from within a step which run and step they are of."""
     (folder / STOPPED).write_text(json.dumps({"run": identity(run), "step": step}) + "\n", encoding="utf-8")
@@ -136,7 +124,7 @@ def forget_older_stops(run: Path, newest: Path) -> None:
     """Remove the weights from within earlier steps."""
     for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
         if folder != newest and _is_own_stop(folder, run):
-            remove_sealed(folder, last=STOPPED)
+            discard(folder)
 
 
 def set_aside(path: Path, name: str = "") -> None:
@@ -154,13 +142,3 @@ def _is_own_stop(folder: Path, run: Path) -> bool:
         return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == own
     except (OSError, ValueError, LookupError, TypeError, UserError):
         return False
-
-
-def _drop_former(former: Path, name: str) -> None:
-    """Remove a checkpoint that was written again; files that were added to it are kept under another name."""
-    try:
-        discard(former)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        logger.warning("%s cannot be removed: %s", former, error)
-    if former.is_dir():
-        set_aside(former, name)

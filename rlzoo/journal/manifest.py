@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rlzoo.support.atomic import sync
@@ -54,14 +54,14 @@ def sealed_files(folder: Path) -> dict[str, str]:
     return files
 
 
-def remove_sealed(folder: Path, last: str = "") -> None:
+def remove_sealed(folder: Path, last: Collection[str] = ()) -> None:
     """Remove the files that were sealed, and the folders that are empty then. Files that were added later stay.
 
     Args:
         folder: that `seal` was called on.
-        last: name of the file that is removed after all others, so that a removal that was interrupted can be seen.
+        last: names of files that are removed after all others, so that a removal that was interrupted can be seen.
     """
-    names = sorted(sealed_files(folder), key=lambda name: name == last)
+    names = sorted(sealed_files(folder), key=lambda name: name in last)
     inside = [folder / name for name in names if (folder / name).parent.resolve().is_relative_to(folder.resolve())]
     for file in (*inside, folder / FILE):
         file.unlink(missing_ok=True)

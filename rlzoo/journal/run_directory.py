@@ -53,7 +53,7 @@ NOTHING = (".lock", "lost+found")
 """Names in a directory that counts as empty: of a lock that was taken, and of a file system of its own."""
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the last of torch.save, which does not say why
 
 logger = logging.getLogger("rlzoo")
 
@@ -64,14 +64,20 @@ class UnwritableError(OSError):
 
 def why_not_written(error: Exception) -> str | None:
     """What keeps a file from being written, such as a full disk; None for an error of another kind."""
+    code = _code(error)
+    if code is None or not (isinstance(error, UnwritableError) or code in CANNOT_WRITE):
+        return None
+    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    return f"{error.strerror if isinstance(error, OSError) else os.strerror(code)}{where}"
+
+
+def _code(error: Exception) -> int | None:
+    """The operating system's number of an error; None for one that is not the operating system's."""
     if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
-        is_ours = isinstance(error, UnwritableError) or error.errno in CANNOT_WRITE
-        return f"{error.strerror}{where}" if is_ours else None
-    found = re.search(r"(?:.*: )?(.*) \(os error (\d+)\)", str(error))  # of safetensors, which is written in Rust
-    if found:
-        return found[1] if int(found[2]) in CANNOT_WRITE else None
-    return "file write failed" if "file write failed" in str(error) else None  # of torch.save
+        return error.errno
+    if found := re.search(r"\(os error (\d+)\)", str(error)):  # of safetensors, which is written in Rust
+        return int(found[1])
+    return errno.EIO if "file write failed" in str(error) else None  # of torch.save
 
 
 @contextmanager
@@ -85,31 +91,14 @@ def writing(file: Path, size: int = 0) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, UnwritableError):
+        code = _code(error)
+        if code is None or isinstance(error, UnwritableError):
             raise
-        reason = error.strerror or str(error) if isinstance(error, OSError) else why_not_written(error)
-        if reason is None:
-            raise
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        code = (error.errno if isinstance(error, OSError) else int(number[1]) if number else None) or errno.EIO
-        is_space = code in NO_SPACE or "write failed" in reason
-        raise UnwritableError(code, reason + (_space(file, size) if is_space else ""), str(file)) from error
-
-
-def _space(file: Path, size: int) -> str:
-    """How much space is needed and free, as the end of a sentence."""
-    needed = f"about {_megabytes(size)} needed" if size else ""
-    folder = next((path for path in (file, *file.parents) if path.is_dir()), Path())
-    try:
-        free = f"{_megabytes(shutil.disk_usage(folder).free)} free"
-    except OSError:
-        free = ""
-    known = ", ".join(word for word in (needed, free) if word)
-    return f": {known}" if known else ""
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
+        space = ""
+        if code in NO_SPACE:
+            free = shutil.disk_usage(next(path for path in (file, *file.parents) if path.is_dir())).free
+            space = f": {f'about {size:,} bytes needed, ' if size else ''}{free:,} bytes free"
+        raise UnwritableError(code, os.strerror(code) + space, str(file)) from error
 
 
 class RunDirectory:
@@ -123,7 +112,7 @@ class RunDirectory:
         self.path = path
         self.is_writer = is_writer  # of several processes, one writes; the others' calls do nothing
         self._lock = (lock or Lock(path)) if is_writer else None
-        self._transformers_files: frozenset[str] = frozenset()
+        self._models_files: set[str] = set()  # in a checkpoint: what transformers writes, with code that came with the model
 
     def close(self) -> None:
         """Let another process write here."""
@@ -324,9 +313,9 @@ class RunDirectory:
                 skeleton = type(model)(model.config)  # without weights of its own, without adapters
             skeleton.generation_config = model.generation_config
             with quiet():
-                self._transformers_files = self._transformers_files or _transformers_files(skeleton, tokenizer)
                 skeleton.save_pretrained(temporary, state_dict=dict(weights))
                 tokenizer.save_pretrained(temporary)
+                self._models_files = {path.relative_to(temporary).as_posix() for path in temporary.rglob("*")}
                 if has_adapter(model):
                     model.save_pretrained(temporary / "adapter")
             state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
@@ -361,15 +350,11 @@ class RunDirectory:
             return None
         folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
         with writing(folder):
-            seal(temporary, self._is_checkpoint_file)
+            seal(temporary, lambda name: name in self._models_files or checkpoints.FILES.fullmatch(name) is not None)
             self._check_lock()
             checkpoints.put_in_place(temporary, folder, self.path)
             sync(folder.parent)
         return folder
-
-    def _is_checkpoint_file(self, name: str) -> bool:
-        """Whether a file in a checkpoint, named from there, is one that this run writes."""
-        return name in self._transformers_files or checkpoints.FILES.fullmatch(name) is not None
 
     def _check_lock(self) -> None:
         if self._lock is not None:
@@ -444,14 +429,6 @@ def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
     copy_plugins(plugins, folder / "plugins")
 
 
-def _transformers_files(skeleton: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """What transformers calls a model's and tokenizer's files, including code that came with them, apart from weights."""
-    with tempfile.TemporaryDirectory(prefix="rlzoo-names-") as folder:
-        skeleton.save_pretrained(folder, state_dict={})
-        tokenizer.save_pretrained(folder)
-        return frozenset(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-
-
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -490,12 +467,12 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
     except (OSError, ValueError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}") from error
     rows = []
-    if not _is_whole(lines[-1]):  # after the last newline is what was being written
-        lines.pop()
     for number, line in enumerate(lines, start=1):
         try:
             row = parse_json(line)
         except UnreadableError as error:
+            if number == len(lines):  # after the last newline is what was being written
+                break
             raise UserError(f"{str(file)!r} line {number}: not JSON: {error}") from error
         if not isinstance(row, dict) or type(row.get("step")) is not int:
             raise UserError(f"{str(file)!r} line {number}: {shown(row)} is no row of metrics with a step")
@@ -504,11 +481,3 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
             raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")
         rows.append(row)
     return rows
-
-
-def _is_whole(line: str) -> bool:
-    """Whether a line is complete, though no newline follows."""
-    try:
-        return line.endswith("}") and isinstance(parse_json(line), dict)
-    except UnreadableError:
-        return False

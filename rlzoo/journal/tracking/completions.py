@@ -16,15 +16,10 @@ LOGGED = "mlflow.loggedArtifacts"
 """The tag by which MLflow knows an artifact for a table."""
 
 
-def table_of(directory: Path, number: int) -> str | None:
-    """The table as MLflow reads it; None if nothing was recorded."""
+def table_of(directory: Path, number: int) -> str:
+    """The table as MLflow reads it; empty if nothing was recorded."""
     rows = list(sampled_completions(directory, number))
-    return json.dumps({"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}) if rows else None
-
-
-def logged_table() -> str:
-    """The value of the tag `LOGGED`."""
-    return json.dumps([{"path": TABLE, "type": "table"}])
+    return json.dumps({"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}) if rows else ""
 
 
 def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]]:

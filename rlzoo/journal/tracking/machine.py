@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from pathlib import Path
 from typing import Any, Self
 
 from rlzoo.journal.tracking.record import FOLDER
+from rlzoo.journal.tracking.rows import Lines
 
 FILE = "machine.jsonl"
 SOON = 1.0  # seconds to the first sample, for short runs
@@ -43,7 +45,10 @@ class Machine:
             self._thread.join(timeout=5)
 
     def _sample(self) -> None:
-        monitors, step = _monitors(), _cut_off(self._file) + 1
+        monitors, former = _monitors(), Lines(self._file)
+        step = max((int(row["step"]) for row in former.added()), default=-1) + 1
+        if self._file.exists():
+            os.truncate(self._file, former.offset)  # a line that was not finished
         _measure(monitors)  # the first load is that since the one before
         is_over = self._over.wait(min(SOON, self._every))
         while True:
@@ -82,12 +87,3 @@ def _measure(monitors: list[Any]) -> dict[str, float]:
         found |= {f"system/{name}": float(value) for name, value in monitor.aggregate_metrics().items()}
         monitor.clear_metrics()
     return found
-
-
-def _cut_off(file: Path) -> int:
-    """Drop a line that was not finished; returns the last step, -1 in a new file."""
-    if not file.exists():
-        return -1
-    whole = file.read_bytes().rpartition(b"\n")[0]
-    file.write_bytes(whole + b"\n" if whole else b"")
-    return int(json.loads(whole.rpartition(b"\n")[2])["step"]) if whole else -1

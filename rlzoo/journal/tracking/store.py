@@ -6,7 +6,8 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+import psutil
 
 from rlzoo.support.replies import bounded_replies
 
@@ -26,36 +27,18 @@ _DEFAULTS = {
 }
 
 
-def set_defaults() -> None:
-    """Set what MLflow reads from the environment, where the user has not."""
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
-
-
 @contextmanager
 def bounded_store() -> Iterator[None]:
     """Bound what a store can take of this process within the block: time and size of its replies, and memory."""
-    set_defaults()
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
     import mlflow  # noqa: F401  (what it takes itself does not count)
 
-    former = resource.getrlimit(resource.RLIMIT_DATA)
-    used = _data_bytes()
-    if used is not None:
-        limit = used + SPARE_MEMORY
-        lower = limit if former[0] == resource.RLIM_INFINITY else min(limit, former[0])
-        resource.setrlimit(resource.RLIMIT_DATA, (lower, former[1]))
+    former, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = psutil.Process().memory_info().data + SPARE_MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if former == resource.RLIM_INFINITY else min(limit, former), most))
     try:
         with bounded_replies(LARGEST_REPLY, LONGEST_REPLY):
             yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, former)
-
-
-def _data_bytes() -> int | None:
-    """Return what Linux counts against ``RLIMIT_DATA``; None on other systems."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-    except OSError:
-        return None
-    found = [line for line in status.splitlines() if line.startswith("VmData:")]
-    return int(found[0].split()[1]) * 1024 if found else None
+        resource.setrlimit(resource.RLIMIT_DATA, (former, most))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import subprocess
 import sys
 import time
@@ -14,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.follow import GAVE_UP, LONGEST_END
-from rlzoo.journal.tracking.record import Record, Sent, Status, run_id_of, sent_version, tracking_uri, without_password
+from rlzoo.journal.tracking.follow import LONGEST_END
+from rlzoo.journal.tracking.record import Record, Sent, Status, run_id_of, tracking_uri, without_password
 
 logger = logging.getLogger("rlzoo")
 
@@ -38,7 +39,6 @@ class Tracker:
         self._directory: Path | None = None
         self._record: Record | None = None
         self._trouble: str | None = None
-        self._seen: tuple[int, int] | None = None  # the version of what was sent that was read last
         self._process: subprocess.Popen[str] | None = None
         if is_on:  # it takes as long to load as the run does
             command = [sys.executable, "-P", "-m", "rlzoo.journal.tracking.follow"]
@@ -62,10 +62,7 @@ class Tracker:
 
     def look(self) -> None:
         """Warn once of what keeps MLflow from being told."""
-        if self._directory is None or (version := sent_version(self._directory)) == self._seen:
-            return
-        self._seen = version
-        trouble = self._reported(self._directory)
+        trouble = None if self._directory is None else _trouble(self._directory)
         if trouble is not None and self._trouble is None:
             logger.warning(
                 "MLflow at %s is not told for now (%s); the run goes on, and what is missing is sent later",
@@ -114,23 +111,22 @@ class Tracker:
 
     def _wait(self, process: subprocess.Popen[str], directory: Path) -> None:
         """Wait until the rest was sent, `LONGEST_END` seconds at most."""
-        code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(QUIET_END)
-        if code is None:
+            process.wait(QUIET_END)
+        if process.returncode is None:
             logger.info("MLflow is sent the rest; Ctrl-C leaves that to: rlzoo sync %s", directory)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(max(0.0, LONGEST_END - QUIET_END))
-        if code != 0:
-            is_late = code in (None, GAVE_UP)
+                process.wait(max(0.0, LONGEST_END - QUIET_END))
+        if process.returncode != 0:
             late = f"it has not taken everything within {LONGEST_END:g} s"
-            ended = f"the process that tells it ended with {code}"
-            trouble = self._reported(directory) or (late if is_late else ended)
+            ended = f"the process that tells it ended with {process.returncode}"
+            trouble = _trouble(directory) or (late if process.returncode in (None, -signal.SIGALRM) else ended)
             logger.warning("MLflow was not told everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
 
-    def _reported(self, directory: Path) -> str | None:
-        """Return the reason why the store could not be sent anything the last time."""
-        try:
-            return Sent.read(directory, tracking_uri()).trouble
-        except UserError as error:
-            return str(error)
+
+def _trouble(directory: Path) -> str | None:
+    """Why the store could not be sent anything the last time."""
+    try:
+        return Sent.read(directory, tracking_uri()).trouble
+    except UserError as error:
+        return str(error)

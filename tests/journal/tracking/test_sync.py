@@ -52,15 +52,14 @@ def test_a_second_time_nothing_is_sent(directory):
     assert history(directory, "aggregate/reward") == [(2, 0.5, 2000000)]
 
 
-@pytest.mark.parametrize("known", ["nothing", "the run", "the run and a step"])
+@pytest.mark.parametrize("known", ["nothing", "the run"])
 def test_what_was_sent_and_not_written_down_is_not_sent_again(directory, known):
     send(directory, is_over=False)
     run_id = run_id_of(directory)
     if known == "nothing":
         (directory / "tracking" / "sent.json").unlink()
     else:
-        step = 0 if known.endswith("step") else -1
-        Sent(Record.read(directory).id, run_id, step=step).write(directory, tracking_uri())
+        Sent(Record.read(directory).id, run_id).write(directory, tracking_uri())
     add_row(directory, 3)
     assert send(directory).num_rows == 1  # a store that keeps every point would show the others twice
     assert run_id_of(directory) == run_id
