@@ -15,7 +15,7 @@ from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, signed
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.record import run_id_of
-from rlzoo.journal.tracking.runs import common_parent, log_artifact
+from rlzoo.journal.tracking.store import common_parent, log_artifact
 from rlzoo.lab.races import SCORES, Race, race
 
 MANY = 4  # contenders; of more, only the pairs with the best are shown

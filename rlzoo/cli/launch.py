@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlzoo.cli.display import tell
 from rlzoo.config.run_config import RunConfig
-from rlzoo.journal.tracking.command import COMMAND, typed_command
+from rlzoo.journal.tracking.description import COMMAND, typed_command
 from rlzoo.lab.workers import LAUNCHER
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"

@@ -11,7 +11,7 @@ from rich.progress import TaskID, TextColumn
 from rlzoo.cli.display import Bars, Plain, timed
 from rlzoo.discovery import distinct
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.runs import close_parent, open_parent
+from rlzoo.journal.tracking.store import close_parent, open_parent
 from rlzoo.lab.sweep import Child, Sweep, parse_seeds
 from rlzoo.lab.workers import SweepProcess, run_children
 from rlzoo.support.parsing import parse_json

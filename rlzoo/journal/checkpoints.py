@@ -16,7 +16,7 @@ from pathlib import Path
 from rlzoo.errors import UserError
 from rlzoo.journal.manifest import remove_sealed, sealed_files
 from rlzoo.journal.state import FILE, RunState, identity, numbered
-from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files, temporary_path
+from rlzoo.support.atomic import UNFINISHED_TENSORS, is_tensors, remove_files, temporary_path
 
 STATE = f"state/{FILE}"
 STOPPED = "stopped.json"
@@ -90,29 +90,28 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 
 
 def tidy(run: Path) -> None:
-    """Remove the unfinished checkpoints that a killed process left.
+    """Remove the unfinished checkpoints and files that a killed process of this run left.
 
     Only names with this run's identity are looked at. A user's file may have any other name.
     """
     key = identity(run)
-    for path in sorted((run / "checkpoints").iterdir()):
-        name = re.fullmatch(r"\.((?:stopped-)?step-[0-9]{6,9})\..*", path.name)
-        if name is not None and path == temporary_path(path.with_name(name[1]), key):
-            remove_unfinished(path.with_name(name[1]), run)
+    figures = [path for path in (run / "figures").rglob("*") if path.is_dir()]
+    for folder in (run, *(run / name for name in ("checkpoints", "rollouts", "replay", "figures")), *figures):
+        for path in sorted(folder.glob(".*.part")):
+            name = path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
+            if path == temporary_path(folder / name, key):
+                remove_unfinished(path, name)
 
 
-def remove_unfinished(folder: Path, run: Path) -> None:
-    """Remove what a run has written of a checkpoint that it did not finish; if other files are in it, rename it.
-
-    Args:
-        folder: what the checkpoint would have been called.
-        run: the run directory.
-    """
-    temporary = temporary_path(folder, identity(run))
-    if temporary.is_dir() and not temporary.is_symlink():
-        remove_files(temporary, FILES.fullmatch)
-    if os.path.lexists(temporary):
-        set_aside(temporary, folder.name)
+def remove_unfinished(path: Path, name: str) -> None:
+    """Remove what a run has not finished writing under a temporary name; if other files are in it, rename it after its own."""
+    is_checkpoint = path.parent.name == "checkpoints"
+    if path.is_dir() and not path.is_symlink():
+        remove_files(path, lambda file: FILES.fullmatch(file) if is_checkpoint else is_tensors(file, name))
+    elif path.is_file() and not path.is_symlink() and not is_checkpoint:
+        path.unlink()
+    if os.path.lexists(path):
+        set_aside(path, name)
 
 
 def mark_as_stopped(folder: Path, run: Path, step: int) -> None:

@@ -27,7 +27,8 @@ from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.models.adapters import has_adapter
 from rlzoo.models.pretrained import quiet
 from rlzoo.plugin_files import copy_plugins
-from rlzoo.support.atomic import remove_unfinished_tensors, sync, temporary_path, write_tensors, write_text
+from rlzoo.support.atomic import replacing, sync, temporary_path, write_tensors, write_text
+from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import RECORDS, read_text
@@ -49,8 +50,8 @@ FOLDERS = ("rollouts", "checkpoints")
 RECORDED = re.compile(r"([0-9]{6,18})(?:-[0-9]+)?\.(?:jsonl|safetensors)")
 """Names of the files in ``rollouts/`` and ``replay/``: the step, and in ``replay/`` the update."""
 MORE_FOLDERS = ("tracking", "figures", "replay", "plugins", "superseded")
-NOTHING = (".lock", "lost+found")
-"""Names in a directory that counts as empty: of a lock that was taken, and of a file system of its own."""
+NOTHING = re.compile(r"\.lock|lost\+found|\.rlzoo-\w+\.part")
+"""Names in a directory that counts as empty: of a lock, of a file system of its own, and of what a killed process left."""
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the last of torch.save, which does not say why
@@ -132,28 +133,25 @@ class RunDirectory:
         if not is_writer:
             return cls(path, is_writer)
         cls.check_free(path)
-        lock, made = None, None
+        is_new, lock, made = not path.exists(), None, None
         try:
-            is_there = path.is_dir()
-            if not path.parent.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-            lock = Lock(path) if is_there else None
+            path.mkdir(parents=True, exist_ok=True)
+            lock = Lock(path)
             cls.check_free(path)  # another process may have been quicker
-            made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path if is_there else path.parent))
+            made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path))
             with writing(made):
                 _fill(made, config_yaml, plugins)
-            if is_there:
-                for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # with it, it is a run
-                    part.replace(path / part.name)
-                made.rmdir()
-            else:
-                made.chmod(0o777 & ~_umask())
-                made.replace(path)
+            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # with it, it is a run
+                part.replace(path / part.name)
+            made.rmdir()
         except BaseException as error:
             if made is not None:
                 shutil.rmtree(made, ignore_errors=True)
             if lock is not None:
                 lock.release()
+                if is_new:
+                    (path / LOCK).unlink(missing_ok=True)
+                    path.rmdir()
             if not isinstance(error, OSError) or error.errno in NO_SPACE:
                 raise
             raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
@@ -169,7 +167,7 @@ class RunDirectory:
         """Refuse a directory that holds something already, before any time is spent on the run."""
         try:
             str(path).encode()
-            taken = path.is_dir() and any(entry.name not in NOTHING for entry in path.iterdir())
+            taken = path.is_dir() and any(not NOTHING.fullmatch(entry.name) for entry in path.iterdir())
             is_other = not path.is_dir() and os.path.lexists(path)
         except (OSError, ValueError) as error:
             raise UserError(f"output directory {shown(str(path))} cannot be used: {error}") from error
@@ -195,7 +193,6 @@ class RunDirectory:
                     for name in FOLDERS:
                         (path / name).mkdir(exist_ok=True)
                     checkpoints.tidy(path)
-                    directory._remove_leftovers()
         except BaseException:
             directory.close()
             raise
@@ -255,10 +252,8 @@ class RunDirectory:
             tensors[f"rows/{index}"] = update.rows.contiguous()
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
         texts = self.path / "rollouts" / f"{step:06d}.jsonl"
-        with writing(texts, len(text)):
-            temporary = temporary_path(texts, self.identity)
+        with writing(texts, len(text)), replacing(texts, self.identity) as temporary:
             temporary.write_text(text, encoding="utf-8")
-            temporary.replace(texts)
         file = texts.with_suffix(".safetensors")
         with writing(file, _num_bytes(tensors.values())):
             write_tensors(file, tensors, self.identity)  # with it the step counts as recorded
@@ -285,9 +280,8 @@ class RunDirectory:
         file = self.path / "figures" / name
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = temporary_path(file, self.identity)
-            figure.savefig(temporary, format="png")
-            temporary.replace(file)
+            with replacing(file, self.identity) as temporary:
+                figure.savefig(temporary, format="png")
 
     def begin_checkpoint(
         self,
@@ -324,10 +318,11 @@ class RunDirectory:
 
     def finish_checkpoint(self, temporary: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
         """Seal a checkpoint, rename it to its name, and rotate older ones."""
+        if not self.is_writer:
+            return
         folder = self._put_in_place(temporary)
-        if folder is not None:
-            with writing(folder):
-                checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
+        with writing(folder):
+            checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
 
     def finish_stopped(self, temporary: Path, step: int) -> None:
         """Seal the weights from within a step, and rename them to their name in place of those of earlier steps."""
@@ -335,19 +330,15 @@ class RunDirectory:
             return
         with writing(temporary):
             checkpoints.mark_as_stopped(temporary, self.path, step)
-        folder = self._put_in_place(temporary)
-        if folder is not None:
-            checkpoints.forget_older_stops(self.path, folder)
+        checkpoints.forget_older_stops(self.path, self._put_in_place(temporary))
 
     def drop_unfinished(self, name: str) -> None:
         """Free the space of a checkpoint that could not be written."""
         if self.is_writer:
             with suppress(OSError):
-                checkpoints.remove_unfinished(self.path / "checkpoints" / name, self.path)
+                checkpoints.remove_unfinished(temporary_path(self.path / "checkpoints" / name, self.identity), name)
 
-    def _put_in_place(self, temporary: Path) -> Path | None:
-        if not self.is_writer:
-            return None
+    def _put_in_place(self, temporary: Path) -> Path:
         folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
         with writing(folder):
             seal(temporary, lambda name: name in self._models_files or checkpoints.FILES.fullmatch(name) is not None)
@@ -404,21 +395,6 @@ class RunDirectory:
         with writing(file, len(text)):
             write_text(file, text, self.identity)
 
-    def _remove_leftovers(self) -> None:
-        """Remove the files that a killed process of this run had begun to write."""
-        figures = [path for path in (self.path / "figures").rglob("*") if path.is_dir()]
-        folders = (self.path, self.path / "rollouts", self.path / "replay", self.path / "figures", *figures)
-        for path in (path for folder in folders for path in list(folder.glob(".*.part"))):
-            file = path.with_name(path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0])
-            if path != temporary_path(file, self.identity):
-                continue
-            if path.is_file() and not path.is_symlink():
-                path.unlink()
-            elif path.is_dir() and not path.is_symlink():
-                remove_unfinished_tensors(path)
-            if os.path.lexists(path):
-                checkpoints.set_aside(path, file.name)
-
 
 def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
     """Write what a run directory begins with."""
@@ -429,22 +405,13 @@ def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
     copy_plugins(plugins, folder / "plugins")
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _check_kinds(path: Path) -> None:
     """Refuse a folder where a run writes a file, and a file where it writes a folder."""
-    wrong = [(name, "a folder", "a file") for name in FILES if (path / name).is_dir()]
-    wrong += [(name, "not a folder", "a folder") for name in FOLDERS + MORE_FOLDERS if _is_no_folder(path / name)]
-    for name, found, wanted in wrong:
-        raise UserError(f"--resume: {str(path / name)!r} is {found}, and a run writes {wanted} there; move it away")
-
-
-def _is_no_folder(path: Path) -> bool:
-    return os.path.lexists(path) and not path.is_dir()
+    wrong = [path / name for name in FILES if (path / name).is_dir()]
+    wrong += [path / name for name in FOLDERS + MORE_FOLDERS if os.path.lexists(path / name) and not (path / name).is_dir()]
+    for place in wrong:
+        kind, other = ("a folder", "a file") if place.is_dir() else ("not a folder", "a folder")
+        raise UserError(f"--resume: {str(place)!r} is {kind}, and a run writes {other} there; move it away")
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -21,9 +21,6 @@ class Lock:
 
     The directory itself is locked, so removing the file changes nothing; the file names the process that holds the lock, and is
     locked instead on file systems that lock files only, such as NFS.
-
-    Example:
-        ``lock = Lock(Path("runs/mine"))``; a second one raises, in this process and in any other.
     """
 
     def __init__(self, folder: Path, seconds: float = 0.0) -> None:

@@ -23,11 +23,7 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether somebody wants the run to stop, and by which signal.
-
-    Example:
-        ``with requested_stop() as stop: ...`` and at the end of each step ``if stop.signal is not None: ...``
-    """
+    """Whether somebody wants the run to stop, and by which signal."""
 
     signal: int | None = None
     since: float = 0.0

@@ -1,12 +1,20 @@
-"""The text that MLflow shows at the top of a run: what it was, and what can be done with it."""
+"""What MLflow shows at the top of a run: the command that started it, without secrets, and what can be done with it."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rlzoo.support.parsing import parse_yaml
+from rlzoo.support.redaction import REDACTED, redact, redact_settings
+
+COMMAND = "RLZOO_COMMAND"
+"""Environment variable with the command, where other processes run it than the one it was given to."""
 
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as a run's description."""
@@ -21,16 +29,7 @@ ABSENT = "-"
 def describe_run(
     title: str, *, command: str, usual: str, differences: Mapping[str, tuple[Any, Any]], directory: Path, host: str
 ) -> str:
-    """A run in Markdown; indented lines are shown as they are.
-
-    Args:
-        title: what was run, in one line.
-        command: that was typed, without secrets.
-        usual: the command whose settings the run's are compared with.
-        differences: by key, its setting there and in this run.
-        directory: the run's.
-        host: the machine the directory is on.
-    """
+    """A run in Markdown, whose settings differ from those of its usual command; indented lines are shown as they are."""
     place = shlex.quote(str(directory))
     paragraphs = [
         title,
@@ -59,3 +58,60 @@ def _as_it_is(*lines: str) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def typed_command() -> str:
+    """The command line of this process, or of the one that launched it, without secrets.
+
+    Example:
+        ``rlzoo train --clip NAME --seed 1``, or ``python race.py`` for a script that calls `rlzoo.train`.
+    """
+    return os.environ.get(COMMAND) or shlex.join(redact_words([*_program(sys.argv[0]), *sys.argv[1:]]))
+
+
+def source_name() -> str:
+    """What MLflow shows as a run's source: the command's name, ``rlzoo train``, or the script's file."""
+    words = shlex.split(typed_command())
+    if words[:1] == ["rlzoo"]:
+        return " ".join(word for word in words[:2] if not word.startswith("-"))
+    return words[1] if len(words) > 1 and words[1].endswith(".py") else " ".join(words[:3])
+
+
+def redact_words(words: Sequence[str]) -> list[str]:
+    """The words of a command without secrets: those of ``KEY=VALUE`` and ``--option VALUE`` whose name is one too.
+
+    Example:
+        >>> redact_words(["--set", "judge.api_key=my key", "--password", "abc"])
+        ['--set', 'judge.api_key=<redacted>', '--password', '<redacted>']
+    """
+    shown, before = [], ""
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and _is_secret(key, value):
+            shown.append(f"{key}={REDACTED}")
+        elif before.startswith("-") and not word.startswith("-") and _is_secret(before, word):
+            shown.append(REDACTED)
+        else:
+            shown.append(redact(word))
+        before = word
+    return shown
+
+
+def _is_secret(name: str, text: str) -> bool:
+    """Whether a value, which may be YAML with keys of its own, is or holds a secret."""
+    try:
+        value = parse_yaml(text)
+    except ValueError:
+        value = text
+    settings = {name.lstrip("-"): value}
+    return redact_settings(settings) != settings
+
+
+def _program(path: str) -> list[str]:
+    """How the program that runs was called."""
+    file = Path(path)
+    if file.name == "__main__.py":
+        return ["rlzoo"] if file.parent.name == "rlzoo" else ["python", "-m", file.parent.name]
+    if file.suffix == ".py":
+        return ["python", path]
+    return ["python"] if path in ("", "-c", "-m") else [file.name]

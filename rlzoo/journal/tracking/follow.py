@@ -69,36 +69,33 @@ def main() -> int:
     collect_seldom()
     with bounded_store():  # MLflow is loaded while the run loads its model
         line = sys.stdin.readline().rstrip("\n")
-        if not line:
-            return 0
         try:
-            return _follow(Path(line), parent)
+            return 0 if not line or _follow(Path(line), parent) else 1
         except (UserError, OSError) as error:  # a damaged record, another follower, or a full disk
             print(f"MLflow does not follow {line}: {redact(str(error))}", file=sys.stderr)
             return 1
 
 
-def _follow(directory: Path, parent: int) -> int:
-    """Follow a directory as long as the process ``parent`` is there; returns the exit code."""
+def _follow(directory: Path, parent: int) -> bool:
+    """Follow a directory as long as the process ``parent`` is there; returns whether all was sent."""
     ended = False
 
     def is_over(seconds: float) -> bool:
         nonlocal ended
         if ended:
             time.sleep(seconds)
-        else:
-            ended = bool(select.select([sys.stdin], [], [], seconds)[0]) or os.getppid() != parent
-            if ended:
-                signal.setitimer(signal.ITIMER_REAL, LONGEST_END)  # ends this process, whatever its threads wait for
-                machine.end()
+        elif select.select([sys.stdin], [], [], seconds)[0] or os.getppid() != parent:
+            ended = True
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_END)  # ends this process, whatever its threads wait for
+            machine.end()
         return ended
 
     # the follower of a run that was killed just before is about to end
     lock = Lock(directory / FOLDER, seconds=LONGEST_END + 30)
     try:
         record = Record.read(directory)
-        machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
-        return 0 if follow(Sync(directory, tracking_uri()), is_over, tracking_uri()) else 1
+        machine = Machine(directory, 0.0 if record is None else record.machine_every)
+        return follow(Sync(directory, tracking_uri()), is_over, tracking_uri())
     finally:
         lock.release()
 

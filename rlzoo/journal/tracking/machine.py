@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rlzoo.journal.tracking.record import FOLDER
 from rlzoo.journal.tracking.rows import Lines
@@ -18,12 +18,9 @@ SOON = 1.0  # seconds to the first sample, for short runs
 
 
 class Machine:
-    """Samples in a thread of its own, from `begin` to `end`.
+    """Samples in a thread of its own until `end`; not at all if ``every`` is 0.
 
     MLflow's own thread around the same monitors asks the store before every sample, and ends when it does not answer.
-
-    Example:
-        ``machine = Machine(Path("runs/mine"), every=10.0)``, ``machine.begin()``, and when the run is over ``machine.end()``
     """
 
     def __init__(self, directory: Path, every: float) -> None:
@@ -31,17 +28,13 @@ class Machine:
         self._every = every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def begin(self) -> Self:
-        """Start sampling; not at all if ``every`` is 0."""
-        if self._every > 0:
+        if every > 0:
             self._thread.start()
-        return self
 
     def end(self) -> None:
         """Take a last sample and stop."""
         self._over.set()
-        if self._thread.ident is not None:
+        if self._every > 0:
             self._thread.join(timeout=5)
 
     def _sample(self) -> None:

@@ -34,15 +34,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: int) -> None:
-    """Send a checkpoint as the run's model, once.
-
-    Args:
-        client: of the store.
-        run: there.
-        record_id: of the run here.
-        checkpoint: folder.
-        step: of the checkpoint.
-    """
+    """Send a checkpoint as the model of a run in a store, once."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     mark = f"{record_id}:{checkpoint.name}"
@@ -64,16 +56,10 @@ def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: in
 
 
 def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None:
-    """Lay a checkpoint out as a model of MLflow's transformers flavour.
+    """Lay a checkpoint out as a model of MLflow's transformers flavour, by links into the checkpoint.
 
-    ``mlflow.transformers.save_model`` loads the tokenizer for it, which takes seconds, is refused for a tokenizer with code of
-    its own, and runs that code where it is not. It also copies the weights twice.
-
-    Args:
-        folder: to write to, empty. It gets links; what is sent is what they point at.
-        checkpoint: folder.
-        model: MLflow's logged model.
-        run_id: of the run it is from.
+    ``mlflow.transformers.save_model`` copies the weights, and loads the tokenizer, which takes seconds and memory, and either
+    fails for a tokenizer that comes with code, or runs the code.
     """
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, Schema

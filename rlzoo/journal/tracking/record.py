@@ -8,6 +8,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -16,8 +17,7 @@ import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from rlzoo.errors import UserError, first_mistake
-from rlzoo.journal.tracking.command import source_name
-from rlzoo.journal.tracking.inputs import Data
+from rlzoo.journal.tracking.description import source_name
 from rlzoo.journal.tracking.rows import Curves
 from rlzoo.support.atomic import write_text
 from rlzoo.support.redaction import redact, redact_settings, without_userinfo
@@ -35,21 +35,29 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What MLflow is told of a directory beside the rows of its ``metrics.jsonl``.
+class Data:
+    """Questions with answers that a run uses."""
 
-    Example:
-        ``Record.new("rlzoo", "my-run", tags={"seed": "0"}, params={"steps": 40}).write(Path("runs/my-run"))``
-    """
+    name: str
+    digest: str  # tells questions that are not the same ones apart
+    context: Literal["train", "eval"]
+    source_type: Literal["code", "local", "hugging_face"]  # MLflow's names: generated, a file, a data set on the hub
+    source: dict[str, Any]  # with the keys of MLflow's source of that type
+    num_questions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What MLflow is told of a directory beside the rows of its ``metrics.jsonl``."""
 
     id: str  # a tag of the run in every store, by which it is found again
     experiment: str
     name: str
     tags: dict[str, str]
     params: dict[str, str]  # dotted keys, the same that --set takes
-    files: tuple[str, ...]  # logged as artifacts, beside every picture under figures/
-    completions: int  # prompts of each step whose first response is logged
     started: float  # seconds since 1970
+    files: tuple[str, ...] = ()  # logged as artifacts, beside every picture under figures/
+    completions: int = 0  # prompts of each step whose first response is logged
     data: tuple[Data, ...] = ()
     curves: Curves = "all"
     machine_every: float = 0.0  # seconds between samples of the machine's load; 0: none
@@ -60,17 +68,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)  # one number each for the whole
 
     @classmethod
-    def new(
-        cls,
-        experiment: str,
-        name: str,
-        *,
-        tags: Mapping[str, str],
-        params: Mapping[str, Any],
-        files: tuple[str, ...] = (),
-        completions: int = 0,
-        **others: Any,
-    ) -> Self:
+    def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:
         """Of something that begins now; ``others`` are fields by their names."""
         parent = os.environ.get(PARENT_RUN)
         ours = {
@@ -86,8 +84,6 @@ class Record:
             name=name,
             tags=redact_settings({**ours, **tags}),
             params={key: str(value)[:LONGEST_PARAM] for key, value in flatten(redact_settings(params)).items()},
-            files=files,
-            completions=completions,
             started=time.time(),
             **others,
         )
@@ -104,11 +100,7 @@ class Record:
 
 @dataclass(slots=True)
 class Sent:
-    """What one store knows of what a directory's record names.
-
-    Example:
-        ``Sent.read(Path("runs/my-run"), tracking_uri()).run_id``
-    """
+    """What one store knows of what a directory's record names."""
 
     id: str  # the record's
     run_id: str | None = None
@@ -129,8 +121,10 @@ class Sent:
 
 
 def sent_to(directory: Path) -> dict[str, Sent]:
-    """What each store was sent."""
-    return _read(directory / FOLDER / "sent.json", _SENT) or {}
+    """What each store was sent; nothing where that was damaged, as each store can be asked."""
+    with suppress(UserError):
+        return _read(directory / FOLDER / "sent.json", _SENT) or {}
+    return {}
 
 
 def run_id_of(directory: Path) -> str | None:

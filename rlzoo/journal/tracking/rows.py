@@ -20,11 +20,7 @@ BY_LENGTH = ("clip/fraction_length_bin_", "clip/band_", "fairness/ess_length_bin
 
 
 class Lines:
-    """A file of rows that grows.
-
-    Example:
-        ``Lines(Path("runs/mine/metrics.jsonl")).added()`` gives every row the first time, and later the new ones.
-    """
+    """A file of rows that grows."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -46,9 +42,6 @@ class Points:
 
     The last step in the store says which rows are missing. After an error nobody knows what arrived: make another object, which
     asks the store again.
-
-    Example:
-        ``Points(client, run_id, "all").send(Lines(file).added())``
     """
 
     def __init__(self, client: Any, run_id: str, kind: Curves) -> None:

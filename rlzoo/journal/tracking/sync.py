@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.completions import LOGGED, TABLE, table_of
 from rlzoo.journal.tracking.description import NOTE
-from rlzoo.journal.tracking.inputs import send_inputs
 from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.model import final_checkpoint, send_model
-from rlzoo.journal.tracking.record import FOLDER, Record, Sent, without_password
+from rlzoo.journal.tracking.record import FOLDER, Data, Record, Sent, without_password
 from rlzoo.journal.tracking.rows import Lines, Points
+from rlzoo.journal.tracking.store import experiment_id
+from rlzoo.support.parsing import parse_json
 from rlzoo.support.redaction import redact
 
 ID_TAG = "rlzoo_id"
+CONTEXT = "mlflow.data.context"
+QUESTIONS = [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]
+SHOWN_DIGEST = 12  # characters: enough to tell data apart, and shown in full in the table of runs
+TABLE = "completions.json"
+COLUMNS = ("question", "answer", "response", "reward", "length")
+LOGGED = "mlflow.loggedArtifacts"
+"""The tag by which MLflow knows an artifact for a table."""
+
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
 LONGEST_ERROR = 10_000  # characters
-KIND = "mlflow.experimentKind"
-"""The tag by which MLflow's pages show runs and models, rather than traces and judges."""
 
 
 class Sync:
-    """Sends a directory to a store; what was sent is not sent again, whoever sent it, and whatever became of them.
-
-    Example:
-        ``Sync(Path("runs/my-run"), tracking_uri()).send(is_over=True)``
-    """
+    """Sends a directory to a store; what was sent is not sent again, whoever sent it, and whatever became of them."""
 
     def __init__(self, directory: Path, uri: str) -> None:
         self.directory = directory
@@ -153,23 +156,57 @@ class Sync:
         client.set_terminated(run_id, status, None if record.ended is None else int(record.ended * 1000))
 
 
-def experiment_id(client: Any, name: str) -> str:
-    """The experiment of this name, made if there is none."""
-    from mlflow import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            return str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
-        except MlflowException:  # another run was quicker
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise
-    return str(found.experiment_id)
-
-
 def describe(error: Exception, uri: str) -> str:
     """What went wrong, in a line without a password."""
     text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a server may answer with megabytes
     printable = "".join(char if char.isprintable() else " " for char in text)  # and with a terminal's control characters
     return f"{type(error).__name__}: {redact(' '.join(printable.split()))[:300]}".rstrip(": ")
+
+
+def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
+    """Tell the store of the data it does not know of yet."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    known = {(given.dataset.name, given.dataset.digest) for given in run.inputs.dataset_inputs}
+    missing = [
+        DatasetInput(
+            Dataset(
+                name=data.name,
+                digest=data.digest[:SHOWN_DIGEST],
+                source_type=data.source_type,
+                source=json.dumps(data.source),
+                schema=json.dumps({"mlflow_colspec": QUESTIONS}),
+                profile=json.dumps({"num_rows": data.num_questions}),
+            ),
+            [InputTag(CONTEXT, data.context)],
+        )
+        for data in used
+        if (data.name, data.digest[:SHOWN_DIGEST]) not in known
+    ]
+    if missing:
+        client.log_inputs(run.info.run_id, missing)
+
+
+def table_of(directory: Path, number: int) -> str:
+    """The table as MLflow reads it; empty if nothing was recorded."""
+    rows = list(sampled_completions(directory, number))
+    return json.dumps({"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}) if rows else ""
+
+
+def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]]:
+    """The first responses to the first ``number`` prompts of every step, from the recorded rollouts."""
+    for file in sorted((directory / "rollouts").glob("[0-9]*.jsonl")) if number else ():
+        seen = -1
+        if not file.stem.isdecimal():
+            continue
+        with file.open("rb") as stream:
+            for line_number, line in enumerate(stream, start=1):
+                try:
+                    row = parse_json(line.decode())
+                    if row["group"] >= number:
+                        break
+                except (ValueError, LookupError, TypeError) as error:
+                    raise UserError(f"{file} line {line_number}: not a recorded response: {error}") from error
+                if row["group"] != seen:
+                    seen = row["group"]
+                    yield {"step": int(file.stem), **{name: row.get(name) for name in COLUMNS}}

@@ -14,9 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rlzoo.errors import UserError
 from rlzoo.journal.tracking.follow import LONGEST_END
-from rlzoo.journal.tracking.record import Record, Sent, Status, run_id_of, tracking_uri, without_password
+from rlzoo.journal.tracking.record import Record, Sent, Status, sent_to, tracking_uri, without_password
 
 logger = logging.getLogger("rlzoo")
 
@@ -29,9 +28,6 @@ class Tracker:
 
     The run only writes to its directory, which a process of its own follows: a store that is slow, or down, holds nothing
     up and loses nothing.
-
-    Example:
-        ``with Tracker(True) as tracker: tracker.begin(directory, record)``
     """
 
     def __init__(self, is_on: bool) -> None:
@@ -62,7 +58,7 @@ class Tracker:
 
     def look(self) -> None:
         """Warn once of what keeps MLflow from being told."""
-        trouble = None if self._directory is None else _trouble(self._directory)
+        trouble = None if self._sent is None else self._sent.trouble
         if trouble is not None and self._trouble is None:
             logger.warning(
                 "MLflow at %s is not told for now (%s); the run goes on, and what is missing is sent later",
@@ -79,11 +75,11 @@ class Tracker:
     @property
     def run_id(self) -> str | None:
         """MLflow's run, once the store has one."""
-        if self._directory is None:
-            return None
-        with contextlib.suppress(UserError):  # what was sent is written down where others can damage it
-            return run_id_of(self._directory)
-        return None
+        return None if self._sent is None else self._sent.run_id
+
+    @property
+    def _sent(self) -> Sent | None:
+        return None if self._directory is None else sent_to(self._directory).get(without_password(tracking_uri()))
 
     def __enter__(self) -> Self:
         return self
@@ -94,11 +90,8 @@ class Tracker:
         if self._record is not None and self._directory is not None:
             stopped = kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit))
             status: Status = "FINISHED" if kind is None else "KILLED" if stopped else "FAILED"
-            try:
+            with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):  # the error is what it ended with
                 replace(self._record, status=status, ended=time.time()).write(self._directory)
-            except OSError:
-                if error is None:  # else that is what the run ended with
-                    raise
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -120,13 +113,5 @@ class Tracker:
         if process.returncode != 0:
             late = f"it has not taken everything within {LONGEST_END:g} s"
             ended = f"the process that tells it ended with {process.returncode}"
-            trouble = _trouble(directory) or (late if process.returncode in (None, -signal.SIGALRM) else ended)
+            trouble = (self._sent and self._sent.trouble) or (late if process.returncode in (None, -signal.SIGALRM) else ended)
             logger.warning("MLflow was not told everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
-
-
-def _trouble(directory: Path) -> str | None:
-    """Why the store could not be sent anything the last time."""
-    try:
-        return Sent.read(directory, tracking_uri()).trouble
-    except UserError as error:
-        return str(error)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlzoo import ClipPolicy, RunConfig
-from rlzoo.journal.tracking.command import COMMAND, redact_words, source_name, typed_command
-from rlzoo.journal.tracking.description import describe_run, differences
+from rlzoo.journal.tracking.description import COMMAND, describe_run, differences, redact_words, source_name, typed_command
 from rlzoo.training.mlflow_record import description
 
 RUN = Path("/runs/mine")

@@ -5,10 +5,9 @@ import pytest
 
 from rlzoo.cli.sync import sync
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.completions import sampled_completions
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
-from rlzoo.journal.tracking.sync import Sync
+from rlzoo.journal.tracking.sync import Sync, sampled_completions
 from rlzoo.support.lock import Lock
 from tests.journal.tracking.followed import add_row, end, history, send, store, told
 
