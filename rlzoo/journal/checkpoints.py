@@ -114,11 +114,6 @@ def remove_unfinished(path: Path, name: str) -> None:
         set_aside(path, name)
 
 
-def mark_as_stopped(folder: Path, run: Path, step: int) -> None:
-    """Say in a folder with weights from within a step which run and step they are of."""
-    (folder / STOPPED).write_text(json.dumps({"run": identity(run), "step": step}) + "\n", encoding="utf-8")
-
-
 def forget_older_stops(run: Path, newest: Path) -> None:
     """Remove the weights from within earlier steps."""
     for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
@@ -135,9 +130,9 @@ def set_aside(path: Path, name: str = "") -> None:
 
 
 def _is_own_stop(folder: Path, run: Path) -> bool:
+    """Whether a folder holds weights from within a step of this run."""
     try:
-        own = identity(run)
         is_stop = not folder.is_symlink() and STOPPED in sealed_files(folder)
-        return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == own
+        return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == identity(run)
     except (OSError, ValueError, LookupError, TypeError, UserError):
         return False

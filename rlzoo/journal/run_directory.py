@@ -103,11 +103,7 @@ def writing(file: Path, size: int = 0) -> Iterator[None]:
 
 
 class RunDirectory:
-    """The directory of one run: never created over another run, and written by one process at a time.
-
-    Example:
-        ``RunDirectory.create(Path("runs/mine"), config.to_yaml()).log(1, {"reward/mean": 0.5})``
-    """
+    """The directory of one run: never created over another run, and written by one process at a time."""
 
     def __init__(self, path: Path, is_writer: bool = True, lock: Lock | None = None) -> None:
         self.path = path
@@ -140,7 +136,11 @@ class RunDirectory:
             cls.check_free(path)  # another process may have been quicker
             made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path))
             with writing(made):
-                _fill(made, config_yaml, plugins)
+                for name in FOLDERS:
+                    (made / name).mkdir()
+                (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
+                (made / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
+                copy_plugins(plugins, made / "plugins")
             for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # with it, it is a run
                 part.replace(path / part.name)
             made.rmdir()
@@ -329,7 +329,8 @@ class RunDirectory:
         if not self.is_writer:
             return
         with writing(temporary):
-            checkpoints.mark_as_stopped(temporary, self.path, step)
+            mark = json.dumps({"run": self.identity, "step": step}) + "\n"
+            (temporary / checkpoints.STOPPED).write_text(mark, encoding="utf-8")
         checkpoints.forget_older_stops(self.path, self._put_in_place(temporary))
 
     def drop_unfinished(self, name: str) -> None:
@@ -375,18 +376,19 @@ class RunDirectory:
 
     def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         found = [file for name in ("rollouts", "replay") for file in sorted((self.path / name).glob("[0-9]*"))]
-        later = [file for file in found if file.is_file() and _is_after(file.name, step)]
+        # what is named otherwise is not the run's
+        named = [(file, name) for file in found if file.is_file() and (name := RECORDED.fullmatch(file.name))]
+        later = [file for file, name in named if int(name[1]) > step]
         if not rows and not later:
             return
         parent = self.path / "superseded"
         numbers = (str(number) for number in itertools.count(1))
         folder = next(parent / number for number in numbers if not os.path.lexists(parent / number))
-        for file in later:
-            (folder / file.parent.name).mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         if rows:
             self._replace(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         for file in later:
+            (folder / file.parent.name).mkdir(exist_ok=True)
             shutil.move(file, folder / file.parent.name / file.name)  # perhaps from another disk
         logger.info("what the run wrote after step %d is in %s", step, folder)
 
@@ -394,15 +396,6 @@ class RunDirectory:
         """Write a file that is either the old or the new one, whatever happens; on the disk before this returns."""
         with writing(file, len(text)):
             write_text(file, text, self.identity)
-
-
-def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
-    """Write what a run directory begins with."""
-    for name in FOLDERS:
-        (folder / name).mkdir()
-    (folder / "config.yaml").write_text(config_yaml, encoding="utf-8")
-    (folder / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
-    copy_plugins(plugins, folder / "plugins")
 
 
 def _check_kinds(path: Path) -> None:
@@ -416,11 +409,6 @@ def _check_kinds(path: Path) -> None:
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _is_after(name: str, step: int) -> bool:
-    found = RECORDED.fullmatch(name)  # what is named otherwise is not the run's
-    return found is not None and int(found[1]) > step
 
 
 def read_metrics(file: Path) -> list[dict[str, float]]:

@@ -105,7 +105,12 @@ def newest_state(run: Path) -> Path | None:
     for step, folder in reversed(found):
         what = damage(folder)
         if what is None:
-            _check_own(RunState.read(folder / "state"), folder, step, own)
+            state = RunState.read(folder / "state")
+            if state.step != step:  # it was put there by hand
+                holds = f"is named after step {step} and holds step {state.step}"
+                raise UserError(f"--resume: {str(folder)!r} {holds}; move it away")
+            if state.run != own:
+                raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")
             return folder / "state"
         damaged = damaged or f"; {folder.name}: {what}"
         logger.warning("checkpoint %s is damaged: %s; trying the one before", folder, what)
@@ -123,20 +128,10 @@ def newest_state(run: Path) -> Path | None:
     return None
 
 
-def _check_own(state: RunState, folder: Path, step: int, own: str) -> None:
-    """Refuse a checkpoint that was put there by hand."""
-    if state.step != step:
-        raise UserError(f"--resume: {str(folder)!r} is named after step {step} and holds step {state.step}; move it away")
-    if state.run != own:
-        raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")
-
-
 def _last_step(run: Path) -> int:
     """The last step with a row of metrics or with recorded rollouts; 0 before the first."""
-    try:
-        lines = (run / "metrics.jsonl").read_bytes().count(b"\n") - 1  # the first is that of step 0
-    except OSError:
-        lines = 0
+    file = run / "metrics.jsonl"
+    lines = file.read_bytes().count(b"\n") - 1 if file.is_file() else 0  # the first is that of step 0
     stems = [file.stem for file in (run / "rollouts").glob("[0-9]*.safetensors")]
     steps = [int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) < 10]
     return max([0, lines, *steps])

@@ -70,20 +70,12 @@ def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
         folder: links in it are neither followed nor removed.
         is_own: whether a file is to be removed, by its name below the folder, such as ``"state/state.json"``.
     """
-    for path in list(_files(folder)):
-        if is_own(path.relative_to(folder).as_posix()):
-            path.unlink(missing_ok=True)
-    for parent, _, _ in os.walk(folder, topdown=False):
+    for parent, _, names in os.walk(folder, topdown=False):
+        for path in (Path(parent, name) for name in names):
+            if path.is_file() and not path.is_symlink() and is_own(path.relative_to(folder).as_posix()):
+                path.unlink(missing_ok=True)
         with suppress(OSError):  # it holds another file
             Path(parent).rmdir()
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """The regular files below a folder."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            if (path := Path(parent, name)).is_file() and not path.is_symlink():
-                yield path
 
 
 def sync(path: Path) -> None:

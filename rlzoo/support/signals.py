@@ -26,7 +26,7 @@ class StopRequest:
     """Whether somebody wants the run to stop, and by which signal."""
 
     signal: int | None = None
-    since: float = 0.0
+    since: float = 0.0  # by `time.monotonic`
 
     def end(self, message: str) -> NoReturn:
         """Stop as the signal would have: KeyboardInterrupt after Ctrl-C, else SystemExit.

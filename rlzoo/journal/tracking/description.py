@@ -41,7 +41,7 @@ def describe_run(
             f"rlzoo train --config {place}/config.yaml --output NEW",
         ),
         f"Differences to `{usual}`:" if differences else f"No differences to `{usual}`.",
-        _as_it_is(*(f"{key}: {_json(value)} (default: {_json(before)})" for key, (before, value) in differences.items())),
+        _as_it_is(*(f"{key}: {json.dumps(here)} (default: {json.dumps(there)})" for key, (there, here) in differences.items())),
     ]
     text = "\n\n".join(paragraphs)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
@@ -56,16 +56,8 @@ def _as_it_is(*lines: str) -> str:
     return "\n".join("    " + " ".join(line.split()) for line in lines)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
 def typed_command() -> str:
-    """The command line of this process, or of the one that launched it, without secrets.
-
-    Example:
-        ``rlzoo train --clip NAME --seed 1``, or ``python race.py`` for a script that calls `rlzoo.train`.
-    """
+    """The command line of this process, or of the one that launched it, without secrets."""
     return os.environ.get(COMMAND) or shlex.join(redact_words([*_program(sys.argv[0]), *sys.argv[1:]]))
 
 

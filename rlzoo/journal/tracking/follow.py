@@ -78,7 +78,7 @@ def main() -> int:
 
 def _follow(directory: Path, parent: int) -> bool:
     """Follow a directory as long as the process ``parent`` is there; returns whether all was sent."""
-    ended = False
+    ended, uri = False, tracking_uri()
 
     def is_over(seconds: float) -> bool:
         nonlocal ended
@@ -95,7 +95,7 @@ def _follow(directory: Path, parent: int) -> bool:
     try:
         record = Record.read(directory)
         machine = Machine(directory, 0.0 if record is None else record.machine_every)
-        return follow(Sync(directory, tracking_uri()), is_over, tracking_uri())
+        return follow(Sync(directory, uri), is_over, uri)
     finally:
         lock.release()
 

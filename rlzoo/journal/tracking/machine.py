@@ -43,18 +43,16 @@ class Machine:
         if self._file.exists():
             os.truncate(self._file, former.offset)  # a line that was not finished
         _measure(monitors)  # the first load is that since the one before
-        is_over = self._over.wait(min(SOON, self._every))
-        while True:
+        pause, is_over = min(SOON, self._every), False
+        while not is_over:
+            is_over, pause = self._over.wait(pause), self._every
             row = {"step": step, "time/clock": time.time(), **_measure(monitors)}
             try:
                 with self._file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
             except OSError:  # a full disk: the run will say so
                 return
-            if is_over:
-                return
             step += 1
-            is_over = self._over.wait(self._every)
 
 
 def _monitors() -> list[Any]:

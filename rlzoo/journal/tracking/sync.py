@@ -21,7 +21,7 @@ from rlzoo.support.redaction import redact
 
 ID_TAG = "rlzoo_id"
 CONTEXT = "mlflow.data.context"
-QUESTIONS = [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]
+SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]})
 SHOWN_DIGEST = 12  # characters: enough to tell data apart, and shown in full in the table of runs
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "length")
@@ -140,9 +140,10 @@ class Sync:
     def _send_end(self, record: Record) -> None:
         """What is known when the run is over: completions as a table, metrics of the whole run, the model, the status."""
         client, run_id = self._client, str(self.sent.run_id)
-        table = table_of(self.directory, record.completions)
+        rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
+        table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
         state = [len(table), zlib.crc32(table.encode())]
-        if table and self.sent.files.get(TABLE) != state:
+        if rows and self.sent.files.get(TABLE) != state:
             client.log_text(run_id, table, TABLE)
             client.set_tag(run_id, LOGGED, json.dumps([{"path": TABLE, "type": "table"}]))
             self.sent.files[TABLE] = state
@@ -164,33 +165,16 @@ def describe(error: Exception, uri: str) -> str:
 
 
 def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
-    """Tell the store of the data it does not know of yet."""
+    """Send the data that the store does not know of yet."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     known = {(given.dataset.name, given.dataset.digest) for given in run.inputs.dataset_inputs}
-    missing = [
-        DatasetInput(
-            Dataset(
-                name=data.name,
-                digest=data.digest[:SHOWN_DIGEST],
-                source_type=data.source_type,
-                source=json.dumps(data.source),
-                schema=json.dumps({"mlflow_colspec": QUESTIONS}),
-                profile=json.dumps({"num_rows": data.num_questions}),
-            ),
-            [InputTag(CONTEXT, data.context)],
-        )
-        for data in used
-        if (data.name, data.digest[:SHOWN_DIGEST]) not in known
-    ]
-    if missing:
-        client.log_inputs(run.info.run_id, missing)
-
-
-def table_of(directory: Path, number: int) -> str:
-    """The table as MLflow reads it; empty if nothing was recorded."""
-    rows = list(sampled_completions(directory, number))
-    return json.dumps({"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}) if rows else ""
+    for data in used:
+        digest = data.digest[:SHOWN_DIGEST]
+        if (data.name, digest) not in known:
+            profile = json.dumps({"num_rows": data.num_questions})
+            dataset = Dataset(data.name, digest, data.source_type, json.dumps(data.source), SCHEMA, profile)
+            client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag(CONTEXT, data.context)])])
 
 
 def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]]:

@@ -58,7 +58,7 @@ class Tracker:
 
     def look(self) -> None:
         """Warn once of what keeps MLflow from being told."""
-        trouble = None if self._sent is None else self._sent.trouble
+        trouble = self._sent().trouble
         if trouble is not None and self._trouble is None:
             logger.warning(
                 "MLflow at %s is not told for now (%s); the run goes on, and what is missing is sent later",
@@ -75,11 +75,11 @@ class Tracker:
     @property
     def run_id(self) -> str | None:
         """MLflow's run, once the store has one."""
-        return None if self._sent is None else self._sent.run_id
+        return self._sent().run_id
 
-    @property
-    def _sent(self) -> Sent | None:
-        return None if self._directory is None else sent_to(self._directory).get(without_password(tracking_uri()))
+    def _sent(self) -> Sent:
+        stores = {} if self._directory is None else sent_to(self._directory)
+        return stores.get(without_password(tracking_uri()), Sent(""))
 
     def __enter__(self) -> Self:
         return self
@@ -113,5 +113,5 @@ class Tracker:
         if process.returncode != 0:
             late = f"it has not taken everything within {LONGEST_END:g} s"
             ended = f"the process that tells it ended with {process.returncode}"
-            trouble = (self._sent and self._sent.trouble) or (late if process.returncode in (None, -signal.SIGALRM) else ended)
+            trouble = self._sent().trouble or (late if process.returncode in (None, -signal.SIGALRM) else ended)
             logger.warning("MLflow was not told everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
