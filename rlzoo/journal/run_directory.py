@@ -307,9 +307,10 @@ class RunDirectory:
                 skeleton = type(model)(model.config)  # without weights of its own, without adapters
             skeleton.generation_config = model.generation_config
             with quiet():
-                skeleton.save_pretrained(temporary, state_dict=dict(weights))
+                skeleton.save_pretrained(temporary, state_dict={})  # at once, so that all names there are transformers'
                 tokenizer.save_pretrained(temporary)
                 self._models_files = {path.relative_to(temporary).as_posix() for path in temporary.rglob("*")}
+                skeleton.save_pretrained(temporary, state_dict=dict(weights))
                 if has_adapter(model):
                     model.save_pretrained(temporary / "adapter")
             state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}

@@ -591,6 +591,17 @@ def test_an_empty_directory_of_any_kind_is_filled(kind, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_a_run_that_was_killed_when_its_directory_was_made_is_started_again(tmp_path):
+    left = tmp_path / "run" / ".rlzoo-x1y2z3.part"
+    left.mkdir(parents=True)
+    (left / "config.yaml").write_text("half of it")
+    (tmp_path / "run" / ".lock").write_text("1\n")
+    RunDirectory.create(tmp_path / "run", "steps: 1\n").close()
+    assert (tmp_path / "run" / "config.yaml").read_text() == "steps: 1\n"
+    with pytest.raises(UserError, match="is not empty"):
+        RunDirectory.create(tmp_path / "run", "steps: 1\n")
+
+
 def test_a_directory_that_cannot_be_renamed_over_is_filled(tmp_path, monkeypatch):
     from pathlib import Path
 

@@ -184,6 +184,17 @@ def test_damaged_records_and_responses_are_named(tmp_path):
         list(sampled_completions(tmp_path, 2))
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"sqlite:///x.db": {"id": 3}}'])
+def test_a_damaged_note_of_what_was_sent_does_no_harm(directory, content):
+    run_id = send(directory, is_over=False).sent.run_id
+    (directory / FOLDER / "sent.json").write_bytes(content)
+    assert run_id_of(directory) is None
+    add_row(directory, 3)
+    assert send(directory).num_rows == 1
+    assert run_id_of(directory) == run_id
+    assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
+
+
 def test_the_environment_names_store_and_experiment(directory, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/named.db")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named")
