@@ -42,7 +42,7 @@ def compare(
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.journal.tracking.record import run_id_of
-        from rlzoo.journal.tracking.runs import common_parent, log_artifact
+        from rlzoo.journal.tracking.store import common_parent, log_artifact
         from rlzoo.lab.races import race
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = race(runs, match=match, skip_steps=skip_steps, told=bars.reach)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlzoo.cli.console import print_error
 from rlzoo.config.run_config import RunConfig
-from rlzoo.journal.tracking.command import COMMAND, typed_command
+from rlzoo.journal.tracking.description import COMMAND, typed_command
 from rlzoo.lab.sweep import LAUNCHER
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"

@@ -12,7 +12,7 @@ from rich.table import Table
 from rlzoo.cli.console import Plain
 from rlzoo.cli.tables import table
 from rlzoo.config.run_config import RunConfig
-from rlzoo.journal.tracking.command import typed_command
+from rlzoo.journal.tracking.description import typed_command
 from rlzoo.planner.devices import parse_devices, this_machine
 from rlzoo.planner.memory import Memory
 from rlzoo.planner.plan import Plan, make_plan

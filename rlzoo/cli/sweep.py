@@ -62,7 +62,7 @@ def sweep(
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
     """Do the runs that are not done, under one MLflow run; those that failed."""
     from rlzoo.cli.bars import Bars
-    from rlzoo.journal.tracking.runs import close_parent
+    from rlzoo.journal.tracking.store import close_parent
     from rlzoo.lab.sweep import run_children
 
     bars = Bars(console, is_quiet=is_quiet)
@@ -106,7 +106,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
 
 def parent_of(sweep: Sweep) -> str | None:
     """The MLflow run of a sweep, the same one when it goes on; None if its runs are not tracked."""
-    from rlzoo.journal.tracking.runs import open_parent
+    from rlzoo.journal.tracking.store import open_parent
     from rlzoo.support.parsing import parse_json
     from rlzoo.support.reading import SETTINGS, read_text
 

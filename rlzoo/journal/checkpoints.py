@@ -16,7 +16,7 @@ from pathlib import Path
 from rlzoo.errors import UserError
 from rlzoo.journal.manifest import remove_sealed, sealed_files
 from rlzoo.journal.state import FILE, RunState, identity, numbered
-from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files, temporary_path
+from rlzoo.support.atomic import UNFINISHED_TENSORS, is_tensors, remove_files, temporary_path
 
 STATE = f"state/{FILE}"
 STOPPED = "stopped.json"
@@ -73,70 +73,52 @@ def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> No
 
 def discard(folder: Path) -> None:
     """Remove the files that rlzoo wrote into a checkpoint, and the folder if nothing else is in it."""
-    remove_sealed(folder, last=STATE)
+    remove_sealed(folder, last=(STATE, STOPPED))
 
 
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
-    """Rename a complete checkpoint to its name; anything else that has this name is renamed aside."""
-    former = _former(folder, identity(run))
+    """Rename a complete checkpoint to its name.
+
+    What this run wrote under the name is removed: it is damaged, as the run was resumed from before it, or holds weights from
+    within a step. Anything else is renamed aside.
+    """
+    if own_state(folder, run) is not None or _is_own_stop(folder, run):
+        discard(folder)
     if os.path.lexists(folder):
-        if own_state(folder, run) is not None or _is_own_stop(folder, run):
-            folder.replace(former)
-        else:
-            set_aside(folder)
+        set_aside(folder)
     temporary.replace(folder)
-    if former.is_dir():
-        _drop_former(former, folder.name)
 
 
 def tidy(run: Path) -> None:
-    """Finish what a killed process left in ``checkpoints/``: remove unfinished ones, and put back or remove a former one.
+    """Remove the unfinished checkpoints and files that a killed process of this run left.
 
     Only names with this run's identity are looked at. A user's file may have any other name.
     """
     key = identity(run)
-    for path in sorted((run / "checkpoints").iterdir()):
-        name = re.fullmatch(r"\.((?:stopped-)?step-[0-9]{6,9})\..*", path.name)
-        folder = path.with_name(name[1]) if name is not None else path
-        if path == temporary_path(folder, key):
-            remove_unfinished(folder, run)
-        elif path != _former(folder, key) or path.is_symlink():
-            continue
-        elif os.path.lexists(folder):
-            _drop_former(path, folder.name)
-        else:
-            path.replace(folder)
+    figures = [path for path in (run / "figures").rglob("*") if path.is_dir()]
+    for folder in (run, *(run / name for name in ("checkpoints", "rollouts", "replay", "figures")), *figures):
+        for path in sorted(folder.glob(".*.part")):
+            name = path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
+            if path == temporary_path(folder / name, key):
+                remove_unfinished(path, name)
 
 
-def remove_unfinished(folder: Path, run: Path) -> None:
-    """Remove what a run has written of a checkpoint that it did not finish; if other files are in it, rename it.
-
-    Args:
-        folder: what the checkpoint would have been called.
-        run: the run directory.
-    """
-    temporary = temporary_path(folder, identity(run))
-    if temporary.is_dir() and not temporary.is_symlink():
-        remove_files(temporary, FILES.fullmatch)
-    if os.path.lexists(temporary):
-        set_aside(temporary, folder.name)
-
-
-def _former(folder: Path, key: str) -> Path:
-    """Where a checkpoint is while it is replaced."""
-    return temporary_path(folder, key).with_suffix(".former")
-
-
-def mark_as_stopped(folder: Path, run: Path, step: int) -> None:
-    """Say in a folder with weights from within a step which run and step they are of."""
-    (folder / STOPPED).write_text(json.dumps({"run": identity(run), "step": step}) + "\n", encoding="utf-8")
+def remove_unfinished(path: Path, name: str) -> None:
+    """Remove what a run has not finished writing under a temporary name; if other files are in it, rename it after its own."""
+    is_checkpoint = path.parent.name == "checkpoints"
+    if path.is_dir() and not path.is_symlink():
+        remove_files(path, lambda file: FILES.fullmatch(file) if is_checkpoint else is_tensors(file, name))
+    elif path.is_file() and not path.is_symlink() and not is_checkpoint:
+        path.unlink()
+    if os.path.lexists(path):
+        set_aside(path, name)
 
 
 def forget_older_stops(run: Path, newest: Path) -> None:
     """Remove the weights from within earlier steps."""
     for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
         if folder != newest and _is_own_stop(folder, run):
-            remove_sealed(folder, last=STOPPED)
+            discard(folder)
 
 
 def set_aside(path: Path, name: str = "") -> None:
@@ -148,19 +130,9 @@ def set_aside(path: Path, name: str = "") -> None:
 
 
 def _is_own_stop(folder: Path, run: Path) -> bool:
+    """Whether a folder holds weights from within a step of this run."""
     try:
-        own = identity(run)
         is_stop = not folder.is_symlink() and STOPPED in sealed_files(folder)
-        return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == own
+        return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == identity(run)
     except (OSError, ValueError, LookupError, TypeError, UserError):
         return False
-
-
-def _drop_former(former: Path, name: str) -> None:
-    """Remove a checkpoint that was written again; files that were added to it are kept under another name."""
-    try:
-        discard(former)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        logger.warning("%s cannot be removed: %s", former, error)
-    if former.is_dir():
-        set_aside(former, name)

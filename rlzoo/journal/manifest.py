@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from rlzoo.support.atomic import sync
+from rlzoo.support.atomic import remove_files, sync
 from rlzoo.support.reading import SETTINGS, read_text
 
 FILE = "manifest.json"
@@ -54,21 +53,16 @@ def sealed_files(folder: Path) -> dict[str, str]:
     return files
 
 
-def remove_sealed(folder: Path, last: str = "") -> None:
+def remove_sealed(folder: Path, last: Collection[str] = ()) -> None:
     """Remove the files that were sealed, and the folders that are empty then. Files that were added later stay.
 
     Args:
         folder: that `seal` was called on.
-        last: name of the file that is removed after all others, so that a removal that was interrupted can be seen.
+        last: names of files that are removed after all others, so that a removal that was interrupted can be seen.
     """
-    names = sorted(sealed_files(folder), key=lambda name: name == last)
-    inside = [folder / name for name in names if (folder / name).parent.resolve().is_relative_to(folder.resolve())]
-    for file in (*inside, folder / FILE):
-        file.unlink(missing_ok=True)
-    parents = {parent for file in inside for parent in file.parents if parent.is_relative_to(folder)} | {folder}
-    for parent in sorted(parents, key=lambda path: -len(path.parts)):
-        with contextlib.suppress(OSError):  # it holds a file that was added later
-            parent.rmdir()
+    names = {*sealed_files(folder)}
+    for part in (names.difference(last), names, {FILE}):
+        remove_files(folder, part.__contains__)
 
 
 def _files(folder: Path) -> list[Path]:

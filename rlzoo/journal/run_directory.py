@@ -27,7 +27,8 @@ from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.models.adapters import has_adapter
 from rlzoo.models.pretrained import quiet
 from rlzoo.plugin_files import copy_plugins
-from rlzoo.support.atomic import remove_unfinished_tensors, sync, temporary_path, write_tensors, write_text
+from rlzoo.support.atomic import replacing, sync, temporary_path, write_tensors, write_text
+from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import RECORDS, read_text
@@ -49,11 +50,11 @@ FOLDERS = ("rollouts", "checkpoints")
 RECORDED = re.compile(r"([0-9]{6,18})(?:-[0-9]+)?\.(?:jsonl|safetensors)")
 """Names of the files in ``rollouts/`` and ``replay/``: the step, and in ``replay/`` the update."""
 MORE_FOLDERS = ("tracking", "figures", "replay", "plugins", "superseded")
-NOTHING = (".lock", "lost+found")
-"""Names in a directory that counts as empty: of a lock that was taken, and of a file system of its own."""
+NOTHING = re.compile(r"\.lock|lost\+found|\.rlzoo-\w+\.part")
+"""Names in a directory that counts as empty: of a lock, of a file system of its own, and of what a killed process left."""
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the last of torch.save, which does not say why
 
 logger = logging.getLogger("rlzoo")
 
@@ -64,14 +65,20 @@ class UnwritableError(OSError):
 
 def why_not_written(error: Exception) -> str | None:
     """What keeps a file from being written, such as a full disk; None for an error of another kind."""
+    code = _code(error)
+    if code is None or not (isinstance(error, UnwritableError) or code in CANNOT_WRITE):
+        return None
+    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    return f"{error.strerror if isinstance(error, OSError) else os.strerror(code)}{where}"
+
+
+def _code(error: Exception) -> int | None:
+    """The operating system's number of an error; None for one that is not the operating system's."""
     if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
-        is_ours = isinstance(error, UnwritableError) or error.errno in CANNOT_WRITE
-        return f"{error.strerror}{where}" if is_ours else None
-    found = re.search(r"(?:.*: )?(.*) \(os error (\d+)\)", str(error))  # of safetensors, which is written in Rust
-    if found:
-        return found[1] if int(found[2]) in CANNOT_WRITE else None
-    return "file write failed" if "file write failed" in str(error) else None  # of torch.save
+        return error.errno
+    if found := re.search(r"\(os error (\d+)\)", str(error)):  # of safetensors, which is written in Rust
+        return int(found[1])
+    return errno.EIO if "file write failed" in str(error) else None  # of torch.save
 
 
 @contextmanager
@@ -85,45 +92,24 @@ def writing(file: Path, size: int = 0) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, UnwritableError):
+        code = _code(error)
+        if code is None or isinstance(error, UnwritableError):
             raise
-        reason = error.strerror or str(error) if isinstance(error, OSError) else why_not_written(error)
-        if reason is None:
-            raise
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        code = (error.errno if isinstance(error, OSError) else int(number[1]) if number else None) or errno.EIO
-        is_space = code in NO_SPACE or "write failed" in reason
-        raise UnwritableError(code, reason + (_space(file, size) if is_space else ""), str(file)) from error
-
-
-def _space(file: Path, size: int) -> str:
-    """How much space is needed and free, as the end of a sentence."""
-    needed = f"about {_megabytes(size)} needed" if size else ""
-    folder = next((path for path in (file, *file.parents) if path.is_dir()), Path())
-    try:
-        free = f"{_megabytes(shutil.disk_usage(folder).free)} free"
-    except OSError:
-        free = ""
-    known = ", ".join(word for word in (needed, free) if word)
-    return f": {known}" if known else ""
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
+        space = ""
+        if code in NO_SPACE:
+            free = shutil.disk_usage(next(path for path in (file, *file.parents) if path.is_dir())).free
+            space = f": {f'about {size:,} bytes needed, ' if size else ''}{free:,} bytes free"
+        raise UnwritableError(code, os.strerror(code) + space, str(file)) from error
 
 
 class RunDirectory:
-    """The directory of one run: never created over another run, and written by one process at a time.
-
-    Example:
-        ``RunDirectory.create(Path("runs/mine"), config.to_yaml()).log(1, {"reward/mean": 0.5})``
-    """
+    """The directory of one run: never created over another run, and written by one process at a time."""
 
     def __init__(self, path: Path, is_writer: bool = True, lock: Lock | None = None) -> None:
         self.path = path
         self.is_writer = is_writer  # of several processes, one writes; the others' calls do nothing
         self._lock = (lock or Lock(path)) if is_writer else None
-        self._transformers_files: frozenset[str] = frozenset()
+        self._models_files: set[str] = set()  # in a checkpoint: what transformers writes, with code that came with the model
 
     def close(self) -> None:
         """Let another process write here."""
@@ -143,28 +129,29 @@ class RunDirectory:
         if not is_writer:
             return cls(path, is_writer)
         cls.check_free(path)
-        lock, made = None, None
+        is_new, lock, made = not path.exists(), None, None
         try:
-            is_there = path.is_dir()
-            if not path.parent.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-            lock = Lock(path) if is_there else None
+            path.mkdir(parents=True, exist_ok=True)
+            lock = Lock(path)
             cls.check_free(path)  # another process may have been quicker
-            made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path if is_there else path.parent))
+            made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path))
             with writing(made):
-                _fill(made, config_yaml, plugins)
-            if is_there:
-                for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # with it, it is a run
-                    part.replace(path / part.name)
-                made.rmdir()
-            else:
-                made.chmod(0o777 & ~_umask())
-                made.replace(path)
+                for name in FOLDERS:
+                    (made / name).mkdir()
+                (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
+                (made / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
+                copy_plugins(plugins, made / "plugins")
+            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # with it, it is a run
+                part.replace(path / part.name)
+            made.rmdir()
         except BaseException as error:
             if made is not None:
                 shutil.rmtree(made, ignore_errors=True)
             if lock is not None:
                 lock.release()
+                if is_new:
+                    (path / LOCK).unlink(missing_ok=True)
+                    path.rmdir()
             if not isinstance(error, OSError) or error.errno in NO_SPACE:
                 raise
             raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
@@ -180,7 +167,7 @@ class RunDirectory:
         """Refuse a directory that holds something already, before any time is spent on the run."""
         try:
             str(path).encode()
-            taken = path.is_dir() and any(entry.name not in NOTHING for entry in path.iterdir())
+            taken = path.is_dir() and any(not NOTHING.fullmatch(entry.name) for entry in path.iterdir())
             is_other = not path.is_dir() and os.path.lexists(path)
         except (OSError, ValueError) as error:
             raise UserError(f"output directory {shown(str(path))} cannot be used: {error}") from error
@@ -206,7 +193,6 @@ class RunDirectory:
                     for name in FOLDERS:
                         (path / name).mkdir(exist_ok=True)
                     checkpoints.tidy(path)
-                    directory._remove_leftovers()
         except BaseException:
             directory.close()
             raise
@@ -266,10 +252,8 @@ class RunDirectory:
             tensors[f"rows/{index}"] = update.rows.contiguous()
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
         texts = self.path / "rollouts" / f"{step:06d}.jsonl"
-        with writing(texts, len(text)):
-            temporary = temporary_path(texts, self.identity)
+        with writing(texts, len(text)), replacing(texts, self.identity) as temporary:
             temporary.write_text(text, encoding="utf-8")
-            temporary.replace(texts)
         file = texts.with_suffix(".safetensors")
         with writing(file, _num_bytes(tensors.values())):
             write_tensors(file, tensors, self.identity)  # with it the step counts as recorded
@@ -296,9 +280,8 @@ class RunDirectory:
         file = self.path / "figures" / name
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = temporary_path(file, self.identity)
-            figure.savefig(temporary, format="png")
-            temporary.replace(file)
+            with replacing(file, self.identity) as temporary:
+                figure.savefig(temporary, format="png")
 
     def begin_checkpoint(
         self,
@@ -324,9 +307,10 @@ class RunDirectory:
                 skeleton = type(model)(model.config)  # without weights of its own, without adapters
             skeleton.generation_config = model.generation_config
             with quiet():
-                self._transformers_files = self._transformers_files or _transformers_files(skeleton, tokenizer)
-                skeleton.save_pretrained(temporary, state_dict=dict(weights))
+                skeleton.save_pretrained(temporary, state_dict={})  # at once, so that all names there are transformers'
                 tokenizer.save_pretrained(temporary)
+                self._models_files = {path.relative_to(temporary).as_posix() for path in temporary.rglob("*")}
+                skeleton.save_pretrained(temporary, state_dict=dict(weights))
                 if has_adapter(model):
                     model.save_pretrained(temporary / "adapter")
             state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
@@ -335,41 +319,35 @@ class RunDirectory:
 
     def finish_checkpoint(self, temporary: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
         """Seal a checkpoint, rename it to its name, and rotate older ones."""
+        if not self.is_writer:
+            return
         folder = self._put_in_place(temporary)
-        if folder is not None:
-            with writing(folder):
-                checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
+        with writing(folder):
+            checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
 
     def finish_stopped(self, temporary: Path, step: int) -> None:
         """Seal the weights from within a step, and rename them to their name in place of those of earlier steps."""
         if not self.is_writer:
             return
         with writing(temporary):
-            checkpoints.mark_as_stopped(temporary, self.path, step)
-        folder = self._put_in_place(temporary)
-        if folder is not None:
-            checkpoints.forget_older_stops(self.path, folder)
+            mark = json.dumps({"run": self.identity, "step": step}) + "\n"
+            (temporary / checkpoints.STOPPED).write_text(mark, encoding="utf-8")
+        checkpoints.forget_older_stops(self.path, self._put_in_place(temporary))
 
     def drop_unfinished(self, name: str) -> None:
         """Free the space of a checkpoint that could not be written."""
         if self.is_writer:
             with suppress(OSError):
-                checkpoints.remove_unfinished(self.path / "checkpoints" / name, self.path)
+                checkpoints.remove_unfinished(temporary_path(self.path / "checkpoints" / name, self.identity), name)
 
-    def _put_in_place(self, temporary: Path) -> Path | None:
-        if not self.is_writer:
-            return None
+    def _put_in_place(self, temporary: Path) -> Path:
         folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
         with writing(folder):
-            seal(temporary, self._is_checkpoint_file)
+            seal(temporary, lambda name: name in self._models_files or checkpoints.FILES.fullmatch(name) is not None)
             self._check_lock()
             checkpoints.put_in_place(temporary, folder, self.path)
             sync(folder.parent)
         return folder
-
-    def _is_checkpoint_file(self, name: str) -> bool:
-        """Whether a file in a checkpoint, named from there, is one that this run writes."""
-        return name in self._transformers_files or checkpoints.FILES.fullmatch(name) is not None
 
     def _check_lock(self) -> None:
         if self._lock is not None:
@@ -399,18 +377,19 @@ class RunDirectory:
 
     def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         found = [file for name in ("rollouts", "replay") for file in sorted((self.path / name).glob("[0-9]*"))]
-        later = [file for file in found if file.is_file() and _is_after(file.name, step)]
+        # what is named otherwise is not the run's
+        named = [(file, name) for file in found if file.is_file() and (name := RECORDED.fullmatch(file.name))]
+        later = [file for file, name in named if int(name[1]) > step]
         if not rows and not later:
             return
         parent = self.path / "superseded"
         numbers = (str(number) for number in itertools.count(1))
         folder = next(parent / number for number in numbers if not os.path.lexists(parent / number))
-        for file in later:
-            (folder / file.parent.name).mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         if rows:
             self._replace(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         for file in later:
+            (folder / file.parent.name).mkdir(exist_ok=True)
             shutil.move(file, folder / file.parent.name / file.name)  # perhaps from another disk
         logger.info("what the run wrote after step %d is in %s", step, folder)
 
@@ -419,64 +398,18 @@ class RunDirectory:
         with writing(file, len(text)):
             write_text(file, text, self.identity)
 
-    def _remove_leftovers(self) -> None:
-        """Remove the files that a killed process of this run had begun to write."""
-        figures = [path for path in (self.path / "figures").rglob("*") if path.is_dir()]
-        folders = (self.path, self.path / "rollouts", self.path / "replay", self.path / "figures", *figures)
-        for path in (path for folder in folders for path in list(folder.glob(".*.part"))):
-            file = path.with_name(path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0])
-            if path != temporary_path(file, self.identity):
-                continue
-            if path.is_file() and not path.is_symlink():
-                path.unlink()
-            elif path.is_dir() and not path.is_symlink():
-                remove_unfinished_tensors(path)
-            if os.path.lexists(path):
-                checkpoints.set_aside(path, file.name)
-
-
-def _fill(folder: Path, config_yaml: str, plugins: Sequence[str]) -> None:
-    """Write what a run directory begins with."""
-    for name in FOLDERS:
-        (folder / name).mkdir()
-    (folder / "config.yaml").write_text(config_yaml, encoding="utf-8")
-    (folder / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
-    copy_plugins(plugins, folder / "plugins")
-
-
-def _transformers_files(skeleton: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """What transformers calls a model's and tokenizer's files, including code that came with them, apart from weights."""
-    with tempfile.TemporaryDirectory(prefix="rlzoo-names-") as folder:
-        skeleton.save_pretrained(folder, state_dict={})
-        tokenizer.save_pretrained(folder)
-        return frozenset(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
 
 def _check_kinds(path: Path) -> None:
     """Refuse a folder where a run writes a file, and a file where it writes a folder."""
-    wrong = [(name, "a folder", "a file") for name in FILES if (path / name).is_dir()]
-    wrong += [(name, "not a folder", "a folder") for name in FOLDERS + MORE_FOLDERS if _is_no_folder(path / name)]
-    for name, found, wanted in wrong:
-        raise UserError(f"--resume: {str(path / name)!r} is {found}, and a run writes {wanted} there; move it away")
-
-
-def _is_no_folder(path: Path) -> bool:
-    return os.path.lexists(path) and not path.is_dir()
+    wrong = [path / name for name in FILES if (path / name).is_dir()]
+    wrong += [path / name for name in FOLDERS + MORE_FOLDERS if os.path.lexists(path / name) and not (path / name).is_dir()]
+    for place in wrong:
+        kind, other = ("a folder", "a file") if place.is_dir() else ("not a folder", "a folder")
+        raise UserError(f"--resume: {str(place)!r} is {kind}, and a run writes {other} there; move it away")
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _is_after(name: str, step: int) -> bool:
-    found = RECORDED.fullmatch(name)  # what is named otherwise is not the run's
-    return found is not None and int(found[1]) > step
 
 
 def read_metrics(file: Path) -> list[dict[str, float]]:
@@ -490,12 +423,12 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
     except (OSError, ValueError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}") from error
     rows = []
-    if not _is_whole(lines[-1]):  # after the last newline is what was being written
-        lines.pop()
     for number, line in enumerate(lines, start=1):
         try:
             row = parse_json(line)
         except UnreadableError as error:
+            if number == len(lines):  # after the last newline is what was being written
+                break
             raise UserError(f"{str(file)!r} line {number}: not JSON: {error}") from error
         if not isinstance(row, dict) or type(row.get("step")) is not int:
             raise UserError(f"{str(file)!r} line {number}: {shown(row)} is no row of metrics with a step")
@@ -504,11 +437,3 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
             raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")
         rows.append(row)
     return rows
-
-
-def _is_whole(line: str) -> bool:
-    """Whether a line is complete, though no newline follows."""
-    try:
-        return line.endswith("}") and isinstance(parse_json(line), dict)
-    except UnreadableError:
-        return False

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from rlzoo.errors import UserError, first_mistake
 from rlzoo.journal.manifest import damage
@@ -26,21 +24,17 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run after a step.
+    """The state of a run after a step."""
 
-    Example:
-        ``RunState.read(checkpoint).step`` is the last step that is complete.
-    """
-
-    step: int
-    num_optimizer_steps: int
-    next_problem: int  # training problems sampled so far
-    num_nonfinite: int  # updates in a row without a finite gradient, just before
+    step: NonNegativeInt
+    num_optimizer_steps: NonNegativeInt
+    next_problem: NonNegativeInt  # training problems sampled so far
+    num_nonfinite: NonNegativeInt  # updates in a row without a finite gradient, just before
     scheduler: dict[str, Any]
     ahead: list[Rollout] | None  # responses to the next step's problems, where they are sampled already
     alarms: dict[str, Any]
     data: str  # fingerprint of the training problems
-    seconds: float  # the run has taken so far
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # the run has taken so far
     run: str  # identity of the run
     periodic: bool = True  # False: saved because the run was stopped, or at its end
 
@@ -61,23 +55,12 @@ class RunState:
         except (OSError, ValidationError) as error:
             what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
             raise UserError(f"{str(folder / FILE)!r} is not what a run writes: {what}") from error
-        for problem in state.problems():
-            raise UserError(f"{str(folder / FILE)!r} is not what a run writes: {problem}")
+        for rollout in state.ahead or ():
+            is_matched = len(rollout.response_ids) == len(rollout.rollout_log_probs) > 0
+            is_positive = min(*rollout.prompt_ids, *rollout.response_ids, rollout.policy_version, 0) == 0
+            if not is_matched or not is_positive or rollout.policy_version > state.num_optimizer_steps:
+                raise UserError(f"{str(folder / FILE)!r} is not what a run writes: a response that was sampled ahead")
         return state
-
-    def problems(self) -> Iterator[str]:
-        """What no run could have written."""
-        if min(self.step, self.num_optimizer_steps, self.next_problem, self.num_nonfinite) < 0:
-            yield "a count is below 0"
-        if not 0 <= self.seconds < math.inf:
-            yield f"seconds is {self.seconds}"
-        for rollout in self.ahead or ():
-            if not len(rollout.response_ids) == len(rollout.rollout_log_probs) > 0:
-                yield "a response has another number of tokens than of log-probs"
-            if min(*rollout.prompt_ids, *rollout.response_ids, rollout.policy_version, 0) < 0:
-                yield "a response holds a number below 0"
-            if rollout.policy_version > self.num_optimizer_steps:
-                yield f"a response is from optimizer step {rollout.policy_version}, of {self.num_optimizer_steps}"
 
 
 def identity(run: Path) -> str:
@@ -122,7 +105,12 @@ def newest_state(run: Path) -> Path | None:
     for step, folder in reversed(found):
         what = damage(folder)
         if what is None:
-            _check_own(RunState.read(folder / "state"), folder, step, own)
+            state = RunState.read(folder / "state")
+            if state.step != step:  # it was put there by hand
+                holds = f"is named after step {step} and holds step {state.step}"
+                raise UserError(f"--resume: {str(folder)!r} {holds}; move it away")
+            if state.run != own:
+                raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")
             return folder / "state"
         damaged = damaged or f"; {folder.name}: {what}"
         logger.warning("checkpoint %s is damaged: %s; trying the one before", folder, what)
@@ -140,20 +128,10 @@ def newest_state(run: Path) -> Path | None:
     return None
 
 
-def _check_own(state: RunState, folder: Path, step: int, own: str) -> None:
-    """Refuse a checkpoint that was put there by hand."""
-    if state.step != step:
-        raise UserError(f"--resume: {str(folder)!r} is named after step {step} and holds step {state.step}; move it away")
-    if state.run != own:
-        raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")
-
-
 def _last_step(run: Path) -> int:
     """The last step with a row of metrics or with recorded rollouts; 0 before the first."""
-    try:
-        lines = (run / "metrics.jsonl").read_bytes().count(b"\n") - 1  # the first is that of step 0
-    except OSError:
-        lines = 0
+    file = run / "metrics.jsonl"
+    lines = file.read_bytes().count(b"\n") - 1 if file.is_file() else 0  # the first is that of step 0
     stems = [file.stem for file in (run / "rollouts").glob("[0-9]*.safetensors")]
     steps = [int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) < 10]
     return max([0, lines, *steps])

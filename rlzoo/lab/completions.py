@@ -18,7 +18,6 @@ from rlzoo.measure.at_k import Completions
 from rlzoo.support.atomic import temporary_path, write_text
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
-from rlzoo.support.signals import held_signals
 from rlzoo.types import Problem
 
 _KEY = "evaluation"  # in the names of temporary files
@@ -115,7 +114,7 @@ class EvaluationDirectory:
     def append(self, suite: str, start: int, answered: Sequence[Answered]) -> None:
         """Add whole problems, of which the first has index ``start``; they are on disk when this returns."""
         lines = "".join(item.to_line(start + place) for place, item in enumerate(answered))
-        with held_signals(), self._file(suite).open("ab") as file:
+        with self._file(suite).open("ab") as file:
             file.write(lines.encode())
             file.flush()
             os.fsync(file.fileno())

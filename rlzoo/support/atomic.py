@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,14 +27,18 @@ def temporary_path(path: Path, key: str) -> Path:
     return path.with_name(f".{path.name}.{key[:16]}.part")
 
 
+@contextmanager
+def replacing(file: Path, key: str) -> Iterator[Path]:
+    """Give the block a temporary name to write to, which becomes the file's own at its end."""
+    yield temporary_path(file, key)
+    temporary_path(file, key).replace(file)
+
+
 def write_text(file: Path, text: str, key: str) -> None:
     """Write a file that is either the old or the new one, whatever happens; on the disk before this returns."""
-    temporary = temporary_path(file, key)
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(file)
+    with replacing(file, key) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        sync(temporary)
     sync(file.parent)
 
 
@@ -51,13 +55,12 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str) -> None:
         save_file(dict(tensors), folder / file.name)
         (folder / file.name).replace(file)
     finally:
-        remove_unfinished_tensors(folder)
+        remove_files(folder, lambda name: is_tensors(name, file.name))
 
 
-def remove_unfinished_tensors(folder: Path) -> None:
-    """Remove the folder of `write_tensors` and what is unfinished in it; other files stay."""
-    name = folder.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
-    remove_files(folder, lambda file: file == name or UNFINISHED_TENSORS.fullmatch(file))
+def is_tensors(name: str, own: str) -> bool:
+    """Whether a name in the folder of `write_tensors` is that of its file, or of the unfinished one."""
+    return name == own or UNFINISHED_TENSORS.fullmatch(name) is not None
 
 
 def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
@@ -67,20 +70,12 @@ def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
         folder: links in it are neither followed nor removed.
         is_own: whether a file is to be removed, by its name below the folder, such as ``"state/state.json"``.
     """
-    for path in list(_files(folder)):
-        if is_own(path.relative_to(folder).as_posix()):
-            path.unlink(missing_ok=True)
-    for parent, _, _ in os.walk(folder, topdown=False):
+    for parent, _, names in os.walk(folder, topdown=False):
+        for path in (Path(parent, name) for name in names):
+            if path.is_file() and not path.is_symlink() and is_own(path.relative_to(folder).as_posix()):
+                path.unlink(missing_ok=True)
         with suppress(OSError):  # it holds another file
             Path(parent).rmdir()
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """The regular files below a folder."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            if (path := Path(parent, name)).is_file() and not path.is_symlink():
-                yield path
 
 
 def sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Signals that stop a run: held back while something is written that must not be cut in two, or until a step is over."""
+"""Signals that stop a run: the first one is noted until a step is over."""
 
 from __future__ import annotations
 
@@ -21,50 +21,12 @@ ONE_PRESS = 1.0
 logger = logging.getLogger("rlzoo")
 
 
-@contextlib.contextmanager
-def held_signals() -> Iterator[None]:
-    """Deliver Ctrl-C, SIGTERM and SIGHUP that arrive within the block at its end; a second one goes through at once.
-
-    Python raises them between any two instructions. In the middle of a database transaction, or in a callback of the
-    garbage collector, which swallows every exception, they would corrupt what is written or be lost.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python runs handlers in the main thread only: nothing can be raised here
-        return
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    handlers = {number: handler for number, handler in before.items() if handler is not None}
-    arrived: list[int] = []
-
-    def release() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        if arrived:
-            release()
-            signal.raise_signal(number)
-        arrived.append(number)
-
-    for number in handlers:
-        signal.signal(number, hold)
-    try:
-        yield
-    finally:
-        release()
-        if arrived:
-            signal.raise_signal(arrived[0])
-
-
 @dataclass(slots=True)
 class StopRequest:
-    """Whether somebody wants the run to stop, and by which signal.
-
-    Example:
-        ``with requested_stop() as stop: ...`` and at the end of each step ``if stop.signal is not None: ...``
-    """
+    """Whether somebody wants the run to stop, and by which signal."""
 
     signal: int | None = None
-    since: float = 0.0
+    since: float = 0.0  # by `time.monotonic`
 
     def end(self, message: str) -> NoReturn:
         """Stop as the signal would have: KeyboardInterrupt after Ctrl-C, else SystemExit.
@@ -84,8 +46,8 @@ def requested_stop() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    handlers = {number: handler for number, handler in before.items() if handler is not None}
+    # not one that is ignored, as in a shell's background job, or that is not Python's
+    handlers = {number: handler for number in STOPPING if (handler := signal.getsignal(number)) not in (None, signal.SIG_IGN)}
 
     def release() -> None:
         for number, handler in handlers.items():
@@ -99,9 +61,8 @@ def requested_stop() -> Iterator[StopRequest]:
             release()
             signal.raise_signal(number)
 
-    for number, handler in handlers.items():
-        if handler != signal.SIG_IGN:  # as of a shell's background job
-            signal.signal(number, note)
+    for number in handlers:
+        signal.signal(number, note)
     try:
         yield stop
     finally:

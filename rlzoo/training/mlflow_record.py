@@ -10,10 +10,8 @@ from typing import Any, Literal
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.command import typed_command
-from rlzoo.journal.tracking.description import NOTE, describe_run, differences
-from rlzoo.journal.tracking.inputs import Data
-from rlzoo.journal.tracking.record import Record, flatten, git_commit
+from rlzoo.journal.tracking.description import NOTE, describe_run, differences, typed_command
+from rlzoo.journal.tracking.record import Data, Record, flatten, git_commit
 from rlzoo.support.redaction import redact_settings
 from rlzoo.tasks import Task
 from rlzoo.tasks.task import fingerprint

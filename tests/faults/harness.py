@@ -654,7 +654,7 @@ class Range:
         attack.do(case)
         if case.is_watched and not case.commands:
             for path, what in contents(self.box).items():
-                is_temporary = any(name.endswith((".part", ".former")) for name in path.relative_to(self.box).parts)
+                is_temporary = any(name.endswith(".part") for name in path.relative_to(self.box).parts)
                 if prepared.get(path) is None and not is_temporary:
                     case.planted.setdefault(path, what)
         case.damaged = [path for path, what in prepared.items() if case.is_watched and description(path) != what]

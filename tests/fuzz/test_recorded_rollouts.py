@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 from rlzoo import load_zoo
-from rlzoo.journal.tracking.completions import sampled_completions
+from rlzoo.journal.tracking.sync import sampled_completions
 from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay

@@ -29,7 +29,7 @@ def run(small_run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz") / "runs" / "spoiled"
     shutil.copytree(small_run, folder, ignore=shutil.ignore_patterns("replay"))
     Record.new("mine", "run", tags={}, params={"a": 1}).write(folder)
-    Sent("x", run_id="y", step=1).write(folder, "sqlite:///x.db")
+    Sent("x", run_id="y").write(folder, "sqlite:///x.db")
     return folder
 
 

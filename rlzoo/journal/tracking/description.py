@@ -1,49 +1,50 @@
-"""The text that MLflow shows at the top of a run: what it was, and what can be done with it."""
+"""What MLflow shows at the top of a run: the command that started it, without secrets, and what can be done with it."""
 
 from __future__ import annotations
 
-import re
+import json
+import os
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rlzoo.support.parsing import parse_yaml
+from rlzoo.support.redaction import REDACTED, redact, redact_settings
+
+COMMAND = "RLZOO_COMMAND"
+"""Environment variable with the command, where other processes run it than the one it was given to."""
 
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as a run's description."""
 
-MOST_ROWS, LONGEST_VALUE, LONGEST_COMMAND = 30, 60, 1500  # MLflow takes 8000 characters in all
+LONGEST = 7900
+"""Characters of a description; MLflow takes 8000."""
+
+LONGEST_COMMAND = 1500
 ABSENT = "-"
 
 
 def describe_run(
     title: str, *, command: str, usual: str, differences: Mapping[str, tuple[Any, Any]], directory: Path, host: str
 ) -> str:
-    """A run in Markdown.
-
-    Args:
-        title: what was run, in one line.
-        command: that was typed, without secrets.
-        usual: the command whose settings the run's are compared with.
-        differences: by key, its setting there and in this run.
-        directory: the run's.
-        host: the machine the directory is on.
-    """
+    """A run in Markdown, whose settings differ from those of its usual command; indented lines are shown as they are."""
     place = shlex.quote(str(directory))
-    return "\n".join(
-        [
-            title,
-            "",
-            _block(command),
-            "",
-            *_table(usual, differences),
-            "",
-            f"Run directory {_code(str(directory))} on {_code(host)}:",
-            "",
-            f"- {_code(f'rlzoo train --resume --output {place}')} goes on with it after it was stopped",
-            f"- {_code(f'rlzoo replay {place} --clip NAME,NAME')} judges its rollouts by other rules",
-            f"- {_code(f'rlzoo train --config {place}/config.yaml --output NEW')} does it again",
-        ]
-    )
+    paragraphs = [
+        title,
+        _as_it_is(command[:LONGEST_COMMAND]),
+        f"On `{host}`, it is resumed, judged by other rules, or done again with:",
+        _as_it_is(
+            f"rlzoo train --resume --output {place}",
+            f"rlzoo replay {place} --clip NAME,NAME",
+            f"rlzoo train --config {place}/config.yaml --output NEW",
+        ),
+        f"Differences to `{usual}`:" if differences else f"No differences to `{usual}`.",
+        _as_it_is(*(f"{key}: {json.dumps(here)} (default: {json.dumps(there)})" for key, (there, here) in differences.items())),
+    ]
+    text = "\n\n".join(paragraphs)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def differences(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -51,31 +52,58 @@ def differences(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
     return {key: (usual.get(key, ABSENT), value) for key, value in here.items() if key not in usual or usual[key] != value}
 
 
-def _table(usual: str, different: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    if not different:
-        return [f"No differences to {_code(usual)}."]
-    rows = [f"| {_code(key)} | {_cell(before)} | {_cell(value)} |" for key, (before, value) in different.items()]
-    left_out = len(rows) - MOST_ROWS
-    more = [f"\n{left_out} more in `config.yaml`." if left_out > 1 else ""]
-    shown = rows[:MOST_ROWS] if left_out > 1 else rows
-    return [f"Differences to {_code(usual)}:", "", "| setting | default | this run |", "|---|---|---|", *shown, *more]
+def _as_it_is(*lines: str) -> str:
+    return "\n".join("    " + " ".join(line.split()) for line in lines)
 
 
-def _cell(value: Any) -> str:
-    text = "null" if value is None else str(value)
-    return ABSENT if text == ABSENT else _code(text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}...")
+def typed_command() -> str:
+    """The command line of this process, or of the one that launched it, without secrets."""
+    return os.environ.get(COMMAND) or shlex.join(redact_words([*_program(sys.argv[0]), *sys.argv[1:]]))
 
 
-def _code(text: str) -> str:
-    """A text as it is, in a line and in a table's cell."""
-    line = " ".join(text.split()).replace("|", "\\|")
-    if "`" not in line:
-        return f"`{line}`"
-    fence = "`" * (1 + max(len(run) for run in re.findall("`+", line)))
-    return f"{fence} {line} {fence}"
+def source_name() -> str:
+    """What MLflow shows as a run's source: the command's name, ``rlzoo train``, or the script's file."""
+    words = shlex.split(typed_command())
+    if words[:1] == ["rlzoo"]:
+        return " ".join(word for word in words[:2] if not word.startswith("-"))
+    return words[1] if len(words) > 1 and words[1].endswith(".py") else " ".join(words[:3])
 
 
-def _block(text: str) -> str:
-    text = text if len(text) <= LONGEST_COMMAND else f"{text[: LONGEST_COMMAND - 3]}..."
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return f"{fence}\n{text}\n{fence}"
+def redact_words(words: Sequence[str]) -> list[str]:
+    """The words of a command without secrets: those of ``KEY=VALUE`` and ``--option VALUE`` whose name is one too.
+
+    Example:
+        >>> redact_words(["--set", "judge.api_key=my key", "--password", "abc"])
+        ['--set', 'judge.api_key=<redacted>', '--password', '<redacted>']
+    """
+    shown, before = [], ""
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and _is_secret(key, value):
+            shown.append(f"{key}={REDACTED}")
+        elif before.startswith("-") and not word.startswith("-") and _is_secret(before, word):
+            shown.append(REDACTED)
+        else:
+            shown.append(redact(word))
+        before = word
+    return shown
+
+
+def _is_secret(name: str, text: str) -> bool:
+    """Whether a value, which may be YAML with keys of its own, is or holds a secret."""
+    try:
+        value = parse_yaml(text)
+    except ValueError:
+        value = text
+    settings = {name.lstrip("-"): value}
+    return redact_settings(settings) != settings
+
+
+def _program(path: str) -> list[str]:
+    """How the program that runs was called."""
+    file = Path(path)
+    if file.name == "__main__.py":
+        return ["rlzoo"] if file.parent.name == "rlzoo" else ["python", "-m", file.parent.name]
+    if file.suffix == ".py":
+        return ["python", path]
+    return ["python"] if path in ("", "-c", "-m") else [file.name]

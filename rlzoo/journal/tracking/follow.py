@@ -6,17 +6,18 @@ Its stdin ends when the run's process does, in whatever way. The follower then h
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
+import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.machine import Machine
-from rlzoo.journal.tracking.record import FOLDER, Record, tracking_uri, without_password
+from rlzoo.journal.tracking.record import FOLDER, Record, tracking_uri
 from rlzoo.journal.tracking.store import bounded_store
 from rlzoo.journal.tracking.sync import Sync, describe
 from rlzoo.support.garbage import collect_seldom
@@ -35,9 +36,6 @@ PATIENCE = 15.0
 LONGEST_END = 60.0
 """Seconds after the run's end before the rest is left to `rlzoo sync`, whatever the store does."""
 
-GAVE_UP = 3
-"""Exit code of a follower that was not done after `LONGEST_END` seconds."""
-
 
 def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
     """Send what is new until the run is over; returns whether all was sent.
@@ -47,25 +45,22 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
         is_over: waits for so many seconds, or until the run is over, and says whether it is.
         uri: of the store.
     """
-    pause, worked = 0.0, time.monotonic()
+    pause, until = 0.0, math.inf
     while True:
         over = is_over(pause)
+        if over:
+            until = min(until, time.monotonic() + PATIENCE)
         try:
             sync.send(is_over=over)
-            pause, worked = POLL, time.monotonic()
             if over:
                 return True
+            pause = POLL
         except Exception as error:
             with contextlib.suppress(OSError):  # a full disk: the run will log it
                 sync.report(describe(error, uri))
-            sync.reconnect()
-            pause = min(LONGEST_PAUSE, 2 * max(pause, POLL / 2))
-            if not over:
-                worked = time.monotonic()  # patience is counted from the end
-            elif time.monotonic() - worked > PATIENCE:
+            if time.monotonic() > until:
                 return False
-            else:
-                pause = min(pause, 2.0)
+            pause = min(2.0 if over else LONGEST_PAUSE, 2 * max(pause, POLL / 2))
 
 
 def main() -> int:
@@ -74,54 +69,35 @@ def main() -> int:
     collect_seldom()
     with bounded_store():  # MLflow is loaded while the run loads its model
         line = sys.stdin.readline().rstrip("\n")
-        if not line:
-            return 0
         try:
-            return _follow(Path(line), parent)
+            return 0 if not line or _follow(Path(line), parent) else 1
         except (UserError, OSError) as error:  # a damaged record, another follower, or a full disk
             print(f"MLflow does not follow {line}: {redact(str(error))}", file=sys.stderr)
             return 1
 
 
-def _follow(directory: Path, parent: int) -> int:
-    """Follow a directory as long as the process ``parent`` is there; returns the exit code."""
-    ended = False
+def _follow(directory: Path, parent: int) -> bool:
+    """Follow a directory as long as the process ``parent`` is there; returns whether all was sent."""
+    ended, uri = False, tracking_uri()
 
     def is_over(seconds: float) -> bool:
         nonlocal ended
         if ended:
             time.sleep(seconds)
-        else:
-            ended = bool(select.select([sys.stdin], [], [], seconds)[0]) or os.getppid() != parent
-            if ended:
-                _end_later(directory, parent)
-                machine.end()
+        elif select.select([sys.stdin], [], [], seconds)[0] or os.getppid() != parent:
+            ended = True
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_END)  # ends this process, whatever its threads wait for
+            machine.end()
         return ended
 
     # the follower of a run that was killed just before is about to end
-    lock = Lock.wait_for(directory / FOLDER, seconds=LONGEST_END + 30)
+    lock = Lock(directory / FOLDER, seconds=LONGEST_END + 30)
     try:
         record = Record.read(directory)
-        machine = Machine(directory, 0.0 if record is None else record.machine_every).begin()
-        return 0 if follow(Sync(directory, tracking_uri()), is_over, tracking_uri()) else 1
+        machine = Machine(directory, 0.0 if record is None else record.machine_every)
+        return follow(Sync(directory, uri), is_over, uri)
     finally:
         lock.release()
-
-
-def _end_later(directory: Path, parent: int) -> None:
-    """End this process after `LONGEST_END` seconds, whatever its other threads wait for."""
-
-    def end() -> None:
-        if os.getppid() != parent:  # nobody else is there to say so
-            place = without_password(tracking_uri())
-            left = f"MLflow at {place} has not taken everything within {LONGEST_END:g} s"
-            with contextlib.suppress(OSError):
-                print(f"rlzoo: {left}; send the rest with: rlzoo sync {directory}", file=sys.stderr, flush=True)
-        os._exit(GAVE_UP)
-
-    timer = threading.Timer(LONGEST_END, end)
-    timer.daemon = True
-    timer.start()
 
 
 if __name__ == "__main__":

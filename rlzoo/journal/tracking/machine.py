@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rlzoo.journal.tracking.record import FOLDER
+from rlzoo.journal.tracking.rows import Lines
 
 FILE = "machine.jsonl"
 SOON = 1.0  # seconds to the first sample, for short runs
 
 
 class Machine:
-    """Samples in a thread of its own, from `begin` to `end`.
+    """Samples in a thread of its own until `end`; not at all if ``every`` is 0.
 
     MLflow's own thread around the same monitors asks the store before every sample, and ends when it does not answer.
-
-    Example:
-        ``machine = Machine(Path("runs/mine"), every=10.0)``, ``machine.begin()``, and when the run is over ``machine.end()``
     """
 
     def __init__(self, directory: Path, every: float) -> None:
@@ -29,34 +28,31 @@ class Machine:
         self._every = every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def begin(self) -> Self:
-        """Start sampling; not at all if ``every`` is 0."""
-        if self._every > 0:
+        if every > 0:
             self._thread.start()
-        return self
 
     def end(self) -> None:
         """Take a last sample and stop."""
         self._over.set()
-        if self._thread.ident is not None:
+        if self._every > 0:
             self._thread.join(timeout=5)
 
     def _sample(self) -> None:
-        monitors, step = _monitors(), _cut_off(self._file) + 1
+        monitors, former = _monitors(), Lines(self._file)
+        step = max((int(row["step"]) for row in former.added()), default=-1) + 1
+        if self._file.exists():
+            os.truncate(self._file, former.offset)  # a line that was not finished
         _measure(monitors)  # the first load is that since the one before
-        is_over = self._over.wait(min(SOON, self._every))
-        while True:
+        pause, is_over = min(SOON, self._every), False
+        while not is_over:
+            is_over, pause = self._over.wait(pause), self._every
             row = {"step": step, "time/clock": time.time(), **_measure(monitors)}
             try:
                 with self._file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
             except OSError:  # a full disk: the run will say so
                 return
-            if is_over:
-                return
             step += 1
-            is_over = self._over.wait(self._every)
 
 
 def _monitors() -> list[Any]:
@@ -82,12 +78,3 @@ def _measure(monitors: list[Any]) -> dict[str, float]:
         found |= {f"system/{name}": float(value) for name, value in monitor.aggregate_metrics().items()}
         monitor.clear_metrics()
     return found
-
-
-def _cut_off(file: Path) -> int:
-    """Drop a line that was not finished; returns the last step, -1 in a new file."""
-    if not file.exists():
-        return -1
-    whole = file.read_bytes().rpartition(b"\n")[0]
-    file.write_bytes(whole + b"\n" if whole else b"")
-    return int(json.loads(whole.rpartition(b"\n")[2])["step"]) if whole else -1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 TAG = "rlzoo_checkpoint"
-TASK, PIPELINE = "text-generation", "TextGenerationPipeline"
 REQUIRED = ("mlflow", "torch", "transformers", "tokenizers", "accelerate")
 WEIGHTS = (".safetensors", ".safetensors.index.json")
 NOT_ITS_FILES = ("manifest.json", "clip.json")
@@ -35,24 +34,17 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: int) -> None:
-    """Send a checkpoint as the run's model, once.
-
-    Args:
-        client: of the store.
-        run: there.
-        record_id: of the run here.
-        checkpoint: folder.
-        step: of the checkpoint.
-    """
+    """Send a checkpoint as the model of a run in a store, once."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     mark = f"{record_id}:{checkpoint.name}"
     found = client.search_logged_models([run.info.experiment_id], f"tags.{TAG} = '{mark}'")
     if found and found[0].status == LoggedModelStatus.READY:
         return
+    name = re.sub(r"[/:.%\"']", "-", run.info.run_name)
     # one that is there and not ready was being sent by a process that was killed
     model = found[0] if found else client.create_logged_model(
-        run.info.experiment_id, name=_name(run.info.run_name), source_run_id=run.info.run_id, tags={TAG: mark}
+        run.info.experiment_id, name=name, source_run_id=run.info.run_id, tags={TAG: mark}
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="rlzoo-model-") as folder:
         write_model(Path(folder), checkpoint, model, run.info.run_id)
@@ -64,37 +56,28 @@ def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: in
 
 
 def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None:
-    """Lay a checkpoint out as a model of MLflow's transformers flavour.
+    """Lay a checkpoint out as a model of MLflow's transformers flavour, by links into the checkpoint.
 
-    ``mlflow.transformers.save_model`` writes the same, but imports torch and transformers for it, copies the optimizer's state
-    with the rest, and looks for a card on the hub.
-
-    Args:
-        folder: to write to, empty.
-        checkpoint: folder.
-        model: MLflow's logged model.
-        run_id: of the run it is from.
+    ``mlflow.transformers.save_model`` copies the weights, and loads the tokenizer, which takes seconds and memory, and either
+    fails for a tokenizer that comes with code, or runs the code.
     """
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, Schema
 
-    files = model_files(checkpoint)
-    _link(folder, files)
+    (folder / "model").mkdir()
+    (folder / "components" / "tokenizer").mkdir(parents=True)
+    for file in model_files(checkpoint):
+        (folder / "model" / file.name).symlink_to(file.resolve())
+        if not file.name.endswith(WEIGHTS):
+            (folder / "components" / "tokenizer" / file.name).symlink_to(file.resolve())
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     text = Schema([ColSpec("string")])
-    described = Model(
-        artifact_path=model.artifact_location,
-        run_id=run_id,
-        model_uuid=model.model_id,
-        model_id=model.model_id,
-        signature=ModelSignature(inputs=text, outputs=text),
-    )
+    described = Model(run_id=run_id, model_id=model.model_id, signature=ModelSignature(inputs=text, outputs=text))
     described.add_flavor(
         "transformers",
         transformers_version=version("transformers"),
-        code=None,
-        task=TASK,
-        instance_type=PIPELINE,
+        task="text-generation",
+        instance_type="TextGenerationPipeline",
         pipeline_model_type=config["architectures"][0],
         source_model_name=checkpoint.name,
         model_binary="model",
@@ -102,44 +85,11 @@ def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None
         components=["tokenizer"],
         tokenizer_type="AutoTokenizer",
     )
-    described.add_flavor(
-        "python_function",
-        loader_module="mlflow.transformers",
-        python_version=python_version(),
-        env={"virtualenv": "python_env.yaml"},
-    )
-    described.model_size_bytes = sum(file.stat().st_size for file in files)
+    loaded = {"python_version": python_version(), "env": {"virtualenv": "python_env.yaml"}}
+    described.add_flavor("python_function", loader_module="mlflow.transformers", **loaded)
     described.save(str(folder / "MLmodel"))
-    _write_environment(folder)
-
-
-def _link(folder: Path, files: Iterable[Path]) -> None:
-    """The checkpoint's files, and the tokenizer's once more; what is sent is what they point at."""
-    (folder / "model").mkdir()
-    (folder / "components" / "tokenizer").mkdir(parents=True)
-    for file in files:
-        (folder / "model" / file.name).symlink_to(file.resolve())
-        if not file.name.endswith(WEIGHTS):
-            (folder / "components" / "tokenizer" / file.name).symlink_to(file.resolve())
-
-
-def _write_environment(folder: Path) -> None:
-    """The versions to load it with."""
-    (folder / "requirements.txt").write_text("\n".join(_requirements()) + "\n", encoding="utf-8")
+    # what is behind a + is of a build that is not on PyPI
+    versions = "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in REQUIRED)
+    (folder / "requirements.txt").write_text(versions, encoding="utf-8")
     environment = {"python": python_version(), "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]}
     (folder / "python_env.yaml").write_text(yaml.safe_dump(environment, sort_keys=False), encoding="utf-8")
-
-
-def _requirements() -> list[str]:
-    found = []
-    for name in REQUIRED:
-        try:
-            found.append(f"{name}=={version(name).partition('+')[0]}")  # +cpu is of a build that is not on PyPI
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _name(run_name: str) -> str:
-    """A run's name with what MLflow takes in a model's."""
-    return "".join("-" if letter in "/:.%\"'" else letter for letter in run_name)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import subprocess
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 
+import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from rlzoo.errors import UserError, first_mistake
-from rlzoo.journal.tracking.command import source_name
-from rlzoo.journal.tracking.inputs import Data
+from rlzoo.journal.tracking.description import source_name
 from rlzoo.journal.tracking.rows import Curves
 from rlzoo.support.atomic import write_text
-from rlzoo.support.parsing import parse_json
 from rlzoo.support.redaction import redact, redact_settings, without_userinfo
 
 T = TypeVar("T")
@@ -37,21 +35,29 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What MLflow is told of a directory beside the rows of its ``metrics.jsonl``.
+class Data:
+    """Questions with answers that a run uses."""
 
-    Example:
-        ``Record.new("rlzoo", "my-run", tags={"seed": "0"}, params={"steps": 40}).write(Path("runs/my-run"))``
-    """
+    name: str
+    digest: str  # tells questions that are not the same ones apart
+    context: Literal["train", "eval"]
+    source_type: Literal["code", "local", "hugging_face"]  # MLflow's names: generated, a file, a data set on the hub
+    source: dict[str, Any]  # with the keys of MLflow's source of that type
+    num_questions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What MLflow is told of a directory beside the rows of its ``metrics.jsonl``."""
 
     id: str  # a tag of the run in every store, by which it is found again
     experiment: str
     name: str
     tags: dict[str, str]
     params: dict[str, str]  # dotted keys, the same that --set takes
-    files: tuple[str, ...]  # logged as artifacts, beside every picture under figures/
-    completions: int  # prompts of each step whose first response is logged
     started: float  # seconds since 1970
+    files: tuple[str, ...] = ()  # logged as artifacts, beside every picture under figures/
+    completions: int = 0  # prompts of each step whose first response is logged
     data: tuple[Data, ...] = ()
     curves: Curves = "all"
     machine_every: float = 0.0  # seconds between samples of the machine's load; 0: none
@@ -62,21 +68,11 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)  # one number each for the whole
 
     @classmethod
-    def new(
-        cls,
-        experiment: str,
-        name: str,
-        *,
-        tags: Mapping[str, str],
-        params: Mapping[str, Any],
-        files: tuple[str, ...] = (),
-        completions: int = 0,
-        **others: Any,
-    ) -> Self:
+    def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:
         """Of something that begins now; ``others`` are fields by their names."""
         parent = os.environ.get(PARENT_RUN)
         ours = {
-            "mlflow.user": _user(),
+            "mlflow.user": psutil.Process().username(),
             "mlflow.source.name": source_name(),
             "mlflow.source.type": "LOCAL",
             **({"mlflow.source.git.commit": tags["git_commit"]} if tags.get("git_commit") else {}),
@@ -88,17 +84,14 @@ class Record:
             name=name,
             tags=redact_settings({**ours, **tags}),
             params={key: str(value)[:LONGEST_PARAM] for key, value in flatten(redact_settings(params)).items()},
-            files=files,
-            completions=completions,
             started=time.time(),
             **others,
         )
 
     @classmethod
-    def read(cls, directory: Path) -> Self | None:
+    def read(cls, directory: Path) -> Record | None:
         """The record of a directory; None if it has none."""
-        file = directory / FOLDER / "record.json"
-        return None if (found := _read(file)) is None else _parsed(cls, found, file)
+        return _read(directory / FOLDER / "record.json", _RECORD)
 
     def write(self, directory: Path) -> None:
         """Let it stand in a directory, over an older one."""
@@ -107,47 +100,31 @@ class Record:
 
 @dataclass(slots=True)
 class Sent:
-    """What one store knows of what a directory's record names.
-
-    Example:
-        ``Sent.read(Path("runs/my-run"), tracking_uri()).run_id``
-    """
+    """What one store knows of what a directory's record names."""
 
     id: str  # the record's
     run_id: str | None = None
-    step: int = -1  # the last one whose metrics were sent
-    sample: int = -1  # the last one of the machine's load
-    model: str | None = None  # the checkpoint that was sent as the final model
     files: dict[str, list[int]] = field(default_factory=dict)  # size and time of change, as they were sent
     trouble: str | None = None  # why the store could not be told the last time
 
     @classmethod
-    def read(cls, directory: Path, uri: str) -> Self:
-        """What the store knows; nothing if it was never told of this record."""
-        record = Record.read(directory)
-        before = sent_to(directory).get(without_password(uri))
-        found = None if before is None else _parsed(cls, before, directory / FOLDER / "sent.json")
-        if record is None or found is None or found.id != record.id:
-            return cls("" if record is None else record.id)
-        return found
+    def read(cls, directory: Path, uri: str) -> Sent:
+        """What the store knows; nothing if it was never sent this record."""
+        record, found = Record.read(directory), sent_to(directory).get(without_password(uri))
+        own_id = "" if record is None else record.id
+        return found if found is not None and found.id == own_id else cls(own_id)
 
     def write(self, directory: Path, uri: str) -> None:
-        """Remember it."""
-        _write(directory / FOLDER / "sent.json", sent_to(directory) | {without_password(uri): asdict(self)}, self.id)
+        """Write it down for the process that sends the rest."""
+        stores = sent_to(directory) | {without_password(uri): self}
+        _write(directory / FOLDER / "sent.json", {store: asdict(sent) for store, sent in stores.items()}, self.id)
 
 
-def sent_to(directory: Path) -> dict[str, dict[str, Any]]:
-    """By store, what each was sent; the last one told stands last."""
-    return _read(directory / FOLDER / "sent.json") or {}
-
-
-def sent_version(directory: Path) -> tuple[int, int] | None:
-    """What differs as soon as a store was told something new; None before any was."""
-    try:
-        state = (directory / FOLDER / "sent.json").stat()
-    except FileNotFoundError:
-        return None
-    return state.st_ino, state.st_mtime_ns
+def sent_to(directory: Path) -> dict[str, Sent]:
+    """What each store was sent; nothing where that was damaged, as each store can be asked."""
+    with suppress(UserError):
+        return _read(directory / FOLDER / "sent.json", _SENT) or {}
+    return {}
 
 
 def run_id_of(directory: Path) -> str | None:
@@ -187,37 +164,17 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # an id without a name, as in a container
-        return str(os.getuid())
+_RECORD, _SENT = TypeAdapter(Record), TypeAdapter(dict[str, Sent])
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read(file: Path, kind: TypeAdapter[T]) -> T | None:
     try:
-        found = parse_json(file.read_text(encoding="utf-8"))
+        return kind.validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{str(file)!r} cannot be read: {error}; remove it, and MLflow is told of the run anew") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{str(file)!r} is not what a run writes; remove it, and MLflow is told of the run anew")
-    return found
-
-
-def _parsed(kind: type[T], found: Any, file: Path) -> T:
-    try:
-        parsed: T = _adapter(cast(Any, kind)).validate_python(found)
-        return parsed
-    except ValidationError as error:
-        what = first_mistake(error)
-        raise UserError(f"{str(file)!r} is not what a run writes: {what}; remove it, and MLflow is told of it anew") from error
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)  # made anew it takes milliseconds
+    except (OSError, ValidationError) as error:
+        what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
+        raise UserError(f"{str(file)!r} is not what a run writes: {what}; without it, MLflow is sent the run anew") from error
 
 
 def _write(file: Path, content: Mapping[str, Any], key: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,63 +19,49 @@ BY_LENGTH = ("clip/fraction_length_bin_", "clip/band_", "fairness/ess_length_bin
 """What is curated of the metrics by length; the others are read off ``metrics.jsonl``."""
 
 
-class Rows:
-    """A file of rows that grows; what was read and not sent is kept.
+class Lines:
+    """A file of rows that grows."""
 
-    Example:
-        ``for step, number in Rows(file, "all").send(client, run_id, after=-1): ...``
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.offset = 0  # of what was not read yet
+
+    def added(self) -> list[dict[str, float]]:
+        """The rows of whole lines that were added since the last call."""
+        if not self.file.exists():
+            return []
+        with self.file.open("rb") as stream:
+            stream.seek(self.offset)
+            whole, newline, _ = stream.read().rpartition(b"\n")
+        self.offset += len(whole + newline)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+class Points:
+    """The rows of one kind that a store has, and those that it is sent.
+
+    The last step in the store says which rows are missing. After an error nobody knows what arrived: make another object, which
+    asks the store again.
     """
 
-    def __init__(self, file: Path, kind: Curves) -> None:
-        self._file = file
-        self._kind: Curves = kind
-        self._offset = 0
-        self._waiting: list[dict[str, float]] = []
-        self._is_sure = False  # whether the store has none of the rows that wait
+    def __init__(self, client: Any, run_id: str, kind: Curves) -> None:
+        self._client, self._run_id, self._kind = client, run_id, kind
+        self._last: dict[str, int] = {}  # by metric, its last step when the store was asked
 
-    def send(self, client: Any, run_id: str, after: int) -> Iterator[tuple[int, int]]:
-        """Send what was added.
+    def send(self, rows: Iterable[Mapping[str, float]]) -> int:
+        """Send what the store does not have of rows in order; returns how many rows."""
+        new = [points(row, self._kind) for row in rows if self._is_new(row)]
+        size = max(1, LARGEST_CALL // max(map(len, new), default=1))
+        for start in range(0, len(new), size):  # a call may fail: it holds whole rows
+            self._client.log_batch(self._run_id, metrics=[point for row in new[start : start + size] for point in row])
+        return len(new)
 
-        Args:
-            client: of the store.
-            run_id: of the run there.
-            after: the last step that is known to have been sent.
-
-        Yields:
-            The last step the store has, and how many rows it was sent, after every call.
-        """
-        self._waiting += [row for row in self._read() if row["step"] > after]
-        # rows that were sent by a process that was killed before it wrote that down, or by a call whose answer was lost
-        while not self._is_sure and self._waiting and has_point(client, run_id, self._waiting[0], self._kind):
-            yield int(self._waiting.pop(0)["step"]), 0
-        self._is_sure = True
-        while self._waiting:
-            number = 0
-            metrics: list[Any] = []
-            while number < len(self._waiting):
-                more = points(self._waiting[number], self._kind)
-                if metrics and len(metrics) + len(more) > LARGEST_CALL:
-                    break
-                metrics += more
-                number += 1
-            self._is_sure = False
-            client.log_batch(run_id, metrics=metrics)
-            self._is_sure = True
-            step = int(self._waiting[number - 1]["step"])
-            del self._waiting[:number]
-            yield step, number
-
-    def _read(self) -> Iterator[dict[str, float]]:
-        """Whole lines that were added since the last time."""
-        if not self._file.exists():
-            return
-        with self._file.open("rb") as stream:
-            stream.seek(self._offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                yield json.loads(line)
+    def _is_new(self, row: Mapping[str, float]) -> bool:
+        name = next(iter(curves(row, self._kind)), None)
+        if name is not None and name not in self._last:
+            history = self._client.get_metric_history(self._run_id, name)
+            self._last[name] = max((point.step for point in history), default=-1)
+        return name is not None and row["step"] > max(self._last.values())
 
 
 def curves(row: Mapping[str, float], kind: Curves) -> dict[str, float]:
@@ -97,10 +83,3 @@ def points(row: Mapping[str, float], kind: Curves) -> list[Any]:
 
     stamp, step = int(row.get("time/clock", 0.0) * 1000), int(row["step"])
     return [Metric(key, value, stamp, step) for key, value in curves(row, kind).items()]
-
-
-def has_point(client: Any, run_id: str, row: Mapping[str, float], kind: Curves) -> bool:
-    """Whether the store has this row."""
-    names = curves(row, kind)
-    history = client.get_metric_history(run_id, next(iter(names))) if names else []
-    return not names or any(metric.step == row["step"] for metric in history)

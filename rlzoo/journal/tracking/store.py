@@ -1,13 +1,17 @@
-"""Connects to an MLflow store that may misbehave: a server that is slow, never stops sending, or is not MLflow's at all."""
+"""Connects to an MLflow store, which may be slow, never stop sending, or not be MLflow's at all."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import psutil
+
+from rlzoo.journal.tracking.record import DEFAULT_STORE, tracking_uri
 from rlzoo.support.replies import bounded_replies
 
 LARGEST_REPLY = 16 * 2**20
@@ -19,6 +23,9 @@ LONGEST_REPLY = 60.0
 SPARE_MEMORY = 2**30
 """Bytes that this process may take beside what it has: a compressed reply grows when it is read, a thousandfold at most."""
 
+KIND = "mlflow.experimentKind"
+"""The tag by which MLflow's pages show runs and models, rather than traces and judges."""
+
 _DEFAULTS = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # a new store logs every table that it makes, and one that fails a traceback
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # MLflow's own retries take minutes
@@ -26,36 +33,73 @@ _DEFAULTS = {
 }
 
 
-def set_defaults() -> None:
-    """Set what MLflow reads from the environment, where the user has not."""
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
-
-
 @contextmanager
 def bounded_store() -> Iterator[None]:
     """Bound what a store can take of this process within the block: time and size of its replies, and memory."""
-    set_defaults()
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
     import mlflow  # noqa: F401  (what it takes itself does not count)
 
-    former = resource.getrlimit(resource.RLIMIT_DATA)
-    used = _data_bytes()
-    if used is not None:
-        limit = used + SPARE_MEMORY
-        lower = limit if former[0] == resource.RLIM_INFINITY else min(limit, former[0])
-        resource.setrlimit(resource.RLIMIT_DATA, (lower, former[1]))
+    former, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = psutil.Process().memory_info().data + SPARE_MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if former == resource.RLIM_INFINITY else min(limit, former), most))
     try:
         with bounded_replies(LARGEST_REPLY, LONGEST_REPLY):
             yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, former)
+        resource.setrlimit(resource.RLIMIT_DATA, (former, most))
 
 
-def _data_bytes() -> int | None:
-    """Return what Linux counts against ``RLIMIT_DATA``; None on other systems."""
+def experiment_id(client: Any, name: str) -> str:
+    """The experiment of this name, made if there is none."""
+    from mlflow import MlflowException
+
+    found = client.get_experiment_by_name(name)
     try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-    except OSError:
-        return None
-    found = [line for line in status.splitlines() if line.startswith("VmData:")]
-    return int(found[0].split()[1]) * 1024 if found else None
+        return str(found.experiment_id if found else client.create_experiment(name, tags={KIND: "custom_model_development"}))
+    except MlflowException:  # another run was quicker
+        if found := client.get_experiment_by_name(name):
+            return str(found.experiment_id)
+        raise
+
+
+def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
+    """Start an MLflow run that others will be nested under; returns its id."""
+    with _client() as client:
+        entry = experiment_id(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
+        return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
+
+
+def close_parent(run_id: str, status: str) -> None:
+    """End it as FINISHED, FAILED or KILLED."""
+    with _client() as client:
+        client.set_terminated(run_id, status)
+
+
+def log_artifact(run_id: str, path: Path) -> None:
+    """Add a file to a run that is not the current one."""
+    with _client() as client:
+        client.log_artifact(run_id, str(path))
+
+
+def common_parent(run_ids: Sequence[str]) -> str | None:
+    """The run that all of these are nested under; None if there is none, or the store does not know them."""
+    uri = tracking_uri()
+    if not run_ids or (uri == DEFAULT_STORE and not Path(uri.removeprefix("sqlite:///")).exists()):
+        return None  # asking would make a store
+    with _client() as client:
+        from mlflow import MlflowException
+
+        try:
+            parents = {client.get_run(run_id).data.tags.get("mlflow.parentRunId") for run_id in run_ids}
+        except MlflowException:
+            return None
+    return parents.pop() if len(parents) == 1 else None
+
+
+@contextmanager
+def _client() -> Iterator[Any]:
+    with bounded_store():
+        from mlflow import MlflowClient
+
+        yield MlflowClient(tracking_uri())

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import tempfile
+import json
 import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.completions import LOGGED, TABLE, logged_table, table_of
 from rlzoo.journal.tracking.description import NOTE
-from rlzoo.journal.tracking.inputs import send_inputs
 from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.model import final_checkpoint, send_model
-from rlzoo.journal.tracking.record import FOLDER, Record, Sent, without_password
-from rlzoo.journal.tracking.rows import Rows, has_point, points
+from rlzoo.journal.tracking.record import FOLDER, Data, Record, Sent, without_password
+from rlzoo.journal.tracking.rows import Lines, Points
+from rlzoo.journal.tracking.store import experiment_id
+from rlzoo.support.parsing import parse_json
 from rlzoo.support.redaction import redact
 
 ID_TAG = "rlzoo_id"
+CONTEXT = "mlflow.data.context"
+SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]})
+SHOWN_DIGEST = 12  # characters: enough to tell data apart, and shown in full in the table of runs
+TABLE = "completions.json"
+COLUMNS = ("question", "answer", "response", "reward", "length")
+LOGGED = "mlflow.loggedArtifacts"
+"""The tag by which MLflow knows an artifact for a table."""
+
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
 LONGEST_ERROR = 10_000  # characters
-KIND = "mlflow.experimentKind"
-"""The tag by which MLflow's pages show runs and models, rather than traces and judges."""
 
 
 class Sync:
-    """Sends a directory to a store; what was sent is not sent again, whoever sent it, and whatever became of them.
-
-    Rows of ``metrics.jsonl`` go in order, so the last step the store has says which are missing.
-
-    Example:
-        ``Sync(Path("runs/my-run"), tracking_uri()).send(is_over=True)``
-    """
+    """Sends a directory to a store; what was sent is not sent again, whoever sent it, and whatever became of them."""
 
     def __init__(self, directory: Path, uri: str) -> None:
         self.directory = directory
@@ -39,9 +41,7 @@ class Sync:
         self.num_rows = self.num_files = 0  # sent by this object
         self._uri = uri
         self._client: Any = None  # made by the first call that reaches the store
-        self._rows: Rows | None = None  # of metrics.jsonl, and of the machine's load
-        self._load: Rows | None = None
-        self._told: dict[str, str] = {}  # tags
+        self._tags: dict[str, str] = {}  # that the store has
 
     def send(self, *, is_over: bool) -> None:
         """Send what is new.
@@ -50,29 +50,31 @@ class Sync:
             is_over: nothing more will be written, so what is logged at the end goes too.
 
         Raises:
-            Exception: whatever the store answers; the next call goes on from there.
+            Exception: whatever the store answers; the next call connects again and sends what is missing then.
         """
         record = Record.read(self.directory)
         assert record is not None, "a directory is tracked after its record is written"
-        if self._client is None:
-            self._client = self._connect(record)
-        self._send_rows(record)
-        self._send_tags(record)
-        self._send_files(record, is_over)
-        if is_over:
-            self._send_end(record)
+        try:
+            if self._client is None:
+                self._connect(record)
+            self.num_rows += self._points.send(self._lines.added())
+            self._machine_points.send(self._machine_lines.added())
+            self._send_tags(record)
+            self._send_files(record, is_over)
+            if is_over:
+                self._send_end(record)
+        except Exception:
+            self._client = None
+            raise
         self.report(None)
-
-    def reconnect(self) -> None:
-        """Connect again with the next call of `send`: the store may not be what it was before it failed."""
-        self._client = None
 
     def report(self, trouble: str | None) -> None:
         """Write down what was sent, and what is the matter with the store."""
         self.sent.trouble = trouble
         self.sent.write(self.directory, self._uri)
 
-    def _connect(self, record: Record) -> Any:
+    def _connect(self, record: Record) -> None:
+        """Find the run in the store, and send what a run begins with."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -81,58 +83,41 @@ class Sync:
                 f"{self._uri!r} is a database in memory, which ends with its process; name a file, as in sqlite:///mlflow.db"
             )
         client = MlflowClient(self._uri)
-        run = self._known_run(client)
-        if run is None:
-            self.sent = Sent(record.id, self._find_or_create(client, record))
+        run = self._find(client, record)
+        run_id = str(run.info.run_id)
+        if run_id != self.sent.run_id:
+            self.sent = Sent(record.id, run_id)
             self.report(None)
-            run = client.get_run(self.sent.run_id)
-        if record.status == "RUNNING" != run.info.status:  # it goes on
-            client.update_run(self.sent.run_id, status="RUNNING")
+        if record.status == "RUNNING" != run.info.status:  # it was resumed
+            client.update_run(run_id, status="RUNNING")
         written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # perhaps by somebody, later
-        self._told = {**run.data.tags, **written}
+        self._tags = {**run.data.tags, **written}
         send_inputs(client, run, record.data)
         params = [Param(key, value) for key, value in record.params.items() if key not in run.data.params]
-        for start in range(0, len(params), 100):  # MLflow's own limit
-            client.log_batch(self.sent.run_id, params=params[start : start + 100])
-        return client
+        client.log_batch(run_id, params=params)
+        self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id, record.curves)
+        self._machine_lines, self._machine_points = Lines(self.directory / FOLDER / MACHINE), Points(client, run_id, "all")
+        self._client = client
 
-    def _known_run(self, client: Any) -> Any:
-        """Return the run in the store; None if there is none yet, or the store was deleted and created again."""
+    def _find(self, client: Any, record: Record) -> Any:
+        """The run in the store, made if there is none."""
         from mlflow import MlflowException
 
-        if self.sent.run_id is None:
-            return None
-        try:
-            return client.get_run(self.sent.run_id)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
-
-    def _find_or_create(self, client: Any, record: Record) -> str:
+        if self.sent.run_id is not None:
+            with suppress(MlflowException):  # the store was deleted; if it is down, the next call says so
+                return client.get_run(self.sent.run_id)
         experiment = experiment_id(client, record.experiment)
-        for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # made by one that was killed then
-            return str(run.info.run_id)
+        for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # of a process that was killed then
+            return run
         tags = {ID_TAG: record.id, **{name: value for name, value in record.tags.items() if value}}
-        started = int(record.started * 1000)
-        return str(client.create_run(experiment, start_time=started, run_name=record.name, tags=tags).info.run_id)
-
-    def _send_rows(self, record: Record) -> None:
-        if self._rows is None or self._load is None:
-            self._rows = Rows(self.directory / "metrics.jsonl", record.curves)
-            self._load = Rows(self.directory / FOLDER / MACHINE, "all")
-        for step, number in self._rows.send(self._client, str(self.sent.run_id), self.sent.step):
-            self.sent.step, self.num_rows = step, self.num_rows + number
-        for sample, _ in self._load.send(self._client, str(self.sent.run_id), self.sent.sample):
-            self.sent.sample = sample
+        return client.create_run(experiment, start_time=int(record.started * 1000), run_name=record.name, tags=tags)
 
     def _send_tags(self, record: Record) -> None:
         from mlflow.entities import RunTag
 
-        tags = {name: value for name, value in record.tags.items() if value and self._told.get(name) != value}
-        if tags:
-            self._client.log_batch(self.sent.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
-            self._told |= tags
+        tags = {name: value for name, value in record.tags.items() if value and self._tags.get(name) != value}
+        self._client.log_batch(self.sent.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+        self._tags |= tags
 
     def _send_files(self, record: Record, is_over: bool) -> None:
         for name in record.files:
@@ -153,48 +138,23 @@ class Sync:
             self.num_files += 1
 
     def _send_end(self, record: Record) -> None:
-        self._send_table(record)
+        """What is known when the run is over: completions as a table, metrics of the whole run, the model, the status."""
+        client, run_id = self._client, str(self.sent.run_id)
+        rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
+        table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
+        state = [len(table), zlib.crc32(table.encode())]
+        if rows and self.sent.files.get(TABLE) != state:
+            client.log_text(run_id, table, TABLE)
+            client.set_tag(run_id, LOGGED, json.dumps([{"path": TABLE, "type": "table"}]))
+            self.sent.files[TABLE] = state
         last = {"step": record.step, "time/clock": record.ended or 0.0, **record.metrics}
-        if not has_point(self._client, str(self.sent.run_id), last, record.curves):
-            self._client.log_batch(self.sent.run_id, metrics=points(last, record.curves))
-        self._send_model(record)
+        Points(client, run_id, record.curves).send([last])
+        if record.status == "FINISHED":
+            checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb)
+            if checkpoint is not None:
+                send_model(client, client.get_run(run_id), record.id, checkpoint, record.step)
         status = "KILLED" if record.status == "RUNNING" else record.status  # its process is gone without a word
-        ended = None if record.ended is None else int(record.ended * 1000)
-        self._client.set_terminated(self.sent.run_id, status, ended)
-
-    def _send_table(self, record: Record) -> None:
-        """Sampled completions as a table that MLflow's UI shows."""
-        table = table_of(self.directory, record.completions)
-        if table is None or self.sent.files.get(TABLE) == (state := [len(table), zlib.crc32(table.encode())]):
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / TABLE
-            file.write_text(table, encoding="utf-8")
-            self._client.log_artifact(self.sent.run_id, str(file))
-        self._client.set_tag(self.sent.run_id, LOGGED, logged_table())
-        self.sent.files[TABLE] = state
-
-    def _send_model(self, record: Record) -> None:
-        """The last checkpoint of a run that came to its end."""
-        checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb) if record.status == "FINISHED" else None
-        if checkpoint is not None and self.sent.model != checkpoint.name:
-            send_model(self._client, self._client.get_run(self.sent.run_id), record.id, checkpoint, record.step)
-            self.sent.model = checkpoint.name
-
-
-def experiment_id(client: Any, name: str) -> str:
-    """The experiment of this name, made if there is none."""
-    from mlflow import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            return str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
-        except MlflowException:  # another run was quicker
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise
-    return str(found.experiment_id)
+        client.set_terminated(run_id, status, None if record.ended is None else int(record.ended * 1000))
 
 
 def describe(error: Exception, uri: str) -> str:
@@ -202,3 +162,35 @@ def describe(error: Exception, uri: str) -> str:
     text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a server may answer with megabytes
     printable = "".join(char if char.isprintable() else " " for char in text)  # and with a terminal's control characters
     return f"{type(error).__name__}: {redact(' '.join(printable.split()))[:300]}".rstrip(": ")
+
+
+def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
+    """Send the data that the store does not know of yet."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    known = {(given.dataset.name, given.dataset.digest) for given in run.inputs.dataset_inputs}
+    for data in used:
+        digest = data.digest[:SHOWN_DIGEST]
+        if (data.name, digest) not in known:
+            profile = json.dumps({"num_rows": data.num_questions})
+            dataset = Dataset(data.name, digest, data.source_type, json.dumps(data.source), SCHEMA, profile)
+            client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag(CONTEXT, data.context)])])
+
+
+def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]]:
+    """The first responses to the first ``number`` prompts of every step, from the recorded rollouts."""
+    for file in sorted((directory / "rollouts").glob("[0-9]*.jsonl")) if number else ():
+        seen = -1
+        if not file.stem.isdecimal():
+            continue
+        with file.open("rb") as stream:
+            for line_number, line in enumerate(stream, start=1):
+                try:
+                    row = parse_json(line.decode())
+                    if row["group"] >= number:
+                        break
+                except (ValueError, LookupError, TypeError) as error:
+                    raise UserError(f"{file} line {line_number}: not a recorded response: {error}") from error
+                if row["group"] != seen:
+                    seen = row["group"]
+                    yield {"step": int(file.stem), **{name: row.get(name) for name in COLUMNS}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import subprocess
 import sys
 import time
@@ -13,9 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rlzoo.errors import UserError
-from rlzoo.journal.tracking.follow import GAVE_UP, LONGEST_END
-from rlzoo.journal.tracking.record import Record, Sent, Status, run_id_of, sent_version, tracking_uri, without_password
+from rlzoo.journal.tracking.follow import LONGEST_END
+from rlzoo.journal.tracking.record import Record, Sent, Status, sent_to, tracking_uri, without_password
 
 logger = logging.getLogger("rlzoo")
 
@@ -28,9 +28,6 @@ class Tracker:
 
     The run only writes to its directory, which a process of its own follows: a store that is slow, or down, holds nothing
     up and loses nothing.
-
-    Example:
-        ``with Tracker(True) as tracker: tracker.begin(directory, record)``
     """
 
     def __init__(self, is_on: bool) -> None:
@@ -38,7 +35,6 @@ class Tracker:
         self._directory: Path | None = None
         self._record: Record | None = None
         self._trouble: str | None = None
-        self._seen: tuple[int, int] | None = None  # the version of what was sent that was read last
         self._process: subprocess.Popen[str] | None = None
         if is_on:  # it takes as long to load as the run does
             command = [sys.executable, "-P", "-m", "rlzoo.journal.tracking.follow"]
@@ -62,10 +58,7 @@ class Tracker:
 
     def look(self) -> None:
         """Warn once of what keeps MLflow from being told."""
-        if self._directory is None or (version := sent_version(self._directory)) == self._seen:
-            return
-        self._seen = version
-        trouble = self._reported(self._directory)
+        trouble = self._sent().trouble
         if trouble is not None and self._trouble is None:
             logger.warning(
                 "MLflow at %s is not told for now (%s); the run goes on, and what is missing is sent later",
@@ -82,11 +75,11 @@ class Tracker:
     @property
     def run_id(self) -> str | None:
         """MLflow's run, once the store has one."""
-        if self._directory is None:
-            return None
-        with contextlib.suppress(UserError):  # what was sent is written down where others can damage it
-            return run_id_of(self._directory)
-        return None
+        return self._sent().run_id
+
+    def _sent(self) -> Sent:
+        stores = {} if self._directory is None else sent_to(self._directory)
+        return stores.get(without_password(tracking_uri()), Sent(""))
 
     def __enter__(self) -> Self:
         return self
@@ -97,11 +90,8 @@ class Tracker:
         if self._record is not None and self._directory is not None:
             stopped = kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit))
             status: Status = "FINISHED" if kind is None else "KILLED" if stopped else "FAILED"
-            try:
+            with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):  # the error is what it ended with
                 replace(self._record, status=status, ended=time.time()).write(self._directory)
-            except OSError:
-                if error is None:  # else that is what the run ended with
-                    raise
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -114,23 +104,14 @@ class Tracker:
 
     def _wait(self, process: subprocess.Popen[str], directory: Path) -> None:
         """Wait until the rest was sent, `LONGEST_END` seconds at most."""
-        code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(QUIET_END)
-        if code is None:
+            process.wait(QUIET_END)
+        if process.returncode is None:
             logger.info("MLflow is sent the rest; Ctrl-C leaves that to: rlzoo sync %s", directory)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(max(0.0, LONGEST_END - QUIET_END))
-        if code != 0:
-            is_late = code in (None, GAVE_UP)
+                process.wait(max(0.0, LONGEST_END - QUIET_END))
+        if process.returncode != 0:
             late = f"it has not taken everything within {LONGEST_END:g} s"
-            ended = f"the process that tells it ended with {code}"
-            trouble = self._reported(directory) or (late if is_late else ended)
+            ended = f"the process that tells it ended with {process.returncode}"
+            trouble = self._sent().trouble or (late if process.returncode in (None, -signal.SIGALRM) else ended)
             logger.warning("MLflow was not told everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
-
-    def _reported(self, directory: Path) -> str | None:
-        """Return the reason why the store could not be sent anything the last time."""
-        try:
-            return Sent.read(directory, tracking_uri()).trouble
-        except UserError as error:
-            return str(error)

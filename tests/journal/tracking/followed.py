@@ -6,8 +6,7 @@ from dataclasses import replace
 import mlflow
 
 from rlzoo.journal.tracking.description import NOTE
-from rlzoo.journal.tracking.inputs import Data
-from rlzoo.journal.tracking.record import Record, run_id_of, tracking_uri
+from rlzoo.journal.tracking.record import Data, Record, run_id_of, tracking_uri
 from rlzoo.journal.tracking.sync import Sync
 
 QUESTIONS = Data("sums", "1" * 64, "train", "code", {"tags": {"task": "sums"}}, 6)

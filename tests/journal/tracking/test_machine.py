@@ -22,7 +22,7 @@ def samples(folder):
 
 
 def test_samples_come_while_a_run_goes_on_and_at_its_end(folder):
-    machine = Machine(folder, every=0.05).begin()
+    machine = Machine(folder, every=0.05)
     time.sleep(0.5)
     machine.end()
     rows = samples(folder)
@@ -35,7 +35,7 @@ def test_samples_come_while_a_run_goes_on_and_at_its_end(folder):
 
 
 def test_a_run_shorter_than_the_interval_has_a_sample(folder):
-    machine = Machine(folder, every=3600.0).begin()
+    machine = Machine(folder, every=3600.0)
     machine.end()
     assert len(samples(folder)) == 1
 
@@ -44,12 +44,12 @@ def test_a_run_that_goes_on_counts_on_behind_whole_samples(folder):
     file = folder / "tracking" / "machine.jsonl"
     for content, expected in (('{"step": 6}\n{"step": 7}\n{"st', [6, 7, 8]), ('{"st', [0])):  # cut off where it was killed
         file.write_text(content)
-        Machine(folder, every=3600.0).begin().end()
+        Machine(folder, every=3600.0).end()
         assert [row["step"] for row in samples(folder)] == expected
 
 
 def test_switched_off_nothing_is_sampled(folder):
-    Machine(folder, every=0.0).begin().end()
+    Machine(folder, every=0.0).end()
     assert not (folder / "tracking" / "machine.jsonl").exists()
 
 

@@ -7,7 +7,7 @@ import mlflow
 import pytest
 
 from rlzoo.journal.tracking.model import final_checkpoint, model_files
-from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
+from rlzoo.journal.tracking.record import Record, run_id_of, tracking_uri
 from rlzoo.journal.tracking.sync import Sync
 from tests.quick import quick_run
 
@@ -56,7 +56,6 @@ def test_a_model_is_sent_once_whoever_sends_it(finished):
     (model,) = models()
     run = mlflow.MlflowClient(tracking_uri()).get_run(run_id_of(finished))
     assert [(output.model_id, output.step) for output in run.outputs.model_outputs] == [(model.model_id, 4)]
-    assert Sent.read(finished, tracking_uri()).model == "step-000004"
 
 
 @pytest.mark.parametrize("fails", ["log_model_artifacts", "log_outputs", "finalize_logged_model"])

@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 
 from rlzoo import load_zoo
 from rlzoo.journal.tracking.record import tracking_uri
-from rlzoo.journal.tracking.rows import LARGEST_CALL, Rows, curves, is_curated
+from rlzoo.journal.tracking.rows import LARGEST_CALL, Lines, Points, curves, is_curated
 
 CONTRACT = [
     "reward/mean", "reward/std", "reward/zero_std_groups", "eval/accuracy", "response/length_mean", "response/truncated",
@@ -51,6 +51,6 @@ def test_a_row_larger_than_a_call_is_sent_and_so_are_those_after_it(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     client = MlflowClient(tracking_uri())
     run_id = client.create_run(client.create_experiment("wide")).info.run_id
-    assert list(Rows(file, "all").send(client, run_id, after=-1)) == [(0, 1), (1, 1), (2, 1)]
+    assert Points(client, run_id, "all").send(Lines(file).added()) == 3
     assert len(client.get_run(run_id).data.metrics) == LARGEST_CALL + 1
     assert [metric.step for metric in client.get_metric_history(run_id, "m0")] == [0, 1, 2]

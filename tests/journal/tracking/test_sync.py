@@ -5,10 +5,9 @@ import pytest
 
 from rlzoo.cli.sync import sync
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.completions import sampled_completions
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
-from rlzoo.journal.tracking.sync import Sync
+from rlzoo.journal.tracking.sync import Sync, sampled_completions
 from rlzoo.support.lock import Lock
 from tests.journal.tracking.followed import add_row, end, history, send, store, told
 
@@ -52,15 +51,14 @@ def test_a_second_time_nothing_is_sent(directory):
     assert history(directory, "aggregate/reward") == [(2, 0.5, 2000000)]
 
 
-@pytest.mark.parametrize("known", ["nothing", "the run", "the run and a step"])
+@pytest.mark.parametrize("known", ["nothing", "the run"])
 def test_what_was_sent_and_not_written_down_is_not_sent_again(directory, known):
     send(directory, is_over=False)
     run_id = run_id_of(directory)
     if known == "nothing":
         (directory / "tracking" / "sent.json").unlink()
     else:
-        step = 0 if known.endswith("step") else -1
-        Sent(Record.read(directory).id, run_id, step=step).write(directory, tracking_uri())
+        Sent(Record.read(directory).id, run_id).write(directory, tracking_uri())
     add_row(directory, 3)
     assert send(directory).num_rows == 1  # a store that keeps every point would show the others twice
     assert run_id_of(directory) == run_id
@@ -184,6 +182,17 @@ def test_damaged_records_and_responses_are_named(tmp_path):
     (tmp_path / "rollouts" / "000001.jsonl").write_text('{"group": 0}\n{"group": "x"}\n')
     with pytest.raises(UserError, match=r"000001.jsonl line 2: not a recorded response"):
         list(sampled_completions(tmp_path, 2))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"sqlite:///x.db": {"id": 3}}'])
+def test_a_damaged_note_of_what_was_sent_does_no_harm(directory, content):
+    run_id = send(directory, is_over=False).sent.run_id
+    (directory / FOLDER / "sent.json").write_bytes(content)
+    assert run_id_of(directory) is None
+    add_row(directory, 3)
+    assert send(directory).num_rows == 1
+    assert run_id_of(directory) == run_id
+    assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
 
 
 def test_the_environment_names_store_and_experiment(directory, tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ def test_a_run_is_followed_while_it_goes_on(directory):
     (directory / "tracking" / "record.json").unlink()
 
     def work(tracker):
-        until(lambda: Sent.read(directory, tracking_uri()).step == 2)
+        until(lambda: run_id_of(directory) and [point[0] for point in history(directory)] == [0, 1, 2])
         assert status(directory) == "RUNNING"
         tracker.look()
         tracker.conclude(3, {"aggregate/reward": 0.5}, {"warnings": "inert"})
@@ -84,7 +84,7 @@ def test_a_run_that_is_killed_is_told_of_to_the_end(directory, when):
     with subprocess.Popen([sys.executable, "-c", RUN, str(directory)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "begun\n"
         if when == "later":
-            until(lambda: Sent.read(directory, tracking_uri()).step == 2)
+            until(lambda: run_id_of(directory) and [point[0] for point in history(directory)] == [0, 1, 2])
         process.kill()
     until(lambda: run_id_of(directory) and status(directory) == "KILLED")
     assert [point[0] for point in history(directory)] == [0, 1, 2]
@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_is_told_of_to_the_end(directory, when):
 
 def test_a_run_whose_follower_is_killed_goes_on(directory, caplog):
     def work(tracker):
-        until(lambda: Sent.read(directory, tracking_uri()).step == 2)
+        until(lambda: run_id_of(directory) and [point[0] for point in history(directory)] == [0, 1, 2])
         os.kill(tracker._process.pid, signal.SIGKILL)
         tracker._process.wait()
         tracker.look()
@@ -139,9 +139,6 @@ class Flaky:
         self.calls.append(is_over)
         if self.failures and self.failures.pop(0):
             raise OSError("down")
-
-    def reconnect(self):
-        pass
 
     def report(self, trouble):
         self.reports.append(trouble)
