@@ -17,6 +17,7 @@ from rlzoo.cli.completions import completions, is_due
 from rlzoo.cli.console import Plain, show_log
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
 from rlzoo.errors import UserError
+from rlzoo.support.garbage import quick_garbage_collection
 
 if TYPE_CHECKING:
     from rlzoo.config.run_config import RunConfig
@@ -152,7 +153,8 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
             if num_shown and is_due(step, run.steps):
                 console.print(completions(path, step, num_shown))
 
-        result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin)
+        with quick_garbage_collection():
+            result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin)
     if is_main:
         _print_result(console, result, is_quiet=is_quiet, as_json=as_json)
 

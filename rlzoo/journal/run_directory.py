@@ -98,7 +98,7 @@ def writing(file: Path, size: int = 0) -> Iterator[None]:
         space = ""
         if code in NO_SPACE:
             free = shutil.disk_usage(next(path for path in (file, *file.parents) if path.is_dir())).free
-            space = f": {f'about {size:,} bytes needed, ' if size else ''}{free:,} bytes free"
+            space = f": {f'about {_megabytes(size)} needed, ' if size else ''}{_megabytes(free)} free"
         raise UnwritableError(code, os.strerror(code) + space, str(file)) from error
 
 
@@ -406,6 +406,10 @@ def _check_kinds(path: Path) -> None:
     for place in wrong:
         kind, other = ("a folder", "a file") if place.is_dir() else ("not a folder", "a folder")
         raise UserError(f"--resume: {str(place)!r} is {kind}, and a run writes {other} there; move it away")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -1,4 +1,7 @@
-"""Python's garbage collector, kept from looking again and again at what stays."""
+"""How the command line runs Python's garbage collector: seldom while libraries load, and quickly while a run trains.
+
+`rlzoo.train` does not touch the collector: in a notebook or a test, it is the user's.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _WHILE_LOADING = (50_000, 10, 10)
-_USUAL = gc.get_threshold()  # as it is when this is imported: Python's own, unless somebody has set another
+_USUAL = gc.get_threshold()  # Python's own, unless somebody has set another before this module is imported
 
 
 def collect_seldom() -> None:
-    """Look for garbage after 50,000 new objects, not after hundreds: those that libraries make while imported stay."""
+    """Collect after 50,000 new objects instead of hundreds: libraries keep most of what they make while imported."""
     gc.set_threshold(*_WHILE_LOADING)
 
 
 @contextmanager
 def quick_garbage_collection() -> Iterator[None]:
-    """Within, the collector leaves alone what stands at the beginning, half a million objects, and so takes milliseconds.
+    """Within the block, leave out the half a million objects that exist at its start: a full collection then takes milliseconds.
 
-    It looks as often as before `collect_seldom`, for what refers to itself may hold tensors.
+    The thresholds are Python's own again, since objects that refer to themselves may hold tensors.
     """
     former = gc.get_threshold()
     gc.collect()

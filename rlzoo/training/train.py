@@ -18,7 +18,6 @@ from rlzoo.journal.run_directory import why_not_written
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.measure.monitor import WINDOW
 from rlzoo.measure.profile import LengthProfile
-from rlzoo.support.garbage import quick_garbage_collection
 from rlzoo.support.signals import StopRequest, requested_stop
 from rlzoo.training.after_step import AfterStep, Observer
 from rlzoo.training.checks import check_plugins_unchanged, check_run
@@ -75,7 +74,7 @@ def train(
             tracker.begin(run.directory.path, run_record(run))
             # on other devices, operations have no threads that wait for each other
             threads = torch.get_num_threads() if run.accelerator.device.type == "cpu" else 1
-            with requested_stop() as stop, quick_garbage_collection(), sharing_cores(threads):
+            with requested_stop() as stop, sharing_cores(threads):
                 result = _run(run, tracker, stop, observer)
     except (OSError, SafetensorError) as error:
         reason = why_not_written(error)

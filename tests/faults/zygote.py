@@ -24,9 +24,8 @@ IMPORTED = (
     "rlzoo.cli.plan",
     "rlzoo.cli.progress",
     "rlzoo.lab.calibrate",
-    "rlzoo.lab.evaluate",
-    "rlzoo.lab.race_report",
-    "rlzoo.lab.study_report",
+    "rlzoo.lab.evaluation",
+    "rlzoo.lab.reports",
     "rlzoo.lab.sweep",
     "rlzoo.training.train",
 )
