@@ -20,7 +20,7 @@ def collect_seldom() -> None:
 
 @contextmanager
 def quick_garbage_collection() -> Iterator[None]:
-    """Within the block, leave out the half a million objects that exist at its start: a full collection then takes milliseconds.
+    """Within the block, leave out the half a million objects that exist at its start, so that a collection is quick.
 
     The thresholds are Python's own again, since objects that refer to themselves may hold tensors.
     """
