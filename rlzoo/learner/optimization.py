@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -41,39 +41,11 @@ class Applied:
     stepped: bool  # False: it was not finite, and the weights are as before
 
 
-class Optimization(Protocol):
-    """A model with its optimizer."""
-
-    model: nn.Module  # called as the module that was given; the processes' gradients are added up behind it
-    optimizer: torch.optim.Optimizer  # whose learning rate a scheduler sets
-
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around a micro-batch's forward and backward pass; processes exchange gradients at the last one's end."""
-        ...
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of this process's share of the step's loss."""
-        ...
-
-    def apply(self, max_grad_norm: float | None) -> Applied:
-        """Clip the gradient's norm, change the weights, forget the gradient."""
-        ...
-
-    def forget(self) -> None:
-        """Forget the gradient."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write the trained parameters and the optimizer's states; with DeepSpeed, every process its part."""
-        ...
-
-    def load(self, folder: Path, num_steps: int) -> None:
-        """Read back what `save` wrote after so many steps, in as many processes."""
-        ...
-
-
 class PlainOptimization:
-    """One process, or several with a copy of the model each (DDP).
+    """A model with its optimizer, in one process, or in several with a copy of the model each (DDP).
+
+    `DeepSpeedOptimization` has the same methods and attributes. ``model`` is called as the module that was given; behind it, the gradients of
+    the processes are added up. ``optimizer`` is the one whose learning rate a scheduler sets.
 
     Weights with a float32 master are rounded from it after every step, so that small steps add up. One process adds up the
     gradients of its micro-batches in float32 too; with several, DDP adds them up in the weights' type.
@@ -97,17 +69,17 @@ class PlainOptimization:
 
     @contextlib.contextmanager
     def micro_batch(self, is_last: bool) -> Iterator[None]:
-        """See `Optimization.micro_batch`."""
+        """Around a micro-batch's forward and backward pass; processes exchange gradients at the last one's end."""
         with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
             yield
 
     def backward(self, loss: Tensor) -> None:
-        """See `Optimization.backward`."""
+        """Add the gradient of this process's share of the step's loss."""
         # DDP averages over processes; the shares are parts of a sum
         self.accelerator.backward(loss * self.accelerator.num_processes)
 
     def apply(self, max_grad_norm: float | None) -> Applied:
-        """See `Optimization.apply`."""
+        """Clip the gradient's norm, change the weights, forget the gradient."""
         for parameter, master in self._masters:
             _hand_over(master, parameter)
         trained = self._parameters() if self._masters else self.model.parameters()
@@ -120,13 +92,13 @@ class PlainOptimization:
         return Applied(norm, finite)
 
     def forget(self) -> None:
-        """See `Optimization.forget`."""
+        """Forget the gradient."""
         self._prepared.zero_grad()
         for parameter, _ in self._masters:
             parameter.grad = None
 
     def save(self, folder: Path) -> None:
-        """See `Optimization.save`."""
+        """Write the trained parameters and the optimizer's states."""
         tensors = {f"parameter/{index}": parameter.detach() for index, parameter in enumerate(self._parameters())}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"{key}/{index}": torch.as_tensor(value) for key, value in state.items()}
@@ -135,7 +107,7 @@ class PlainOptimization:
             save_file(whole, folder / "optimizer.safetensors")
 
     def load(self, folder: Path, num_steps: int) -> None:
-        """See `Optimization.load`."""
+        """Read back what `save` wrote after so many steps, in as many processes."""
         if is_shared(self.accelerator):
             raise UserError("--resume is not supported under FSDP; use --deepspeed zero3")
         tensors = load_file(folder / "optimizer.safetensors")
@@ -223,29 +195,29 @@ class DeepSpeedOptimization:
 
     @contextlib.contextmanager
     def micro_batch(self, is_last: bool) -> Iterator[None]:
-        """See `Optimization.micro_batch`; DeepSpeed exchanges gradients at every backward pass."""
+        """Nothing: DeepSpeed exchanges gradients at every backward pass."""
         yield
 
     def backward(self, loss: Tensor) -> None:
-        """See `Optimization.backward`."""
+        """Add the gradient of this process's share of the step's loss."""
         self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
 
     def apply(self, max_grad_norm: float | None) -> Applied:
-        """See `Optimization.apply`; DeepSpeed got the limit when it was set up."""
+        """Change the weights, and forget the gradient; DeepSpeed got the limit of the norm when it was set up."""
         self.model.step()
         norm = float(self.model.get_global_grad_norm() or 0.0)
         return Applied(norm, bool(self.model.was_step_applied()))
 
     def forget(self) -> None:
-        """See `Optimization.forget`."""
+        """Forget the gradient."""
         self.model.zero_grad()
 
     def save(self, folder: Path) -> None:
-        """See `Optimization.save`."""
+        """Write the trained parameters and the optimizer's states, every process its part."""
         self.model.save_checkpoint(str(folder), tag="deepspeed")
 
     def load(self, folder: Path, num_steps: int) -> None:
-        """See `Optimization.load`; a file that would run code is refused."""
+        """Read back what `save` wrote; a file that would run code is refused."""
         try:
             with _without_code():
                 self.model.load_checkpoint(str(folder), tag="deepspeed")
@@ -273,6 +245,9 @@ def _without_code() -> Iterator[None]:
             del os.environ[WEIGHTS_ONLY]
         else:
             os.environ[WEIGHTS_ONLY] = before
+
+
+Optimization = PlainOptimization | DeepSpeedOptimization
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_updates: int) -> Any:
