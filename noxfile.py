@@ -29,7 +29,7 @@ MADE: set[Path] = set()
 
 
 def environment(session: nox.Session, name: str, *requirements: str, constraints: str = EVERYTHING) -> Path:
-    """The ``bin`` folder of ``.nox/<name>``, made anew when what it is made of has changed."""
+    """The ``bin`` folder of ``.nox/<name>``, made again when its requirements have changed."""
     folder = ROOT / ".nox" / name
     made_of = "".join(requirements) + "".join((ROOT / file).read_text() for file in ("pyproject.toml", constraints))
     stamp, digest = folder / "made-of", hashlib.sha256(made_of.encode()).hexdigest()

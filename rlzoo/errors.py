@@ -1,4 +1,4 @@
-"""The exceptions that are one clear line, by who can mend what; and how a settings error becomes such a line."""
+"""Exceptions whose message is one clear line, by who can fix the cause; and how a settings error becomes such a line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class UserError(ValueError):
 
 def _one_line(message: str) -> str:
     printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in _cut(message))
-    return _cut("".join(printable))  # escapes are longer than what they stand for
+    return _cut("".join(printable))  # an escape is longer than its character
 
 
 def _cut(message: str) -> str:
@@ -52,7 +52,7 @@ def shown(value: object) -> str:
 
 
 class RunError(RuntimeError):
-    """A run cannot go on, and says why and how to go on later: a full disk, a reward that fails, gradients without end.
+    """A run cannot continue: says why, and how to resume it. Examples are a full disk and a reward that keeps failing.
 
     The command line prints it as one line and exits with code 1.
     """
@@ -80,7 +80,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     Args:
         error: raised by ``model``.
         model: the settings class, for the keys it allows.
-        prefix: where the settings stand in the run's configuration, such as ``"clip."``.
+        prefix: place of the settings in the run's configuration, such as ``"clip."``.
     """
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]

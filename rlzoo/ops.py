@@ -27,7 +27,7 @@ def log_probs(inputs: ClipInputs) -> Tensor:
 def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout"] = "old") -> Tensor:
     """Log-ratio per token, float32 ``(B, T)``: ``log pi - log pi_old`` on response tokens, exactly 0 elsewhere.
 
-    Masked positions are replaced before the subtraction, so whatever stands there (NaN, infinity) reaches neither the
+    Masked positions are replaced before the subtraction, so whatever is there (NaN, infinity) reaches neither the
     value nor the gradient.
 
     Args:

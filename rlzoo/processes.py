@@ -50,7 +50,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     check_launcher(launch)
     _detach_earlier_accelerators(launch)
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it guesses, and says so, wherever transformers imports it
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it guesses and logs that, wherever transformers imports it
     bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
         # without this, a launcher's setting for DeepSpeed or FSDP decides, and on a CPU is silently not followed

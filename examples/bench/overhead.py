@@ -22,7 +22,7 @@ STEPS = 12
 def beside_the_model(case: str | None = None) -> dict[str, float]:
     """Shares of a step, the median over steps: the rule, the measurements, the journal, MLflow.
 
-    MLflow is told by a process of its own; its share is what asking after that takes.
+    A separate process sends metrics to MLflow; its share is the time to check on that process.
 
     Args:
         case: one of `CASES`; None for the default run.

@@ -60,7 +60,7 @@ def main(name: str, folder: str) -> None:
 
 
 def _settings(case: Case) -> Any:
-    """The case's work, as TRL is told of it."""
+    """The case's work, as TRL is configured for it."""
     from trl import GRPOConfig
 
     return GRPOConfig(

@@ -3,7 +3,7 @@
 python examples/lab/measure_planner.py            all configurations, as a table
 python examples/lab/measure_planner.py --quick    three small ones, as JSON lines
 
-The measure is torch's profiler, which is told of every block that torch's CPU allocator hands out and takes back, also inside
+The measure is torch's profiler, which sees every block that torch's CPU allocator hands out and takes back, also inside
 an operator and in the backward pass; the peak of their running sum is exact to the byte. The size of the process says less:
 it moves by pages, holds what the allocator has not returned to the system, and the interpreter and its libraries.
 """

@@ -19,7 +19,7 @@ class FSPO(ClipPolicy):
 
     Where:
         L is the response's length in tokens, A its advantage. Under the old policy S is close to normal with mean mu L
-        and variance sigma^2 L; `drift` stands for mu, and a width is z sigma for the same z at every length.
+        and variance sigma^2 L; `drift` is mu, and a width is z sigma for the same z at every length.
 
     Differences from GRPO:
         The ratio is the response's, the product over its tokens, so a response is clipped whole; GRPO clips token by

@@ -64,7 +64,7 @@ class FSPOAdaptive(ClipPolicy):
     )
     width_low: Annotated[float, Width()] = Field(0.03, gt=0, le=1e6, description="width below per sqrt(token), before offsets")
     width_high: Annotated[float, Width()] = Field(0.03, gt=0, le=1e6, description="width above per sqrt(token), before offsets")
-    lengths: Lengths = Field((), description="state: response lengths, ascending, at which the offsets are told")
+    lengths: Lengths = Field((), description="state: response lengths, ascending, at which the offsets are given")
     offsets_low: Offsets = Field((), description="state: log factor of the width below, at each of the lengths")
     offsets_high: Offsets = Field((), description="state: log factor of the width above, at each of the lengths")
 

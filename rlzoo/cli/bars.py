@@ -24,7 +24,7 @@ MEMORY = 3600.0  # seconds that the time left is estimated from: a step of a lar
 
 
 class Bars(Progress):
-    """Bars on a screen, and nothing elsewhere; what is printed and logged meanwhile stands above them.
+    """Bars on a screen, and nothing elsewhere; what is printed and logged meanwhile appears above them.
 
     Example:
         ``with Bars(console) as bars: bars.reach("problems", 1, 3)``

@@ -44,12 +44,12 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Another setting, such as model.dtype=bfloat16."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder; an evaluation begun in it goes on.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder; an evaluation that was started in it continues.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     mlflow: Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log the results to MLflow.")] = True,
 ) -> None:
-    """Evaluate a model: mean@k, pass@k and maj@k on mathematics suites; started again, it goes on."""
+    """Evaluate a model: mean@k, pass@k and maj@k on mathematics suites; started again, it continues."""
     names = names_in("--suite", suite, "suites with commas between them, such as gsm8k,math500")
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
@@ -75,7 +75,7 @@ def evaluate(
         with bars:
             result = measure(config, path, experiment=EXPERIMENT if mlflow else None, told=told)
     except (KeyboardInterrupt, SystemExit):
-        messages.print(f"stopped; the same command goes on where it was, in {path}")
+        messages.print(f"stopped; the same command continues the evaluation in {path}")
         raise
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))

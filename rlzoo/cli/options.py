@@ -77,7 +77,7 @@ def lasting_output() -> Iterator[None]:
 
 @contextmanager
 def loading(*, is_quiet: bool = False) -> Iterator[None]:
-    """Within, libraries are imported, which takes seconds: a line on stderr says so while it lasts, if that is a screen."""
+    """Show a line on stderr, if that is a screen, while libraries are imported within the block, which takes seconds."""
     console = Plain(stderr=True)
     is_shown = console.is_screen and not is_quiet
     with console.status("starting", spinner="line") if is_shown else nullcontext():

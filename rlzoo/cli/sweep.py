@@ -35,7 +35,7 @@ def sweep(
     quiet: Quiet = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and stop.")] = False,
 ) -> None:
-    """Race policies: every policy with every seed, nested under one MLflow run; started again, it goes on."""
+    """Race policies: every policy with every seed, nested under one MLflow run; started again, it continues."""
     names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`")
     with loading(is_quiet=quiet):
         from rlzoo.discovery import distinct
@@ -96,7 +96,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
-        console.print(f"stopped; the same command goes on where it was, in {sweep.folder}")
+        console.print(f"stopped; the same command continues the sweep in {sweep.folder}")
         raise
     finally:
         if parent:
@@ -105,7 +105,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
 
 
 def parent_of(sweep: Sweep) -> str | None:
-    """The MLflow run of a sweep, the same one when it goes on; None if its runs are not tracked."""
+    """The MLflow run of a sweep, the same one when it is continued; None if its runs are not tracked."""
     from rlzoo.journal.tracking.store import open_parent
     from rlzoo.support.parsing import parse_json
     from rlzoo.support.reading import SETTINGS, read_text

@@ -106,7 +106,7 @@ def train(
 def run_to_resume(output: Path | None) -> tuple[Path]:
     """The configuration a run was started with, as the one file to compose from."""
     if output is None:
-        raise UserError("--resume goes on with the run in --output: name its directory")
+        raise UserError("--resume continues the run in --output: name its directory")
     if not (output / "config.yaml").is_file():
         raise UserError(f"--resume: {str(output)!r} holds no run: it has no config.yaml")
     return (output / "config.yaml",)
@@ -129,7 +129,7 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     if changed:
         key = changed[0]
         raise UserError(
-            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a run goes on with the settings it was "
+            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a run is resumed with the settings it was "
             f"started with, but for {', '.join(name.rstrip('.') for name in allowed)}"
         )
 

@@ -74,7 +74,7 @@ def _refuse_without_checks() -> None:
 
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
-    """Every address that a name or an address stands for."""
+    """Every address that a name or an address resolves to."""
     try:
         found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:

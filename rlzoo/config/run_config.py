@@ -100,7 +100,7 @@ class RunConfig(Section):
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the model is saved")
-    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="what MLflow is told")
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="what is logged to MLflow")
     launch: LaunchConfig = Field(default_factory=LaunchConfig, description="processes, and what is spread over them")
     seed: int = Field(0, ge=0, lt=2**32, description="seeds sampling and the order of the data")
     steps: int = Field(40, ge=1, le=10_000_000, description="rollout batches to learn from")
@@ -218,7 +218,7 @@ class RunConfig(Section):
         return yaml.safe_dump(settings if with_secrets else redact_settings(settings), sort_keys=False)
 
     def refuse_redacted(self) -> None:
-        """Refuse to run with what stands where a secret was left out.
+        """Refuse to run with the placeholder of a secret that was left out.
 
         Raises:
             UserError: it names the setting and how to give it.

@@ -179,7 +179,7 @@ class CheckpointConfig(Section):
 
 
 class TrackingConfig(Section):
-    """What MLflow is told."""
+    """What is logged to MLflow."""
 
     mlflow: bool = Field(True, description="track the run in MLflow; metrics.jsonl is written either way")
     experiment: str = Field("rlzoo", min_length=1, description="MLflow experiment (MLFLOW_EXPERIMENT_NAME overrides)")

@@ -143,7 +143,7 @@ class FusedStep:
             turned = self._normed(turned, block.head_norm)
         turned = torch.addcmul(turned * cos, turned.roll(self.size // 2, dims=-1), sin)
         all_keys, all_values = cache.update(turned[:, heads:, None], value[:, :, None])
-        # the queries that share a key stand as rows of one attention
+        # queries that share a key are the rows of one attention
         query = turned[:, :heads].reshape(len(states), keys, heads // keys, self.size).to(all_values.dtype)
         attended = functional.scaled_dot_product_attention(
             query, all_keys.to(all_values.dtype), all_values, mask, scale=self.scale

@@ -64,7 +64,7 @@ class EvaluationDirectory:
         if changed := changed_settings(before, settings):
             raise UserError(
                 f"--output {str(self.path)!r} was begun with another {', '.join(changed[:3])}; "
-                "give the same settings to go on, or name another --output"
+                "give the same settings to continue, or name another --output"
             )
 
     def create(self, settings: Mapping[str, Any]) -> None:
@@ -100,11 +100,11 @@ class EvaluationDirectory:
                 answered.append(_ANSWERED.validate_python(parse_json(line.decode())))
             except ValueError as error:
                 raise UserError(
-                    f"{file} line {number}: not a completion of an evaluation; remove the file to begin anew"
+                    f"{file} line {number}: not a completion of an evaluation; remove the file to start again"
                 ) from error
             completions, size = answered[-1].completions, len(answered[0].completions)
             if len(completions) != size or not all((one.answer_group or 0) < size for one in completions) or size == 0:
-                raise UserError(f"{file} line {number}: not the completions that the first has; remove the file to begin anew")
+                raise UserError(f"{file} line {number}: not the completions that the first has; remove the file to start again")
             if (answered[-1].question, answered[-1].answer) != (problem.question, problem.answer):
                 raise UserError(
                     f"{file} line {number} answers another question than suite {suite!r} has; name another --output"

@@ -83,7 +83,7 @@ class Sweep:
     def _children(self) -> Iterator[Child]:
         for seed, clip, setting in itertools.product(self.seeds, self.clips, _grid(self.grid)):
             words = [clip, *(f"{key.rpartition('.')[2]}={value}" for key, value in setting.items()), str(seed)]
-            name = "-".join(words).replace("/", "_")  # one folder, whatever stands in a setting
+            name = "-".join(words).replace("/", "_")  # one folder, whatever a setting contains
             path = self.folder / name
             overrides = (*self.overrides, *(f"{key}={value}" for key, value in setting.items()))
             config = RunConfig.compose(

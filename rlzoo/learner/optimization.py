@@ -44,8 +44,8 @@ class Applied:
 class PlainOptimization:
     """A model with its optimizer, in one process, or in several with a copy of the model each (DDP).
 
-    `DeepSpeedOptimization` has the same methods and attributes. ``model`` is called as the module that was given; behind it, the gradients of
-    the processes are added up. ``optimizer`` is the one whose learning rate a scheduler sets.
+    `DeepSpeedOptimization` has the same methods and attributes. ``model`` is called as the module that was given; behind it,
+    the gradients of the processes are added up. ``optimizer`` is the one whose learning rate a scheduler sets.
 
     Weights with a float32 master are rounded from it after every step, so that small steps add up. One process adds up the
     gradients of its micro-batches in float32 too; with several, DDP adds them up in the weights' type.

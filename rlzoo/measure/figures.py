@@ -45,7 +45,7 @@ def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str 
 
 
 def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
-    """A quantity against response length, on a logarithmic axis, with error bars that stand beside each other."""
+    """A quantity against response length, on a logarithmic axis, with error bars beside each other."""
     figure, axes = _canvas(title, "response length in tokens", ylabel)
     step = min(0.012, 0.1 / max(1, len(series)))  # all of a bin within a tenth of its length: neighbouring bins stay apart
     for number, (label, points) in enumerate(series.items()):

@@ -232,7 +232,7 @@ def layer_activations(architecture: Architecture, config: RunConfig, batch: Pass
     if config.model.attn_implementation == "eager":
         per_token += architecture.num_heads * batch.length * (FLOAT + (element if element != FLOAT else 0))
     elif masked:
-        per_token += batch.length * element  # the mask as a tensor to add, made anew in every layer
+        per_token += batch.length * element  # every layer makes the mask again, as a tensor to add
     return per_token * batch.tokens
 
 

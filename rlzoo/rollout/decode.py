@@ -59,7 +59,7 @@ def decode(
         end_ids: tokens that end a response.
         pad_id: fills the rows behind their ends.
         temperature: logits are divided by it.
-        fuses: whether tokens behind the prompt are computed by `FusedStep`, where `can_fuse` says so.
+        fuses: whether tokens behind the prompt are computed by `FusedStep`, where `can_fuse` allows it.
     """
     limit = uniforms.shape[1]
     # what a model not known may keep from a forward pass, such as a mask, must serve for training too

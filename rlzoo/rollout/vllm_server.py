@@ -97,7 +97,7 @@ class ServerSampler(AnyVLLMSampler):
                 finally:
                     pool.shutdown(wait=False, cancel_futures=True)  # after a failure the rest is not asked for
 
-        # after a failure all anew: a server that was just started again may have answered some without our weights
+        # after a failure, ask for all again: a server that was just restarted may have answered some without our weights
         return self._patiently(draw_all)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -13,7 +13,7 @@ REDACTED = "<redacted>"
 """Stands where a secret stood."""
 
 SHORTEST = 6
-"""Characters of a secret in the environment, at least: shorter ones stand in too many other words."""
+"""Characters of a secret in the environment, at least: shorter ones are part of too many other words."""
 
 _NAME = re.compile(
     r".*(?:password|passwd|passphrase).*"  # PGPASSWORD, password_of_the_judge

@@ -10,7 +10,7 @@ _ANSWER_IS = "answer is"
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{}`` whose braces balance, or None.
+    r"""The content of the last ``\boxed{}`` whose braces balance, or None.
 
     Example:
         >>> last_boxed(r"\boxed{3} no, \boxed{\frac{1}{2}}")

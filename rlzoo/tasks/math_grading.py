@@ -123,7 +123,7 @@ def _bare(answer: str) -> str:
 
 
 def _without_full_stop(text: str) -> str:
-    return text if text.endswith("..") else text.removesuffix(".")  # 0.33... goes on
+    return text if text.endswith("..") else text.removesuffix(".")  # 0.33... is a number with more digits
 
 
 def _plain(answer: str) -> str:

@@ -128,7 +128,7 @@ class Task(BaseModel, ABC):
         return Origin()
 
     def fingerprint(self) -> str:
-        """Tells training problems that are not the same ones apart, for a run that goes on."""
+        """Identify the training problems, so that a run is resumed with the same ones."""
         return fingerprint(self.train_problems(0, _FINGERPRINTED))
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ def test_show_has_the_five_parts_the_fields_and_the_metrics(rlzoo):
         "3.0 > 0, <= 1000 or null dual clip where A < 0: ceiling in units of the width below; null for none"
     )
     assert table["lengths"] == (
-        "[] list, each >= 1, <= 1e+09 state: response lengths, ascending, at which the offsets are told"
+        "[] list, each >= 1, <= 1e+09 state: response lengths, ascending, at which the offsets are given"
     )
     assert table["reduction"] == (
         '"sequence_mean" token_mean, sequence_mean, sequence_mean_token_sum, constant_length how the objective becomes a scalar'

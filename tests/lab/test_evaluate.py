@@ -114,7 +114,7 @@ def test_other_settings_are_refused(whole, overrides, settings, named):
     message = error_of(config(*overrides, **settings), whole.path)
     assert message == (
         f"--output {str(whole.path)!r} was begun with another {named}; "
-        "give the same settings to go on, or name another --output"
+        "give the same settings to continue, or name another --output"
     )
     assert completions(whole.path) == before
 

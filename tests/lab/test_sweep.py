@@ -1,4 +1,4 @@
-"""A sweep runs every policy with every seed from the same start, goes on where it was broken off, and is one run in MLflow."""
+"""A sweep runs every policy with every seed from the same start, continues after an interruption, and is one run in MLflow."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(tmp_path):
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert "the same command goes on where it was" in out
+    assert "the same command continues the sweep" in out
     assert not json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
     assert run(arguments, tmp_path, store).returncode == 0
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]

@@ -1,6 +1,6 @@
-"""MLflow follows the run directory: what stands there is sent by a process of its own, now or later, and never twice."""
+"""Tracking in MLflow: a separate process sends what is in the run directory, now or later, and never twice."""
 
 import os
 
-# MLflow tells its makers how it is used unless it is told not to; rlzoo reaches nobody it was not asked to reach
+# MLflow sends usage data unless this is set; rlzoo contacts no server that it was not asked to contact
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -48,7 +48,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What MLflow is told of a directory beside the rows of its ``metrics.jsonl``."""
+    """What is logged to MLflow for a run directory, besides the rows of its ``metrics.jsonl``."""
 
     id: str  # a tag of the run in every store, by which it is found again
     experiment: str
@@ -64,7 +64,7 @@ class Record:
     max_model_mb: float = 0.0  # megabytes of a final model that is sent, at most
     status: Status = "RUNNING"
     ended: float | None = None
-    step: int = 0  # which the following stand at
+    step: int = 0  # at which the following are logged
     metrics: dict[str, float] = field(default_factory=dict)  # one number each for the whole
 
     @classmethod
@@ -94,7 +94,7 @@ class Record:
         return _read(directory / FOLDER / "record.json", _RECORD)
 
     def write(self, directory: Path) -> None:
-        """Let it stand in a directory, over an older one."""
+        """Write it into a directory, in place of an older one."""
         _write(directory / FOLDER / "record.json", asdict(self), self.id)
 
 
@@ -105,7 +105,7 @@ class Sent:
     id: str  # the record's
     run_id: str | None = None
     files: dict[str, list[int]] = field(default_factory=dict)  # size and time of change, as they were sent
-    trouble: str | None = None  # why the store could not be told the last time
+    trouble: str | None = None  # why the store could not be reached the last time
 
     @classmethod
     def read(cls, directory: Path, uri: str) -> Sent:
@@ -174,7 +174,7 @@ def _read(file: Path, kind: TypeAdapter[T]) -> T | None:
         return None
     except (OSError, ValidationError) as error:
         what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
-        raise UserError(f"{str(file)!r} is not what a run writes: {what}; without it, MLflow is sent the run anew") from error
+        raise UserError(f"{str(file)!r} is not what a run writes: {what}; without it, MLflow gets the run again") from error
 
 
 def _write(file: Path, content: Mapping[str, Any], key: str) -> None:

@@ -44,7 +44,7 @@ class Tracker:
             )
 
     def begin(self, directory: Path, record: Record) -> None:
-        """Track a directory from now on; one that was tracked before goes on with the same run."""
+        """Track a directory from now on; one that was tracked before keeps its run in MLflow."""
         if self._process is None:
             return
         former = Record.read(directory)
@@ -61,14 +61,14 @@ class Tracker:
         trouble = self._sent().trouble
         if trouble is not None and self._trouble is None:
             logger.warning(
-                "MLflow at %s is not told for now (%s); the run goes on, and what is missing is sent later",
+                "MLflow at %s cannot be reached (%s); the run continues, and what is missing is sent later",
                 without_password(tracking_uri()),
                 trouble,
             )
         self._trouble = trouble
 
     def conclude(self, step: int, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
-        """What the whole run came to: metrics that stand for all of it, and more tags."""
+        """Log the result of the whole run: its aggregate metrics, and more tags."""
         if self._record is not None:
             self._record = replace(self._record, step=step, metrics=dict(metrics), tags={**self._record.tags, **tags})
 
