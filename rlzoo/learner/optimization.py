@@ -147,36 +147,27 @@ def _misfits(
     tensors: Mapping[str, Tensor], parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, num_steps: int
 ) -> Iterator[str]:
     """What in a saved optimizer does not fit parameters after so many steps."""
-    taken = max((int(tensor) for name, tensor in tensors.items() if name.startswith("step/") and tensor.ndim == 0), default=0)
-    if isinstance(optimizer, torch.optim.AdamW) and taken != num_steps:
-        yield f"it has taken {taken} steps, not {num_steps}"
-    states = {name for name in tensors if not name.startswith("parameter/")}
+    is_adamw = type(optimizer) is torch.optim.AdamW  # another optimizer may keep its states in a form of its own
+    expected: dict[str, Tensor] = {f"parameter/{index}": parameter for index, parameter in enumerate(parameters)}
     for index, parameter in enumerate(parameters):
-        kinds = {f"{kind}/{index}" for kind in ("step", "exp_avg", "exp_avg_sq")}
-        found = {name for name in states if name.endswith(f"/{index}")}
-        states -= found
-        if f"parameter/{index}" not in tensors:
-            yield f"parameter/{index} is missing"
-            continue
-        if isinstance(optimizer, torch.optim.AdamW) and found and found != kinds:
-            yield f"{min(found ^ kinds)} is missing or unknown"
-        for name in (f"parameter/{index}", *sorted(found)):
-            given = tensors[name]
-            is_like_it = given.shape == parameter.shape and given.dtype == parameter.dtype
-            # another optimizer may keep its states in a form of its own
-            is_fine = is_like_it or (not name.startswith("parameter/") and type(optimizer) is not torch.optim.AdamW)
-            if not is_fine and not (name.startswith("step/") and given.shape == () and given.dtype == torch.float32):
-                yield (
-                    f"{name} has {given.dtype} values of shape {tuple(given.shape)}, "
-                    f"not {parameter.dtype} of shape {tuple(parameter.shape)}"
-                )
-            if given.is_floating_point() and not bool(given.isfinite().all()):
-                yield f"{name} holds a value that is not finite"
-    more = states | {name for name in tensors if name.startswith("parameter/")} - {
-        f"parameter/{index}" for index in range(len(parameters))
-    }
-    if more:
-        yield f"{min(more)} is unknown: the run has {len(parameters)} parameters"
+        states = {f"step/{index}": torch.zeros(()), f"exp_avg/{index}": parameter, f"exp_avg_sq/{index}": parameter}
+        if is_adamw and not states.keys().isdisjoint(tensors):  # it has none of a parameter that never had a gradient
+            expected |= states
+    known = {name for name in tensors if name in expected or (not is_adamw and not name.startswith("parameter/"))}
+    for name in sorted(tensors.keys() ^ known | expected.keys() - tensors.keys()):
+        yield f"{name} is {'unknown' if name in tensors else 'missing'}: the run has {len(parameters)} parameters"
+    taken = max((int(tensors[name]) for name in known if name.startswith("step/") and tensors[name].ndim == 0), default=0)
+    if is_adamw and taken != num_steps:
+        yield f"it has taken {taken} steps, not {num_steps}"
+    for name in sorted(known):
+        given, wanted = tensors[name], expected.get(name, tensors[name])
+        if given.shape != wanted.shape or given.dtype != wanted.dtype:
+            yield (
+                f"{name} has {given.dtype} values of shape {tuple(given.shape)}, "
+                f"not {wanted.dtype} of shape {tuple(wanted.shape)}"
+            )
+        if given.is_floating_point() and not bool(given.isfinite().all()):
+            yield f"{name} holds a value that is not finite"
 
 
 class DeepSpeedOptimization:
