@@ -20,6 +20,7 @@ from rlzoo.support.atomic import UNFINISHED_TENSORS, is_tensors, remove_files, t
 
 STATE = f"state/{FILE}"
 STOPPED = "stopped.json"
+DISCARDED = "-discarded"
 FILES = re.compile(
     r"""
     clip\.json | stopped\.json | manifest\.json | state/(state|policy)\.json | state/(monitor|optimizer)\.safetensors
@@ -68,12 +69,29 @@ def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> No
     kept = {*regular[-keep:], *periodic[-1:], newest, best}
     for state, folder in saved:
         if state.step not in kept:
-            discard(folder)
+            discard(folder, run)
 
 
-def discard(folder: Path) -> None:
-    """Remove the files that rlzoo wrote into a checkpoint, and the folder if nothing else is in it."""
-    remove_sealed(folder, last=(STATE, STOPPED))
+def discard(folder: Path, run: Path) -> None:
+    """Remove the files that rlzoo wrote into a checkpoint, and the folder if nothing else is in it.
+
+    The folder is renamed first, so that a process that is killed here leaves no part of a checkpoint: `tidy` removes the rest.
+    """
+    doomed = temporary_path(folder.with_name(folder.name + DISCARDED), identity(run))
+    if os.path.lexists(doomed):
+        set_aside(doomed, folder.name)
+    folder.rename(doomed)
+    _remove_discarded(doomed, folder)
+
+
+def _remove_discarded(doomed: Path, folder: Path) -> None:
+    """Remove what was sealed, and give what is left in the folder its name back."""
+    if doomed.is_dir() and not doomed.is_symlink():
+        remove_sealed(doomed)
+    if os.path.lexists(folder) and os.path.lexists(doomed):
+        set_aside(doomed, folder.name)
+    elif os.path.lexists(doomed):
+        doomed.rename(folder)
 
 
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
@@ -83,14 +101,14 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
     within a step. Anything else is renamed aside.
     """
     if own_state(folder, run) is not None or _is_own_stop(folder, run):
-        discard(folder)
+        discard(folder, run)
     if os.path.lexists(folder):
         set_aside(folder)
     temporary.replace(folder)
 
 
 def tidy(run: Path) -> None:
-    """Remove the unfinished checkpoints and files that a killed process of this run left.
+    """Remove the unfinished and the half removed checkpoints and files that a killed process of this run left.
 
     Only names with this run's identity are looked at. A user's file may have any other name.
     """
@@ -99,7 +117,11 @@ def tidy(run: Path) -> None:
     for folder in (run, *(run / name for name in ("checkpoints", "rollouts", "replay", "figures")), *figures):
         for path in sorted(folder.glob(".*.part")):
             name = path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
-            if path == temporary_path(folder / name, key):
+            if path != temporary_path(folder / name, key):
+                continue
+            if folder.name == "checkpoints" and name.endswith(DISCARDED):
+                _remove_discarded(path, folder / name.removesuffix(DISCARDED))
+            else:
                 remove_unfinished(path, name)
 
 
@@ -118,7 +140,7 @@ def forget_older_stops(run: Path, newest: Path) -> None:
     """Remove the weights from within earlier steps."""
     for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
         if folder != newest and _is_own_stop(folder, run):
-            discard(folder)
+            discard(folder, run)
 
 
 def set_aside(path: Path, name: str = "") -> None:

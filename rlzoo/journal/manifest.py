@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from rlzoo.support.atomic import remove_files, sync
@@ -53,15 +53,16 @@ def sealed_files(folder: Path) -> dict[str, str]:
     return files
 
 
-def remove_sealed(folder: Path, last: Collection[str] = ()) -> None:
-    """Remove the files that were sealed, and the folders that are empty then. Files that were added later stay.
+def remove_sealed(folder: Path) -> None:
+    """Remove the files that were sealed, the manifest last, and the folders that are empty then. Other files stay.
 
-    Args:
-        folder: that `seal` was called on.
-        last: names of files that are removed after all others, so that a removal that was interrupted can be seen.
+    After an interruption it can be called again. Without a manifest that can be followed, only empty folders are removed.
     """
-    names = {*sealed_files(folder)}
-    for part in (names.difference(last), names, {FILE}):
+    try:
+        names = {*sealed_files(folder), FILE}
+    except (OSError, ValueError, TypeError, RecursionError):
+        names = set()
+    for part in (names - {FILE}, names & {FILE}):
         remove_files(folder, part.__contains__)
 
 

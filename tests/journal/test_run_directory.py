@@ -1,6 +1,7 @@
 """Nothing in a run directory is lost: attacks on one short run, each on a copy of it."""
 
 import errno
+import itertools
 import json
 import logging
 import os
@@ -8,6 +9,9 @@ import resource
 import shutil
 import signal
 import stat
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +21,7 @@ import rlzoo
 from rlzoo import UserError
 from rlzoo.errors import RunError
 from rlzoo.journal import run_directory
-from rlzoo.journal.checkpoints import FILES, own_checkpoints, rotate
+from rlzoo.journal.checkpoints import FILES, own_checkpoints, rotate, tidy
 from rlzoo.journal.manifest import damage, seal, sealed_files
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import identity, newest_state
@@ -238,6 +242,82 @@ def test_a_kill_while_a_checkpoint_is_written_again_loses_none(run, whole, momen
     assert damage(newest) is None
     assert [path.read_text() for path in (run / "checkpoints").rglob("notes.txt")] == ["mine"]
     assert not list((run / "checkpoints").glob(".*"))
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killed_at(monkeypatch, call, moment):
+    """Make a call, and end it before one of its changes to the file system; False if it makes fewer."""
+    changes = itertools.count()
+
+    def dying(change):
+        def changed(*args, **kwargs):
+            if next(changes) == moment:
+                raise Killed
+            return change(*args, **kwargs)
+
+        return changed
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "rmdir", "rename", "replace"):
+            patch.setattr(Path, name, dying(getattr(Path, name)))
+        with suppress(Killed):
+            call()
+    return next(changes) > moment
+
+
+@pytest.mark.parametrize("mine", [(), ("notes.txt", "state/notes.txt", "tokenizer.model")], ids=["", "a user's files"])
+def test_a_kill_while_a_checkpoint_is_removed_leaves_neither_part_of_it_nor_less_of_a_users_files(run, monkeypatch, mine):
+    for name in mine:  # added later, one by a name that a checkpoint may hold
+        (run / "checkpoints" / "step-000002" / name).write_text("mine")
+    newest = tree(run / "checkpoints" / "step-000004")
+    was_killed, moment = True, 0
+    while was_killed:
+        again = shutil.copytree(run, run.parent / f"killed-{moment}")
+        was_killed = killed_at(monkeypatch, partial(rotate, again, 4, keep=1, scores={}), moment)
+        assert [state.step for state, _ in own_checkpoints(again, 4)] in ([4], [2, 4])
+        tidy(again)
+        rotate(again, 4, keep=1, scores={})
+        assert tree(again / "checkpoints" / "step-000004") == newest
+        others = tree(again / "checkpoints").keys() - {f"step-000004/{name}" for name in newest}
+        assert others == {f"step-000002/{name}" for name in mine}
+        assert names(again) == (["step-000002"] if mine else []) + ["step-000004"]
+        moment += 1
+    assert moment > 10
+
+
+def test_a_name_that_a_removal_needs_is_freed_without_a_loss(run):
+    doomed = temporary_path(run / "checkpoints" / "step-000002-discarded", identity(run))
+    doomed.mkdir()
+    (doomed / "mine").write_text("mine")
+    rotate(run, 4, keep=1, scores={})
+    assert tree(run / "checkpoints" / "step-000002.aside-1") == {"mine": b"mine"}
+    assert names(run) == ["step-000002.aside-1", "step-000004"]
+
+
+@pytest.mark.parametrize("content", ["not json", "[1]", "[[1]]", "3", None, "a file", "a link"])
+def test_what_a_removal_left_is_looked_at_before_it_is_removed(run, content):
+    checkpoints = run / "checkpoints"
+    left = temporary_path(checkpoints / "step-000002-discarded", identity(run))
+    if content == "a file":
+        left.write_text("mine")
+    elif content == "a link":
+        left.symlink_to(checkpoints / "step-000004")
+    else:
+        left.mkdir()
+        (left / "config.json").write_text("mine")
+        if content:
+            (left / "manifest.json").write_text(content)
+    before = tree(checkpoints / "step-000004")
+    tidy(run)
+    assert tree(checkpoints / "step-000004") == before
+    if content == "a link":
+        assert (checkpoints / "step-000002.aside-1").readlink() == checkpoints / "step-000004"
+    else:
+        mine = checkpoints / "step-000002.aside-1" / ("" if content == "a file" else "config.json")
+        assert mine.read_text() == "mine"
 
 
 # resuming never destroys
