@@ -10,6 +10,7 @@ import pytest
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.support.garbage import collect_seldom
 from tests.quick import quick_run
+from tests.zygote import Zygote
 
 collect_seldom()  # as the command line does
 
@@ -56,3 +57,11 @@ def recorded(trained):
 def trained_adaptive(tmp_path_factory):
     """A run of four steps with an adaptive rule."""
     return quick_run(tmp_path_factory.mktemp("lab") / "adaptive", "fspo-adaptive")
+
+
+@pytest.fixture(scope="session")
+def zygote():
+    """Starts commands in processes of their own, without the seconds that imports take."""
+    made = Zygote()
+    yield made
+    made.close()

@@ -1,7 +1,6 @@
 """The commands as a user meets them: help, lists, doctor, dry runs, and a run in a process of its own."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -10,7 +9,6 @@ import yaml
 from rlzoo import load_zoo
 from rlzoo.cli.main import main
 
-COMMAND = [sys.executable, "-m", "rlzoo"]
 QUICK = [
     "--set", "rollout.num_prompts=8", "--set", "rollout.group_size=4", "--set", "task.num_operands_max=4",
     "--set", "rollout.max_new_tokens=20", "--set", "eval.num_problems=20",
@@ -91,9 +89,10 @@ def test_dry_run_prints_the_whole_configuration_and_writes_nothing(rlzoo, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_prints_plain_lines_when_piped(tmp_path):
+def test_a_run_prints_plain_lines_when_piped(zygote, tmp_path):
     arguments = ["train", "--clip", "rloo", "--steps", "2", "--output", "out", *QUICK]
-    answer = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+    answer = zygote.run(*arguments, folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
     steps = [line for line in answer.stdout.splitlines() if line.startswith("step ")]
     assert [line.split()[1] for line in steps] == ["0/2", "1/2", "2/2"]
     assert "reward" in steps[1]

@@ -1,16 +1,13 @@
 """`rlzoo eval` as a user meets it: tables, JSON, Ctrl-C and going on, and one line for every mistake."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 QUICK = ("--suite", "arithmetic", "--k", "4", "--max-new-tokens", "64", "--batch-size", "4")
-# what is started in the background of a shell ignores Ctrl-C, and so do its children, tests included
-LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from rlzoo.cli.main import main; main()"
 
 
 def test_eval_prints_tables_and_the_same_command_only_reads_them(rlzoo, tmp_path):
@@ -39,21 +36,17 @@ def test_eval_without_mlflow_and_without_an_output(rlzoo, monkeypatch, tmp_path)
     assert (tmp_path / "here" / "evals" / "embedded-0" / "results.json").is_file()
 
 
-def test_ctrl_c_leaves_what_is_done_and_the_same_command_goes_on(rlzoo, tmp_path):
+def test_ctrl_c_leaves_what_is_done_and_the_same_command_goes_on(rlzoo, zygote, tmp_path):
     arguments = ["eval", "embedded", *QUICK, "--limit", "24", "--no-mlflow"]
     folder = tmp_path / "stopped"
     lines = folder / "completions" / "arithmetic.jsonl"
-    process = subprocess.Popen(
-        [sys.executable, "-c", LISTEN, *arguments, "--output", str(folder)],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    files = (os.devnull, tmp_path / "out", tmp_path / "err")
+    process = zygote.start(*arguments, "--output", folder, folder=tmp_path, files=files)
     while process.poll() is None and (not lines.exists() or lines.read_bytes().count(b"\n") < 2):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    process.wait(60)
+    out, err = (file.read_text() for file in files[1:])
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert f"stopped; the same command continues the evaluation in {folder}" in out

@@ -2,8 +2,7 @@
 
 import os
 import shutil
-import subprocess
-import sys
+from functools import partial
 
 import mlflow
 import pytest
@@ -39,16 +38,21 @@ QUICK = [
 ]  # fmt: skip
 
 
-def train(folder, *arguments, settings=(), store=None):
-    """`rlzoo train` in a process of its own, the environment's secret in place."""
+@pytest.fixture(scope="module")
+def train(zygote):
+    """Call `rlzoo train` in a process of its own, the environment's secret in place."""
+    return partial(_train, zygote)
+
+
+def _train(zygote, folder, *arguments, settings=(), store=None):
     environment = {
         **os.environ,
         "HF_TOKEN": IN_THE_ENVIRONMENT,
         "MLFLOW_TRACKING_URI": store or f"sqlite:///{folder}/mlflow.db",
     }
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", "rlzoo", "train", "--output", str(folder / "run"), *map(str, arguments), *options]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    words = ["train", "--output", folder / "run", *arguments, *options]
+    return zygote.run(*words, folder=folder, environment=environment)
 
 
 def leaks(folder, *texts):
@@ -74,7 +78,7 @@ def plugin_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, empty_store, plugin_file):
+def finished(train, tmp_path_factory, empty_store, plugin_file):
     """A run of one step that knew every secret, and what it printed."""
     folder = tmp_path_factory.mktemp("planted")
     shutil.copy(empty_store, folder / "mlflow.db")
@@ -97,7 +101,7 @@ def test_no_secret_is_written_sent_or_printed(finished):
     assert run.data.params["rollout.max_new_tokens"] == "16"
 
 
-def test_a_run_is_gone_on_with_when_its_secrets_are_given_again(finished, plugin_file):
+def test_a_run_is_gone_on_with_when_its_secrets_are_given_again(train, finished, plugin_file):
     folder, _ = finished
     done = train(folder, "--resume", "--steps", "2", settings=SECRETS[:1])
     assert done.returncode == 2
@@ -115,7 +119,7 @@ def test_a_run_is_gone_on_with_when_its_secrets_are_given_again(finished, plugin
     assert leaks(folder, done.stdout, done.stderr) == []
 
 
-def test_a_dry_run_prints_no_secret(tmp_path, plugin_file):
+def test_a_dry_run_prints_no_secret(train, tmp_path, plugin_file):
     for form in ((), ("--json",)):
         arguments = ("--clip", "keyed", "--plugin", plugin_file, "--dry-run", *form)
         done = train(tmp_path, *arguments, settings=SECRETS)
@@ -130,7 +134,7 @@ def test_a_dry_run_prints_no_secret(tmp_path, plugin_file):
         pytest.param(f"postgresql://me:{OF_THE_STORE}@127.0.0.1:9/db?password={OF_THE_STORE}", marks=pytest.mark.long),
     ],
 )
-def test_a_store_that_cannot_be_reached_is_told_of_without_its_password(tmp_path, store):
+def test_a_store_that_cannot_be_reached_is_told_of_without_its_password(train, tmp_path, store):
     done = train(tmp_path, "--clip", "fspo", "--steps", "1", settings=QUICK, store=store)
     assert done.returncode == 0, done.stderr
     assert "MLflow was not told everything" in done.stderr

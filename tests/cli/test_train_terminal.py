@@ -18,24 +18,21 @@ from rlzoo.cli.progress import SHOWN
 from rlzoo.journal.run_directory import read_metrics
 from tests.cli.terminal import Pseudo
 
-# what is started in the background of a shell ignores Ctrl-C, and so do its children, tests included
-LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from rlzoo.cli.main import main; main()"
 SETTINGS = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20"]
 QUICK = [word for setting in (*SETTINGS, "eval.num_problems=20") for word in ("--set", setting)]
 
 
 @pytest.fixture
-def on_a_terminal(tmp_path):
+def on_a_terminal(tmp_path, zygote):
     """Run a command on a terminal; returns its exit code and the terminal."""
 
     def run(columns, rows, *arguments, interrupted_at=None, **variables):
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", **variables}
         with Pseudo(columns, rows) as terminal:
-            ends = {"stdin": terminal.theirs, "stdout": terminal.theirs, "stderr": terminal.theirs}
             fcntl.ioctl(terminal.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            command = [sys.executable, "-c", LISTEN, *map(str, arguments)]
-            process = subprocess.Popen(command, cwd=tmp_path, env=environment, **ends)
+            files = [os.ttyname(terminal.theirs)] * 3
+            process = zygote.start(*arguments, folder=tmp_path, files=files, environment=environment)
             while process.poll() is None:
                 if interrupted_at and re.search(interrupted_at, terminal.screen.text):
                     process.send_signal(signal.SIGINT)
@@ -135,30 +132,10 @@ def test_what_cannot_be_shown_together_is_refused(refused):
     assert refused("train", "--show-completions", "2", "--quiet").startswith("--show-completions: not with --quiet;")
 
 
-def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path):
+def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):
     inert = [f"--set={key}" for key in ("learner.num_minibatches=1", "learner.num_epochs=1", "tracking.mlflow=false")]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "rlzoo",
-            "train",
-            "--json",
-            "--processes",
-            "2",
-            "--steps",
-            "1",
-            *QUICK,
-            *inert,
-            "--output",
-            "out",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    words = ["train", "--json", "--processes", "2", "--steps", "1", *QUICK, *inert, "--output", "out"]
+    done = zygote.run(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("clip is inert: one update per rollout") == 1
     *rows, last = map(json.loads, done.stdout.splitlines())

@@ -24,7 +24,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +32,8 @@ from pathlib import Path
 import psutil
 
 from tests.training.short import lines, without_times
+from tests.zygote import Zygote
 
-ROOT = Path(__file__).parents[2]
 ALLOWED = (0, 1, 2, 130, 143)
 MARKER = "RLZOO_ATTACKED_BY"
 MEMORY = 2 * 2**30
@@ -195,34 +194,6 @@ class Command:
     def _printed(self, index: int) -> str:
         file = self.files[index]
         return file.read_text(errors="replace") if file is not None and file.exists() else ""  # it may not have come so far
-
-
-class Zygote:
-    """Starts commands by forking a process that has everything imported."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-            env=environment,
-        )  # fmt: skip
-
-    def ask(self, request: dict[str, object]) -> object:
-        with self._lock:  # an attack may watch from a thread
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        assert line, "the process that starts commands has ended"
-        return json.loads(line)
-
-    def look(self, pid: int) -> list[int] | None:
-        return self.ask({"pid": pid})
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait()
 
 
 class Case:
@@ -569,13 +540,9 @@ def same(run: Path, whole: Path, steps: int, given_up: Iterable[str] = ()) -> li
 class Range:
     """Where attacks take place: keeps the prepared runs, and lays one out in the sandbox for each attack."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.box = folder, folder / "box"
-        self.zygote = Zygote()
+    def __init__(self, folder: Path, zygote: Zygote) -> None:
+        self.folder, self.box, self.zygote = folder, folder / "box", zygote
         self._prepared: set[str] = set()
-
-    def close(self) -> None:
-        self.zygote.close()
 
     def _lay_out(self, template: Path | None, name: str) -> Case:
         shutil.rmtree(self.box, ignore_errors=True)

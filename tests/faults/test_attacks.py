@@ -11,10 +11,8 @@ EVERYTHING = int(os.environ.get("RLZOO_KILLS", "2")) > 5
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory):
-    found = Range(tmp_path_factory.mktemp("attacks"))
-    yield found
-    found.close()
+def attacked(tmp_path_factory, zygote):
+    return Range(tmp_path_factory.mktemp("attacks"), zygote)
 
 
 @pytest.mark.timeout(900)

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import mlflow
@@ -15,7 +13,7 @@ from rlzoo.errors import UserError
 from rlzoo.lab.sweep import Sweep, parse_seeds, slots
 
 QUICK = ("rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20")
-COMMAND = [sys.executable, "-m", "rlzoo", "sweep", "--jobs", "2"]
+COMMAND = ["sweep", "--jobs", "2"]
 
 
 def command(folder, *more, clip="fspo,grpo", seeds="1", steps=2, held_out=20):
@@ -23,13 +21,19 @@ def command(folder, *more, clip="fspo,grpo", seeds="1", steps=2, held_out=20):
     return [*COMMAND, "--clip", clip, "--seeds", seeds, "--steps", str(steps), *settings, "--output", str(folder), *more]
 
 
-def run(arguments, where, store, **more):
-    environment = os.environ | {"MLFLOW_TRACKING_URI": store, "COLUMNS": "200"}
-    return subprocess.run(arguments, cwd=where, env=environment, capture_output=True, text=True, check=False, **more)
+@pytest.fixture(scope="module")
+def run(zygote):
+    """Run a sweep in a process of its own."""
+
+    def run(arguments, where, store):
+        environment = os.environ | {"MLFLOW_TRACKING_URI": store, "COLUMNS": "200"}
+        return zygote.run(*arguments, folder=where, environment=environment)
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory, empty_store):
+def swept(run, tmp_path_factory, empty_store):
     """A sweep of two policies; its folder, its store and what it printed."""
     where = tmp_path_factory.mktemp("sweep")
     shutil.copy(empty_store, where / "mlflow.db")
@@ -74,7 +78,7 @@ def test_the_comparison_is_printed_and_two_runs_make_no_winner(swept):
 
 
 @pytest.mark.long
-def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(swept):
+def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(run, swept):
     folder, store, _ = swept
     before = (folder / "fspo-0" / "summary.json").stat().st_mtime_ns
     parent = (folder / "sweep.json").read_text()
@@ -85,14 +89,14 @@ def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(swept)
     assert (folder / "sweep.json").read_text() == parent
 
 
-def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(swept):
+def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(run, swept):
     folder, store, _ = swept
     answer = run(command("race", "--set", "learner.lr=5e-5"), folder.parent, store)
     assert answer.returncode == 2
     assert "is a run with another learner.lr (0.0003 there, 5e-05 asked)" in answer.stderr
 
 
-def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path):
+def test_a_run_that_fails_is_named_and_the_others_finish(run, tmp_path):
     plugin = tmp_path / "faulty.py"
     plugin.write_text(
         "from rlzoo import ClipPolicy, hookimpl\n"
@@ -114,19 +118,19 @@ def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path):
 
 
 @pytest.mark.long
-def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(tmp_path):
+def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(run, zygote, tmp_path):
     store = f"sqlite:///{tmp_path}/mlflow.db"
     environment = os.environ | {"MLFLOW_TRACKING_URI": store}
     arguments = command("race", clip="grpo", steps=30, held_out=0)
-    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    files = (os.devnull, tmp_path / "out", tmp_path / "err")
+    process = zygote.start(*arguments, folder=tmp_path, files=files, environment=environment)
     metrics = tmp_path / "race" / "grpo-0" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "the same command continues the sweep" in out
+    assert process.wait(60) == 143
+    assert "the same command continues the sweep" in (tmp_path / "out").read_text()
     assert not json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
     assert run(arguments, tmp_path, store).returncode == 0
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,17 +97,21 @@ QUICK = ["rollout.num_prompts=7", "rollout.group_size=4", "task.num_operands_max
          "eval.num_problems=21", "learner.lr=1e-4", "tracking.mlflow=false"]  # fmt: skip
 
 
-def train(kind, folder, *options, overrides=()):
+@pytest.fixture(scope="module")
+def train(zygote):
+    """Call `rlzoo train` in a process of its own."""
+    return partial(_train, zygote)
+
+
+def _train(zygote, kind, folder, *options, overrides=()):
     settings = [part for override in (*QUICK, *overrides) for part in ("--set", override)]
-    command = [sys.executable, "-m", "rlzoo", "train", "--clip", "fspo", "--steps", "2", "--output", str(folder)]
+    words = ["train", "--clip", "fspo", "--steps", "2", "--output", folder, *settings, *options]
     told = {name: value for name, value in environment(kind).items() if name not in ON_A_CPU["ddp"]}
-    return subprocess.run(
-        [*command, *settings, *options], env=told, cwd=folder.parent, timeout=280, capture_output=True, text=True, check=False
-    )
+    return zygote.run(*words, folder=folder.parent, environment=told)
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory):
+def one_process(train, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one") / "run"
     done = train("ddp", folder)
     assert done.returncode == 0, done.stderr
@@ -125,7 +130,7 @@ def metrics(folder):
         pytest.param(("--deepspeed", "zero3"), id="zero3", marks=deepspeed),
     ],
 )
-def test_a_whole_run_on_two_processes_is_that_of_one(one_process, tmp_path, options):
+def test_a_whole_run_on_two_processes_is_that_of_one(train, one_process, tmp_path, options):
     done = train(options[1] if options else "ddp", tmp_path / "run", "--processes", "2", *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 2/2") == 1  # one process speaks
@@ -143,10 +148,10 @@ def test_a_whole_run_on_two_processes_is_that_of_one(one_process, tmp_path, opti
     assert text[0] == text[1]
 
 
-def test_two_processes_where_one_was_started_are_one_clear_line(tmp_path):
+def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path):
     told = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    command = [sys.executable, "-m", "rlzoo", "train", "--processes", "2", "--output", str(tmp_path / "run")]
-    done = subprocess.run(command, env={**environment("ddp"), **told}, capture_output=True, text=True, check=False)
+    words = ["train", "--processes", "2", "--output", "run"]
+    done = zygote.run(*words, folder=tmp_path, environment={**environment("ddp"), **told})
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("rlzoo: launch.processes=2, but 1 train together")
     assert not (tmp_path / "run").exists()
@@ -162,10 +167,10 @@ def test_two_processes_where_one_was_started_are_one_clear_line(tmp_path):
         ),
     ],
 )
-def test_what_a_launcher_would_leave_out_is_refused(tmp_path, asked, line):
+def test_what_a_launcher_would_leave_out_is_refused(zygote, tmp_path, asked, line):
     told = {**environment("ddp"), asked: "true"}
-    command = [sys.executable, "-m", "rlzoo", "train", "--output", str(tmp_path / "run"), "--set", "tracking.mlflow=false"]
-    done = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+    words = ["train", "--output", "run", "--set", "tracking.mlflow=false"]
+    done = zygote.run(*words, folder=tmp_path, environment=told)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(line)
 

@@ -5,8 +5,6 @@ import logging
 import os
 import resource
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -85,21 +83,17 @@ def test_a_signal_in_the_last_step_does_not_keep_the_run_from_finishing(tmp_path
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_scheduler_reads_that_the_command_was_stopped(number, code, tmp_path):
+def test_a_scheduler_reads_that_the_command_was_stopped(number, code, zygote, tmp_path):
     settings = [word for override in [*QUICK, *OVERRIDES] for word in ("--set", override)]
-    command = [sys.executable, "-m", "rlzoo", "train", "--clip", "fspo", "--steps", "500", "--output", str(tmp_path / "run")]
-    allowed = (
-        "import signal, os, sys; signal.signal(signal.SIGINT, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", allowed, *command, *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        for line in process.stdout:
-            if line.startswith("step 2/"):
-                process.send_signal(number)
-                break
-        _, errors = process.communicate(timeout=120)
-    assert process.returncode == code
+    words = ["train", "--clip", "fspo", "--steps", "500", "--output", tmp_path / "run", *settings]
+    output, errors = tmp_path / "output", tmp_path / "errors"
+    os.mkfifo(output)
+    process = zygote.start(*words, folder=tmp_path, files=(os.devnull, output, errors))
+    with output.open() as printed:
+        assert any(line.startswith("step 2/") for line in printed)
+        process.send_signal(number)
+        assert process.wait(120) == code
+    errors = errors.read_text()
     assert f"resume with: rlzoo train --resume --output {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()

@@ -116,7 +116,7 @@ def test_a_store_that_was_deleted_is_sent_everything_anew(directory):
     assert {"config.yaml", "metrics.jsonl"} <= {item.path for item in store().list_artifacts(run_id_of(directory))}
 
 
-def test_a_database_that_is_deleted_in_mid_run_is_an_error_and_not_a_loss(directory, own_store, capfd):
+def test_a_database_that_is_deleted_in_mid_run_is_an_error_and_not_a_loss(directory, own_store, zygote, capfd):
     with bounded_store():
         sending = Sync(directory, tracking_uri())
         sending.send(is_over=False)
@@ -126,7 +126,8 @@ def test_a_database_that_is_deleted_in_mid_run_is_an_error_and_not_a_loss(direct
             sending.send(is_over=True)
     assert describe(caught.value, tracking_uri()).isprintable()
     # another process, as this one keeps the deleted file open
-    answer = subprocess.run([sys.executable, "-m", "rlzoo", "sync", str(directory)], capture_output=True, text=True, check=True)
+    answer = zygote.run("sync", directory, folder=directory)
+    assert answer.returncode == 0, answer.stderr
     assert "4 steps and" in answer.stdout, "what the deleted file took does not count as sent"
 
 

@@ -102,7 +102,7 @@ def test_a_run_whose_follower_is_killed_goes_on(directory, caplog):
     assert f"rlzoo sync {directory}" in caplog.text
 
 
-def test_a_store_that_cannot_be_reached_is_told_of_once_and_left_for_later(directory, caplog, monkeypatch):
+def test_a_store_that_cannot_be_reached_is_told_of_once_and_left_for_later(directory, zygote, caplog, monkeypatch):
     usual = tracking_uri()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -123,7 +123,8 @@ def test_a_store_that_cannot_be_reached_is_told_of_once_and_left_for_later(direc
     assert f"send the rest with: rlzoo sync {directory}" in second
     assert "secret" not in caplog.text + (directory / "tracking" / "sent.json").read_text()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", usual)
-    answer = subprocess.run([sys.executable, "-m", "rlzoo", "sync", str(directory)], capture_output=True, text=True, check=True)
+    answer = zygote.run("sync", directory, folder=directory)
+    assert answer.returncode == 0, answer.stderr
     assert "4 steps and" in answer.stdout
     assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
     assert status(directory) == "FINISHED"

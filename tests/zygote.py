@@ -1,0 +1,184 @@
+"""Commands that start in milliseconds, not seconds: a process that has imported rlzoo forks itself for each of them.
+
+Run as a program, it reads one JSON request per line on stdin and answers each with one JSON line on stdout. It never runs an
+operation of torch, so the forked processes can start threads of their own.
+"""
+
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+IMPORTED = (
+    "matplotlib.figure",
+    "mlflow",
+    "peft",
+    "transformers.models.qwen3.modeling_qwen3",
+    "rlzoo.cli.app",
+    "rlzoo.cli.launch",
+    "rlzoo.cli.plan",
+    "rlzoo.cli.progress",
+    "rlzoo.lab.calibrate",
+    "rlzoo.lab.evaluation",
+    "rlzoo.lab.reports",
+    "rlzoo.lab.sweep",
+    "rlzoo.training.train",
+)
+
+
+def become(request):
+    """Turn into the command, in a session of its own, and end with its exit code."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    for number, file in enumerate(request["files"]):
+        access = os.O_WRONLY if number else os.O_RDONLY
+        opened = os.open(file, access | os.O_CREAT | os.O_APPEND | os.O_NOCTTY) if file else -1
+        os.close(number) if opened < 0 else os.dup2(opened, number)
+    os.closerange(3, 256)
+    modes = ("r", "w", "w")
+    streams = [
+        os.fdopen(number, modes[number], closefd=False) if file else None for number, file in enumerate(request["files"])
+    ]
+    sys.stdin, sys.stdout, sys.stderr = streams
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams
+    if streams[2] is not None:
+        streams[2].reconfigure(line_buffering=True, errors="backslashreplace")
+    for name, limit in request["limits"].items():
+        resource.setrlimit(getattr(resource, name), (limit, limit))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
+    sys.argv = ["rlzoo", *request["words"]]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    from rlzoo.cli.main import entry
+
+    code = 70
+    try:
+        entry()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in streams[1:]:
+            if stream is not None:
+                try:
+                    stream.flush()
+                except OSError:
+                    code = 120  # as Python does
+        run_exit_functions()
+        os._exit(code)
+
+
+def run_exit_functions():
+    """What Python runs before it ends: ``threading``'s and ``multiprocessing``'s functions among them."""
+    import atexit
+    import threading
+
+    threading._shutdown()
+    atexit._run_exitfuncs()
+
+
+def ended(pid):
+    """Exit code and peak memory in bytes, or None while it runs."""
+    found, status, usage = os.wait4(pid, os.WNOHANG)
+    return [os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024] if found else None
+
+
+class Zygote:
+    """Starts commands by forking a process that has everything imported."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+
+    def ask(self, request):
+        with self._lock:  # an attack may watch from a thread
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        assert line, "the process that starts commands has ended"
+        return json.loads(line)
+
+    def look(self, pid):
+        return self.ask({"pid": pid})
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+    def start(self, *words, folder, files, environment=None):
+        """Start a command; ``files`` are the paths of stdin, stdout and stderr, None for one that is closed."""
+        request = {"words": [*map(str, words)], "files": [file and str(file) for file in files], "folder": str(folder)}
+        pid = self.ask(request | {"environment": {**(environment or os.environ)}, "limits": {}})
+        return Process(self, pid)
+
+    def run(self, *words, folder, environment=None, timeout=280):
+        """Run a command to its end, as `subprocess.run` with the output captured."""
+        with tempfile.TemporaryDirectory() as texts:
+            files = [Path(texts, name) for name in ("out", "err")]
+            process = self.start(*words, folder=folder, files=(os.devnull, *files), environment=environment)
+            code = process.wait(timeout)
+            return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
+
+
+class Process:
+    """A command that was started: what `subprocess.Popen` would have returned, as far as tests need it."""
+
+    def __init__(self, zygote, pid):
+        self.pid, self.returncode, self._zygote = pid, None, zygote
+
+    def poll(self):
+        if self.returncode is None and (found := self._zygote.look(self.pid)) is not None:
+            self.returncode = found[0]
+        return self.returncode
+
+    def wait(self, timeout):
+        until = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until:
+                os.killpg(self.pid, signal.SIGKILL)
+                raise TimeoutError(f"the command still ran after {timeout} s")
+            time.sleep(0.005)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def main():
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "pid" in request:
+            answer = ended(request["pid"])
+        else:
+            answer = os.fork()
+            if answer == 0:
+                become(request)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
