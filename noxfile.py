@@ -273,13 +273,9 @@ def outside_plugin(session: nox.Session) -> None:
         shutil.rmtree(folder / leftover, ignore_errors=True)
     with session.chdir(folder):
         session.run(str(bin_folder / "rlzoo"), "clips", "new", "my-rule", external=True, env=OFFLINE)
-        for name, plugin in (("sapo", ROOT / "examples" / "rlzoo-sapo"), ("my-rule", folder / "rlzoo-my-rule")):
-            install(session, bin_folder, str(plugin))
-            settings = ["-c", str(plugin / "pyproject.toml"), "-W", "error"]  # the plugin's, not those of this checkout
-            python = str(bin_folder / "python")
-            session.run(python, "-m", "pytest", *settings, str(plugin / "tests"), external=True, env=OFFLINE)
-            session.run(str(bin_folder / "rlzoo"), "clips", "check", name, external=True, env=OFFLINE)
-            command = [str(bin_folder / "rlzoo"), "train", "--clip", name, "--steps", "2", "--output", f"run-{name}"]
-            session.run(*command, external=True, env=OFFLINE)
+        plugins = {"sapo": ROOT / "examples" / "rlzoo-sapo", "my-rule": folder / "rlzoo-my-rule"}
+        install(session, bin_folder, *map(str, plugins.values()))
+        named = [f"{name}={plugin}" for name, plugin in plugins.items()]
+        session.run(str(bin_folder / "python"), str(ROOT / "tests" / "outside.py"), *named, external=True, env=OFFLINE)
         uninstall = [str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-sapo", "rlzoo-my-rule"]
         session.run(*uninstall, external=True)

@@ -15,8 +15,9 @@ OVERRIDES = ["tracking.mlflow=false", "eval.num_problems=0"]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, empty_store):
     folder = tmp_path_factory.mktemp("strange")
+    shutil.copy(empty_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         return rlzoo.train(quick(folder / "run", overrides=["eval.num_problems=0", "tracking.machine_every=0"])).path

@@ -182,7 +182,6 @@ def rlzoo_clip_policies():
 
 
 def test_a_run_that_is_stopped_keeps_its_checkpoint_journal_and_rollouts(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "late.py").write_text(LATE)
     quick = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20"]
@@ -205,8 +204,7 @@ def test_a_run_that_is_stopped_keeps_its_checkpoint_journal_and_rollouts(tmp_pat
     assert (out / "plugins" / "late.py").read_text() == LATE
 
 
-def test_the_state_of_an_adaptive_policy_is_in_checkpoint_and_metrics(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+def test_the_state_of_an_adaptive_policy_is_in_checkpoint_and_metrics(tmp_path):
     quick = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20"]
     overrides = [*quick, "eval.num_problems=0", "learner.lr=1e-3"]
     config = RunConfig.compose(clip="fspo-adaptive", overrides=overrides, steps=2, output=tmp_path / "out")

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shutil
 from importlib.metadata import version
 
 import mlflow
@@ -17,9 +18,10 @@ from tests.training.short import lines, quick, without_times
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, empty_store):
     """One run of two steps, shared by the tests that look at what it left."""
     folder = tmp_path_factory.mktemp("run")
+    shutil.copy(empty_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         patch.chdir(folder)

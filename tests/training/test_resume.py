@@ -138,10 +138,9 @@ def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path):
     assert kept == [f"step-00000{best}", "step-000004"]
 
 
-def test_mlflow_goes_on_with_the_same_run(tmp_path, monkeypatch):
+def test_mlflow_goes_on_with_the_same_run(tmp_path):
     import mlflow
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     first = rlzoo.train(quick(tmp_path / "run", steps=2))
     longer = rlzoo.RunConfig.compose([tmp_path / "run" / "config.yaml"], steps=3)
     with resumes_after(2, first.path):

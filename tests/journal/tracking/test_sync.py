@@ -1,5 +1,7 @@
 """A store is told what a directory holds: all of it, once, and whatever happened in between."""
 
+import shutil
+
 import mlflow
 import pytest
 
@@ -155,9 +157,10 @@ def test_a_store_that_is_not_there_yet(directory, tmp_path, monkeypatch):
     assert history(directory) == THREE_STEPS
 
 
-def test_each_store_is_told_everything(directory, tmp_path, monkeypatch):
+def test_each_store_is_told_everything(directory, empty_store, tmp_path, monkeypatch):
     send(directory)
     first = run_id_of(directory)
+    shutil.copy(empty_store, tmp_path / "other.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
     assert send(directory).num_rows == 3
     assert run_id_of(directory) != first
@@ -195,7 +198,8 @@ def test_a_damaged_note_of_what_was_sent_does_no_harm(directory, content):
     assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
 
 
-def test_the_environment_names_store_and_experiment(directory, tmp_path, monkeypatch):
+def test_the_environment_names_store_and_experiment(directory, empty_store, tmp_path, monkeypatch):
+    shutil.copy(empty_store, tmp_path / "named.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/named.db")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named")
     Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
