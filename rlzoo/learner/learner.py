@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -124,13 +124,12 @@ class Learner:
             settings = redact_settings(self.policy.model_dump(mode="json"))
             (folder / "policy.json").write_text(json.dumps(settings), encoding="utf-8")
 
-    def load(self, folder: Path, num_optimizer_steps: int, scheduler: dict[str, Any]) -> None:
-        """Restore what `save` wrote, and continue the schedule from there.
+    def load(self, folder: Path, num_optimizer_steps: int, num_updates: int) -> None:
+        """Restore what `save` wrote after so many steps, and advance the schedule to so many updates, skipped ones included.
 
         Raises:
             UserError: the files do not belong to this run.
         """
-        self._check_schedule(folder, num_optimizer_steps, scheduler)
         try:
             self.optimization.load(folder, num_optimizer_steps)
             written = json.loads(read_text(folder / "policy.json", SETTINGS))
@@ -143,26 +142,10 @@ class Learner:
             raise
         except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
             raise UserError(f"--resume: {str(folder)!r} does not belong to this run: {error}") from error
-        self.scheduler.load_state_dict(scheduler)
+        self.advance_schedule(num_updates - self.scheduler.last_epoch)
         for group, lr in zip(self.optimization.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
-            group["lr"] = lr  # the scheduler sets it only with its next step
+            group["lr"] = lr  # DeepSpeed restores the one that it saved
         self.num_optimizer_steps = num_optimizer_steps
-
-    def _check_schedule(self, folder: Path, num_optimizer_steps: int, scheduler: Mapping[str, Any]) -> None:
-        """Refuse a learning rate that this run cannot have after so many optimizer steps and perhaps skipped updates."""
-        own, updates = self.scheduler.state_dict(), scheduler.get("last_epoch")
-        if type(updates) is not int or updates < num_optimizer_steps:
-            wrong = ["last_epoch"]
-        else:
-            pairs = zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
-            lr = [base * factor(updates) for base, factor in pairs]
-            known = {"base_lrs": own["base_lrs"], "_last_lr": lr}
-            wrong = [key for key, value in known.items() if scheduler.get(key) != value]
-        if wrong or scheduler.keys() != own.keys():
-            raise UserError(
-                f"--resume: the learning rate's schedule in {str(folder)!r} does not belong to this run: "
-                f"{', '.join(wrong) or 'its keys'} cannot be of this run after {num_optimizer_steps} optimizer steps"
-            )
 
     def score(self, batch: Batch, seed: int = 0) -> ScoredBatch:
         """Compute everything that the rule reads, except the current model's log-probs.

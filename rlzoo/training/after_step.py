@@ -82,7 +82,7 @@ class AfterStep:
             return False
         state = RunState.read(folder)
         # the schedule continues from here, so that it still ends with the run
-        run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.state_dict())
+        run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.last_epoch)
         run.rollouts.forget_ahead()  # sampled by weights that are gone
         logger.warning("step %d: a spike of the gradient; the weights are those after step %d again", step, state.step)
         return True

@@ -139,13 +139,18 @@ class Run:
             self.directory.cut_after(-1)
             return
         state = RunState.read(folder)
-        self._check(state, folder.parent)
+        updates = state.step * self.config.learner.num_minibatches * self.config.learner.num_epochs
+        self._check(state, folder.parent, updates)
         if state.data != self.data:
             raise UserError(
                 f"--resume: the training problems of task {self.task.name!r} are not those the run was started with; "
                 "put its data back as it was, or start another run"
             )
-        self.learner.load(folder, state.num_optimizer_steps, state.scheduler)
+        self.learner.load(folder, state.num_optimizer_steps, updates)
+        if self.learner.scheduler.state_dict() != state.scheduler:
+            raise UserError(
+                f"--resume: the learning rate's schedule in {str(folder)!r} is not that of this run after {updates} updates"
+            )
         self.learner.num_nonfinite = state.num_nonfinite
         self.rollouts.restore(state.next_problem, state.ahead)
         self.monitor.restore(folder, state.alarms)
@@ -156,15 +161,14 @@ class Run:
             self.rollouts.sampler.update_weights(self.learner.weights())
         self._given = state.num_optimizer_steps
 
-    def _check(self, state: RunState, folder: Path) -> None:
+    def _check(self, state: RunState, folder: Path, updates: int) -> None:
         """Refuse a state that this run cannot have written, even if its checksums are right."""
         rollout, problem = self.config.rollout, ""
         rounds = state.step + (state.ahead is not None)
-        updates = state.step * self.config.learner.num_minibatches * self.config.learner.num_epochs
         if state.step > self.config.steps:
             problem = f"is of step {state.step}, and the run has {self.config.steps} (steps)"
-        elif state.scheduler.get("last_epoch") != updates:
-            problem = f"has a learning rate that is not the one after the {updates} updates of {state.step} steps"
+        elif state.num_optimizer_steps > updates:
+            problem = f"has taken {state.num_optimizer_steps} optimizer steps in {updates} updates"
         elif state.next_problem % rollout.num_prompts or state.next_problem < rounds * rollout.num_prompts:
             size = rollout.num_prompts
             problem = f"has sampled {state.next_problem} problems, which is not {rounds} or more whole rounds of {size}"

@@ -79,7 +79,7 @@ def test_masters_are_saved_and_resumed_exactly(model, tmp_path):
     saved = load_file(tmp_path / "optimizer.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
     again = make_learner(model, GRPO(), lr=1e-5, num_minibatches=3, num_updates=20)
-    again.load(tmp_path, learner.num_optimizer_steps, learner.scheduler.state_dict())
+    again.load(tmp_path, learner.num_optimizer_steps, learner.scheduler.last_epoch)
     for other in (learner, again):
         take_updates(other, batch, seed=1)
         other.save(tmp_path / str(id(other)))
