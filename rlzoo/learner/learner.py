@@ -24,7 +24,7 @@ from rlzoo.learner.log_probs import ResponseLogProbs, check_packing
 from rlzoo.learner.micro_batches import MicroBatches, PaddingSide
 from rlzoo.learner.minibatch import Measured, Minibatch
 from rlzoo.learner.on_policy import OnPolicyGradient
-from rlzoo.learner.optimization import Applied, make_optimization, make_scheduler, named_weights
+from rlzoo.learner.optimization import make_optimization, make_scheduler, named_weights
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
@@ -266,14 +266,15 @@ class Learner:
     def apply(self, rows: Tensor, measured: Measured) -> Update:
         """Take the optimizer step whose gradient was accumulated, and advance the learning rate."""
         lr = float(self.scheduler.get_last_lr()[0])
-        learns, limit = measured.learns, self.config.max_grad_norm
-        if not learns:
-            self.optimization.forget()  # with nothing but zeros, AdamW's momentum alone would move the weights
-        applied = self.optimization.apply(limit) if learns else Applied(grad_norm=0.0, stepped=False)
-        self.advance_schedule(1)  # the schedule advances whether or not the step was taken
-        self.num_optimizer_steps += applied.stepped
+        learns, limit, norm, stepped = measured.learns, self.config.max_grad_norm, 0.0, False
         if learns:
-            self.num_nonfinite = 0 if applied.stepped else self.num_nonfinite + 1
+            norm, stepped = self.optimization.apply(limit)
+        else:
+            self.optimization.forget()  # with nothing but zeros, AdamW's momentum alone would move the weights
+        self.advance_schedule(1)  # the schedule advances whether or not the step was taken
+        self.num_optimizer_steps += stepped
+        if learns:
+            self.num_nonfinite = 0 if stepped else self.num_nonfinite + 1
             if self.num_nonfinite >= self.config.max_nonfinite:
                 raise RunError(
                     f"the gradient was not finite {self.num_nonfinite} updates in a row (learner.max_nonfinite); "
@@ -284,10 +285,10 @@ class Learner:
             measured.log_probs,
             measured.table,
             measured.objective,
-            grad_norm=applied.grad_norm,
-            grad_clipped=limit is not None and applied.grad_norm > limit,
-            skipped=not applied.stepped,
-            nonfinite=learns and not applied.stepped,
+            grad_norm=norm,
+            grad_clipped=limit is not None and norm > limit,
+            skipped=not stepped,
+            nonfinite=learns and not stepped,
             lr=lr,
         )
 
