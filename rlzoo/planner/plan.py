@@ -21,10 +21,8 @@ from rlzoo.planner.memory import (
     weight_bytes,
 )
 
-LEARNER_UTILISATION = 0.4
-"""Share of a device's FLOP/s that forward and backward passes are taken to reach: ours, an assumption."""
-SAMPLER_UTILISATION = 0.5
-"""Share of a device's memory bandwidth that decoding is taken to reach: ours, an assumption."""
+LEARNER_UTILISATION = 0.4  # share of a device's FLOP/s that forward and backward passes are taken to reach: ours, an assumption
+SAMPLER_UTILISATION = 0.5  # share of a device's memory bandwidth that decoding is taken to reach: ours, an assumption
 
 _TEXT_BYTES = 5  # of a response's text in JSON, per token: about what English and LaTeX come to
 _ID_BYTES, _LOG_PROB_BYTES = 8, 4

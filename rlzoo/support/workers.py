@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LONGEST_START = 300.0
-"""Seconds that a worker may take to be ready for calls: libraries are imported then."""
+LONGEST_START = 300.0  # seconds that a worker may take to be ready for calls: libraries are imported then
 
 
 class WorkerError(Exception):

@@ -17,14 +17,12 @@ from rlzoo.support.replies import bounded_replies
 LARGEST_REPLY = 16 * 2**20
 """Bytes of a reply. The history of a metric, the largest reply that is asked for, has about 90 bytes for a step."""
 
-LONGEST_REPLY = 60.0
-"""Seconds of a reply."""
+LONGEST_REPLY = 60.0  # seconds of a reply
 
 SPARE_MEMORY = 2**30
 """Bytes that this process may take beside what it has: a compressed reply grows when it is read, a thousandfold at most."""
 
-KIND = "mlflow.experimentKind"
-"""The tag by which MLflow's pages show runs and models, rather than traces and judges."""
+KIND = "mlflow.experimentKind"  # the tag by which MLflow's pages show runs and models, rather than traces and judges
 
 _DEFAULTS = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # a new store logs every table that it makes, and one that fails a traceback
