@@ -99,11 +99,7 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
-    """Read the updates of one step.
-
-    Raises:
-        UserError: the file cannot be read, or does not hold what `RunDirectory.record_rollouts` writes.
-    """
+    """Read the updates of one step; a `UserError` if the file does not hold what `RunDirectory.record_rollouts` writes."""
     if not (file.stem.isdecimal() and file.stem.isascii() and len(file.stem) <= LONGEST_STEP):
         raise UserError(f"{str(file)!r} is not named after a step, such as 000001.safetensors; remove it")
     with readable(file):

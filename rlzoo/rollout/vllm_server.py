@@ -43,12 +43,7 @@ class SilentServerError(UserError):
 
 
 class ServerSampler(AnyVLLMSampler):
-    """Samples with the server at ``settings.server``, which names the model ``served``.
-
-    Example:
-        ``ServerSampler(model, tokenizer, VLLMConfig(server="http://127.0.0.1:8000"), served="Qwen/Qwen3-0.6B",
-        end_ids=frozenset({2}), max_new_tokens=64)``
-    """
+    """Samples with the server at ``settings.server``, which names the model ``served``."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, *, served: str, **common: Any
