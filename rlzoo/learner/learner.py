@@ -40,11 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One optimizer step: what it was computed from, and its outcome.
-
-    Example:
-        ``update.objective`` is J over the whole minibatch; ``update.log_probs`` allows the update to be replayed.
-    """
+    """One optimizer step: what it was computed from, and its outcome."""
 
     rows: Tensor  # (R,) rows of the batch
     log_probs: Tensor  # (R, T) of the model just before the step, on the CPU
@@ -65,9 +61,6 @@ class Learner:
 
     With several processes, each holds the whole batch and computes its share of the rows. Log-probs, measurements and
     gradients are added up, so that all processes end every step with the same values.
-
-    Example:
-        ``batch, updates = learner.update(learner.score(collate(groups), seed))``
     """
 
     def __init__(

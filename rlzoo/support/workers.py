@@ -41,9 +41,6 @@ class Worker:
         num_timeouts: calls that took too long.
         num_crashes: calls that raised, or ended the process.
         last_failure: why the last of these failed.
-
-    Example:
-        ``Worker(math.sqrt, gc.collect).call((2.0,), timeout=1.0)`` is 1.4142135623730951.
     """
 
     def __init__(self, function: Callable[..., Any], start: Callable[[], object], memory: int | None = None) -> None:

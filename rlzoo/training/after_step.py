@@ -27,11 +27,7 @@ logger = logging.getLogger("rlzoo")
 
 
 class AfterStep:
-    """Does what follows a step.
-
-    Example:
-        ``AfterStep(run, tracker, stop, observer)(step, row, updates)``
-    """
+    """Does what follows a step."""
 
     def __init__(self, run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None = None) -> None:
         self.run = run

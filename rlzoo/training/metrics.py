@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class Stopwatch:
-    """Times the parts of a step.
-
-    Example:
-        ``watch.lap("rollout")`` after sampling gives ``time/rollout`` in seconds.
-    """
+    """Times the parts of a step."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}

@@ -32,11 +32,7 @@ logger = logging.getLogger("rlzoo")
 
 
 class Run:
-    """The rollouts, learner, monitor and run directory of one run, made from its configuration.
-
-    Example:
-        ``for step, row, updates in steps(Run(config, task)): ...``
-    """
+    """The rollouts, learner, monitor and run directory of one run, made from its configuration."""
 
     def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
