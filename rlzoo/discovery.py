@@ -28,11 +28,7 @@ distributions to load beside them."""
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin that was found and not yet imported.
-
-    Example:
-        ``Plugin("third", "third-party 1.2", entry_point.load, bundled=False, asked_for=False, module="third")``
-    """
+    """A plugin that was found and not yet imported."""
 
     name: str
     source: str  # distribution and version, or a path

@@ -59,7 +59,7 @@ def measure(
     from rlzoo.learner.learner import Learner
     from rlzoo.planner.architecture import Architecture
     from rlzoo.planner.devices import Devices
-    from rlzoo.planner.plan import Prompts, make_plan
+    from rlzoo.planner.plan import Plan, Prompts
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def measure(
     base = ["rollout.num_prompts=8", "rollout.group_size=4", f"rollout.max_new_tokens={response}"]
     base += ["learner.num_minibatches=2", "learner.max_tokens_per_micro_batch=1024"]
     config = RunConfig.compose(clip="grpo", overrides=[*base, *(settings or [])])
-    plan = make_plan(config, architecture, Devices("CPU", 1, 2**40, is_cpu=True), Prompts(prompt, True))
+    plan = Plan(config, architecture, Devices("CPU", 1, 2**40, is_cpu=True), Prompts(prompt, True))
     assert plan.memory is not None
     gc.collect()  # what is freed during the measure must have been counted in it
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:

@@ -24,11 +24,7 @@ MEMORY = 3600.0  # seconds that the time left is estimated from: a step of a lar
 
 
 class Bars(Progress):
-    """Bars on a screen, and nothing elsewhere; what is printed and logged meanwhile appears above them.
-
-    Example:
-        ``with Bars(console) as bars: bars.reach("problems", 1, 3)``
-    """
+    """Bars on a screen, and nothing elsewhere; what is printed and logged meanwhile appears above them."""
 
     def __init__(self, console: Plain, *columns: ProgressColumn, is_quiet: bool = False, **options: Any) -> None:
         self._bars: dict[str, TaskID] = {}

@@ -42,7 +42,7 @@ def compare(
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.journal.tracking.record import run_id_of
-        from rlzoo.journal.tracking.store import common_parent, log_artifact
+        from rlzoo.journal.tracking.store import common_parent, connected
         from rlzoo.lab.races import race
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = race(runs, match=match, skip_steps=skip_steps, told=bars.reach)
@@ -58,7 +58,8 @@ def compare(
         ids = [run_id_of(run.path) for contender in result.contenders for run in contender.runs]
         parent = common_parent([run_id for run_id in ids if run_id])
         if parent:
-            log_artifact(parent, page)
+            with connected() as client:
+                client.log_artifact(parent, str(page))
 
 
 def _print(console: Plain, result: Race) -> None:

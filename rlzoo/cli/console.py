@@ -33,9 +33,6 @@ class Plain(Console):
     """A console without markup and highlighting.
 
     On a screen, lines are folded between words, and a command at the end of a line stays whole, to be copied.
-
-    Example:
-        ``Plain(stderr=True).print("saved in [here]")``
     """
 
     def __init__(self, **options: Any) -> None:

@@ -15,7 +15,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.journal.tracking.description import typed_command
 from rlzoo.planner.devices import parse_devices, this_machine
 from rlzoo.planner.memory import Memory
-from rlzoo.planner.plan import Plan, make_plan
+from rlzoo.planner.plan import Plan
 from rlzoo.planner.preflight import check, check_disk, check_memory, shown
 from rlzoo.support.redaction import redact_settings
 from rlzoo.training.checks import missing_libraries
@@ -29,7 +29,7 @@ def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bo
     """
     named = parse_devices(devices) if devices else None
     processes, architecture, prompts = check(config, named, resume=resume)
-    plan = make_plan(config, architecture, named or this_machine(), prompts, processes)
+    plan = Plan(config, architecture, named or this_machine(), prompts, processes)
     command = launch_command(config, processes)
     notes = [*missing_libraries(config), *_notes(plan)]
     if not as_json:

@@ -23,11 +23,7 @@ WIDEST, NARROWEST = 40, 8  # characters of a sparkline
 
 
 class Shown(NamedTuple):
-    """A metric and how it is shown.
-
-    Example:
-        ``Shown("clip/fraction", "clip fraction", "clip")``
-    """
+    """A metric and how it is shown."""
 
     metric: str
     label: str  # on a screen
@@ -50,11 +46,7 @@ SHOWN = (
 
 
 class Curves:
-    """The values of the metrics in `SHOWN` so far, each drawn as a sparkline with its first and its last value.
-
-    Example:
-        ``curves.add({"reward/mean": 0.5})``, and ``list(curves.lines(console))`` are lines to print.
-    """
+    """The values of the metrics in `SHOWN` so far, each drawn as a sparkline with its first and its last value."""
 
     def __init__(self) -> None:
         self._values: dict[Shown, list[float]] = {shown: [] for shown in SHOWN}
@@ -96,9 +88,6 @@ class Screen(Bars):
     """A view of a run that stays in place: a bar with the time left, and the metrics so far as curves.
 
     At the end the curves stay, without the bar; nothing stays of a run without a step.
-
-    Example:
-        ``with Screen(console, "a run", steps=40) as screen: train(config, screen.show)``
     """
 
     def __init__(self, console: Plain, title: str, steps: int, run: Path | None = None) -> None:

@@ -62,7 +62,7 @@ def sweep(
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
     """Do the runs that are not done, under one MLflow run; those that failed."""
     from rlzoo.cli.bars import Bars
-    from rlzoo.journal.tracking.store import close_parent
+    from rlzoo.journal.tracking.store import connected
     from rlzoo.lab.sweep import run_children
 
     bars = Bars(console, is_quiet=is_quiet)
@@ -100,7 +100,8 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         raise
     finally:
         if parent:
-            close_parent(parent, status)
+            with connected() as client:
+                client.set_terminated(parent, status)
     return failed
 
 

@@ -10,11 +10,7 @@ from rich.table import Table
 
 
 def table(*columns: str, **options: Any) -> Table:
-    """A table without a frame; a column's name begins with ``<`` or ``>``, to which side its text goes.
-
-    Example:
-        ``table("<policy", ">seeds", title="scores")``
-    """
+    """A table without a frame; a column's name begins with ``<`` or ``>``, to which side its text goes."""
     made = Table(box=None, pad_edge=False, title_justify="left", **options)
     for column in columns:
         made.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +75,7 @@ def train(
         from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
         from rlzoo.config.run_config import RunConfig
         from rlzoo.planner.preflight import check
-        from rlzoo.training.checks import check_plugins_unchanged
+        from rlzoo.training.checks import check_plugins_unchanged, usual_output
     before = run_to_resume(output) if resume else ()
     options = {"launch.processes": processes, "launch.deepspeed": deepspeed}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
@@ -92,7 +91,7 @@ def train(
 
         show_plan(run, devices, as_json, resume=resume)
         return
-    run = run.model_copy(update={"output": run.output or Path("runs") / _run_name(run)})
+    run = run.model_copy(update={"output": run.output or usual_output(run)})
     end_with_the_launcher()
     check(run, resume=resume)
     if must_launch(run):
@@ -181,8 +180,3 @@ def _print_result(console: Plain, result: RunResult, *, is_quiet: bool, as_json:
     console.print(f"run directory {result.path}")
     if result.mlflow_run_id and not is_quiet:
         console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui")
-
-
-def _run_name(run: RunConfig) -> str:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return f"{run.clip.name}-{run.task.name.replace(':', '-')}-{run.seed}-{stamp}"

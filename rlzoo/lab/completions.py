@@ -46,11 +46,7 @@ class EvaluationDirectory:
     path: Path
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse a directory that holds something else, or an evaluation with other settings, before any time is spent.
-
-        Raises:
-            UserError: one line that says which settings differ.
-        """
+        """Refuse a directory that holds something else, or an evaluation with other settings, before any time is spent."""
         file = self.path / "settings.yaml"
         try:
             unfinished = temporary_path(file, _KEY)  # of an evaluation that was killed
@@ -68,11 +64,7 @@ class EvaluationDirectory:
             )
 
     def create(self, settings: Mapping[str, Any]) -> None:
-        """Make the directory with its ``settings.yaml``, if it is not there yet.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Make the directory with its ``settings.yaml``, if it is not there yet; a `UserError` if it cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.path / "settings.yaml", yaml.safe_dump(dict(settings), sort_keys=False), _KEY)

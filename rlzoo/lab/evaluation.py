@@ -193,11 +193,7 @@ def evaluate(
 
 
 def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
-    """Open the sampler that ``rollout.engine`` names, with the model's weights; ``prompts`` of each suite are tried first.
-
-    Raises:
-        UserError: the model cannot be loaded or does not know the prompts' words, or the sampler cannot start.
-    """
+    """Open the sampler that ``rollout.engine`` names, with the model's weights; ``prompts`` of each suite are tried first."""
     from accelerate import PartialState
 
     named = ModelConfig(**{**model.model_dump(), "chat_template": False})

@@ -99,11 +99,7 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
-    """Read the updates of one step.
-
-    Raises:
-        UserError: the file cannot be read, or does not hold what `RunDirectory.record_rollouts` writes.
-    """
+    """Read the updates of one step; a `UserError` if the file does not hold what `RunDirectory.record_rollouts` writes."""
     if not (file.stem.isdecimal() and file.stem.isascii() and len(file.stem) <= LONGEST_STEP):
         raise UserError(f"{str(file)!r} is not named after a step, such as 000001.safetensors; remove it")
     with readable(file):
@@ -162,14 +158,18 @@ def _check(tensors: dict[str, Tensor], num_updates: int) -> None:
     _require(int(sizes.sum()) == len(sequences), f"sequences has {len(sequences)} values, and sequence_lengths another sum")
     _require(number * int(lengths.max()) <= MOST_CELLS, f"{number} responses of up to {int(lengths.max())} tokens are too many")
     tokens = (int(lengths.sum()),)
-    _check_numbers(tensors, "old_log_probs", tokens)
-    _check_numbers(tensors, "rollout_log_probs", tokens)
-    _check_numbers(tensors, "advantages", (number, 1), tokens)
+    shapes = {"old_log_probs": [tokens], "rollout_log_probs": [tokens], "advantages": [(number, 1), tokens]}
     for index in range(num_updates):
         rows = _whole_numbers(tensors, f"rows/{index}")
         _require(0 < len(rows) <= number, f"rows/{index} has {len(rows)} values for {number} responses")
         _require(int(rows.max()) < number, f"rows/{index} names a response that is not there")
-        _check_numbers(tensors, f"log_probs/{index}", (int(lengths[rows].sum()),))
+        shapes[f"log_probs/{index}"] = [(int(lengths[rows].sum()),)]
+    for name, allowed in shapes.items():
+        _require(name in tensors, f"{name} is missing")
+        given, shape = tensors[name].dtype, tuple(tensors[name].shape)
+        what = f"{name} has {given} values of shape {shape}, not torch.float32 of shape {' or '.join(map(str, allowed))}"
+        _require(given == torch.float32 and shape in allowed, what)
+        _require(bool(tensors[name].isfinite().all()), f"{name} holds a value that is not finite")
 
 
 def _whole_numbers(tensors: dict[str, Tensor], name: str) -> Tensor:
@@ -178,15 +178,6 @@ def _whole_numbers(tensors: dict[str, Tensor], name: str) -> Tensor:
     is_row = tensor.ndim == 1 and tensor.dtype == torch.int64 and not bool((tensor < 0).any())
     _require(is_row, f"{name} is not one row of whole numbers from 0")
     return tensor
-
-
-def _check_numbers(tensors: dict[str, Tensor], name: str, *shapes: tuple[int, ...]) -> None:
-    _require(name in tensors, f"{name} is missing")
-    tensor = tensors[name]
-    fits = tensor.dtype == torch.float32 and tuple(tensor.shape) in shapes
-    expected = " or ".join(map(str, shapes))
-    _require(fits, f"{name} has {tensor.dtype} values of shape {tuple(tensor.shape)}, not torch.float32 of shape {expected}")
-    _require(bool(tensor.isfinite().all()), f"{name} holds a value that is not finite")
 
 
 def _require(holds: bool, problem: str) -> None:

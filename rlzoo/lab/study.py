@@ -16,8 +16,7 @@ from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import Replayed, clip_fraction_of, match_clip_fraction, replay, widths_of
 from rlzoo.policy import ClipPolicy
 
-FACTORS = tuple(2.0**power for power in range(-4, 5))
-"""Widths of a sweep, relative to the rule's own."""
+FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own
 
 
 @dataclass(frozen=True, slots=True)

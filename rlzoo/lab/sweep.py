@@ -73,11 +73,7 @@ class Sweep:
     children: tuple[Child, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compose every child, so that a mistake in any of them is reported before the first starts.
-
-        Raises:
-            UserError: a setting is wrong, or a run in the folder has other settings.
-        """
+        """Compose every child, so that a mistake in any of them is a `UserError` before the first starts."""
         object.__setattr__(self, "children", tuple(self._children()))
 
     def _children(self) -> Iterator[Child]:

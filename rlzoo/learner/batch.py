@@ -19,9 +19,6 @@ class Batch:
     B responses; position t of a row is the t-th token after its prompt, and T is the length of the longest row after its
     prompt. ``response_mask`` is True on tokens that the model chose. It may have holes, where an environment wrote tokens
     between two turns of the model.
-
-    Example:
-        ``collate(groups, step=3).lengths`` are the lengths of all responses in tokens.
     """
 
     step: int  # rollout step of the run, from 1
@@ -67,9 +64,6 @@ class ScoredBatch(Batch):
     Before the first optimizer step the model is still the old one. The rows of the first minibatch are therefore not scored
     in a pass of their own (``unscored``): their ``old_log_probs`` are 0, and that minibatch uses the log-probs of its own
     forward pass. `with_old_log_probs` fills them in.
-
-    Example:
-        ``learner.update(learner.score(batch, seed))``
     """
 
     old_log_probs: Tensor  # (B, T) float32, of the model before the first optimizer step of the batch

@@ -20,11 +20,7 @@ READ_ONLY = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages", "r
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a rule makes of some responses.
-
-    Example:
-        ``(judgement.gradient * log_probs).sum()`` has the gradient of J for the model's parameters.
-    """
+    """What a rule makes of some responses."""
 
     inputs: ClipInputs  # as the rule read them, without gradient
     result: ClipResult  # without gradient

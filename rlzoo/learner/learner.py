@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -24,7 +24,7 @@ from rlzoo.learner.log_probs import ResponseLogProbs, check_packing
 from rlzoo.learner.micro_batches import MicroBatches, PaddingSide
 from rlzoo.learner.minibatch import Measured, Minibatch
 from rlzoo.learner.on_policy import OnPolicyGradient
-from rlzoo.learner.optimization import Applied, make_optimization, make_scheduler, named_weights
+from rlzoo.learner.optimization import make_optimization, make_scheduler, named_weights
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
@@ -40,11 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One optimizer step: what it was computed from, and its outcome.
-
-    Example:
-        ``update.objective`` is J over the whole minibatch; ``update.log_probs`` allows the update to be replayed.
-    """
+    """One optimizer step: what it was computed from, and its outcome."""
 
     rows: Tensor  # (R,) rows of the batch
     log_probs: Tensor  # (R, T) of the model just before the step, on the CPU
@@ -65,9 +61,6 @@ class Learner:
 
     With several processes, each holds the whole batch and computes its share of the rows. Log-probs, measurements and
     gradients are added up, so that all processes end every step with the same values.
-
-    Example:
-        ``batch, updates = learner.update(learner.score(collate(groups), seed))``
     """
 
     def __init__(
@@ -124,13 +117,12 @@ class Learner:
             settings = redact_settings(self.policy.model_dump(mode="json"))
             (folder / "policy.json").write_text(json.dumps(settings), encoding="utf-8")
 
-    def load(self, folder: Path, num_optimizer_steps: int, scheduler: dict[str, Any]) -> None:
-        """Restore what `save` wrote, and continue the schedule from there.
+    def load(self, folder: Path, num_optimizer_steps: int, num_updates: int) -> None:
+        """Restore what `save` wrote after so many steps, and advance the schedule to so many updates, skipped ones included.
 
         Raises:
             UserError: the files do not belong to this run.
         """
-        self._check_schedule(folder, num_optimizer_steps, scheduler)
         try:
             self.optimization.load(folder, num_optimizer_steps)
             written = json.loads(read_text(folder / "policy.json", SETTINGS))
@@ -143,26 +135,10 @@ class Learner:
             raise
         except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
             raise UserError(f"--resume: {str(folder)!r} does not belong to this run: {error}") from error
-        self.scheduler.load_state_dict(scheduler)
+        self.advance_schedule(num_updates - self.scheduler.last_epoch)
         for group, lr in zip(self.optimization.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
-            group["lr"] = lr  # the scheduler sets it only with its next step
+            group["lr"] = lr  # DeepSpeed restores the one that it saved
         self.num_optimizer_steps = num_optimizer_steps
-
-    def _check_schedule(self, folder: Path, num_optimizer_steps: int, scheduler: Mapping[str, Any]) -> None:
-        """Refuse a learning rate that this run cannot have after so many optimizer steps and perhaps skipped updates."""
-        own, updates = self.scheduler.state_dict(), scheduler.get("last_epoch")
-        if type(updates) is not int or updates < num_optimizer_steps:
-            wrong = ["last_epoch"]
-        else:
-            pairs = zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
-            lr = [base * factor(updates) for base, factor in pairs]
-            known = {"base_lrs": own["base_lrs"], "_last_lr": lr}
-            wrong = [key for key, value in known.items() if scheduler.get(key) != value]
-        if wrong or scheduler.keys() != own.keys():
-            raise UserError(
-                f"--resume: the learning rate's schedule in {str(folder)!r} does not belong to this run: "
-                f"{', '.join(wrong) or 'its keys'} cannot be of this run after {num_optimizer_steps} optimizer steps"
-            )
 
     def score(self, batch: Batch, seed: int = 0) -> ScoredBatch:
         """Compute everything that the rule reads, except the current model's log-probs.
@@ -283,14 +259,15 @@ class Learner:
     def apply(self, rows: Tensor, measured: Measured) -> Update:
         """Take the optimizer step whose gradient was accumulated, and advance the learning rate."""
         lr = float(self.scheduler.get_last_lr()[0])
-        learns, limit = measured.learns, self.config.max_grad_norm
-        if not learns:
-            self.optimization.forget()  # with nothing but zeros, AdamW's momentum alone would move the weights
-        applied = self.optimization.apply(limit) if learns else Applied(grad_norm=0.0, stepped=False)
-        self.advance_schedule(1)  # the schedule advances whether or not the step was taken
-        self.num_optimizer_steps += applied.stepped
+        learns, limit, norm, stepped = measured.learns, self.config.max_grad_norm, 0.0, False
         if learns:
-            self.num_nonfinite = 0 if applied.stepped else self.num_nonfinite + 1
+            norm, stepped = self.optimization.apply(limit)
+        else:
+            self.optimization.forget()  # with nothing but zeros, AdamW's momentum alone would move the weights
+        self.advance_schedule(1)  # the schedule advances whether or not the step was taken
+        self.num_optimizer_steps += stepped
+        if learns:
+            self.num_nonfinite = 0 if stepped else self.num_nonfinite + 1
             if self.num_nonfinite >= self.config.max_nonfinite:
                 raise RunError(
                     f"the gradient was not finite {self.num_nonfinite} updates in a row (learner.max_nonfinite); "
@@ -301,10 +278,10 @@ class Learner:
             measured.log_probs,
             measured.table,
             measured.objective,
-            grad_norm=applied.grad_norm,
-            grad_clipped=limit is not None and applied.grad_norm > limit,
-            skipped=not applied.stepped,
-            nonfinite=learns and not applied.stepped,
+            grad_norm=norm,
+            grad_clipped=limit is not None and norm > limit,
+            skipped=not stepped,
+            nonfinite=learns and not stepped,
             lr=lr,
         )
 

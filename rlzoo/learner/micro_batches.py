@@ -88,11 +88,7 @@ def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of one forward pass.
-
-    Example:
-        ``MicroBatch(rows, learns=False, is_idle=True)`` keeps this process in step with the others and does not count.
-    """
+    """Rows of one forward pass."""
 
     rows: Tensor
     learns: bool  # whether a backward pass follows
@@ -103,9 +99,6 @@ class MicroBatches:
     """Cuts rows into micro-batches, shares them among the processes and computes them.
 
     Each process holds the whole batch.
-
-    Example:
-        ``micro_batches.log_probs(model, batch, torch.arange(len(batch)))`` are the log-probs of all responses.
     """
 
     def __init__(

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The outcome of one minibatch, over all processes, before the weights changed.
-
-    Example:
-        ``measured.objective`` is J itself.
-    """
+    """The outcome of one minibatch, over all processes, before the weights changed."""
 
     log_probs: Tensor  # (R, T) of the minibatch's rows before the step, on the CPU
     table: ResponseTable
@@ -38,11 +34,7 @@ class Measured:
 
 
 class Minibatch:
-    """Collects the rule's judgements of one minibatch.
-
-    Example:
-        ``minibatch.gradient(piece, log_probs, entropy)`` for every micro-batch, then ``minibatch.measured(...)``.
-    """
+    """Collects the rule's judgements of one minibatch."""
 
     def __init__(
         self,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,21 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger("rlzoo")
-
-WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""Environment variable that keeps every `torch.load` from running code, whatever its caller asks for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What became of one step's gradient.
-
-    Example:
-        ``Applied(grad_norm=3.2, stepped=True)``: the gradient's norm was 3.2 before it was clipped.
-    """
-
-    grad_norm: float  # over all processes, before clipping
-    stepped: bool  # False: it was not finite, and the weights are as before
 
 
 class PlainOptimization:
@@ -67,19 +50,21 @@ class PlainOptimization:
             for hooked, master in masters:
                 hooked.register_post_accumulate_grad_hook(partial(_hand_over, master))
 
-    @contextlib.contextmanager
-    def micro_batch(self, is_last: bool) -> Iterator[None]:
+    def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
         """Around a micro-batch's forward and backward pass; processes exchange gradients at the last one's end."""
-        with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
-            yield
+        return nullcontext() if is_last else self.accelerator.no_sync(self.model)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this process's share of the step's loss."""
         # DDP averages over processes; the shares are parts of a sum
         self.accelerator.backward(loss * self.accelerator.num_processes)
 
-    def apply(self, max_grad_norm: float | None) -> Applied:
-        """Clip the gradient's norm, change the weights, forget the gradient."""
+    def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
+        """Clip the gradient's norm, change the weights, forget the gradient.
+
+        Returns:
+            The norm over all processes before clipping, and whether it was finite; if not, the weights are as before.
+        """
         for parameter, master in self._masters:
             _hand_over(master, parameter)
         trained = self._parameters() if self._masters else self.model.parameters()
@@ -89,7 +74,7 @@ class PlainOptimization:
             self._prepared.step()
             self._round_masters()
         self.forget()
-        return Applied(norm, finite)
+        return norm, finite
 
     def forget(self) -> None:
         """Forget the gradient."""
@@ -184,20 +169,19 @@ class DeepSpeedOptimization:
                 f"ZeRO-{self.model.zero_optimization_stage()} over {self.model.dp_world_size}"
             )
 
-    @contextlib.contextmanager
-    def micro_batch(self, is_last: bool) -> Iterator[None]:
+    def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
         """Nothing: DeepSpeed exchanges gradients at every backward pass."""
-        yield
+        return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this process's share of the step's loss."""
         self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
 
-    def apply(self, max_grad_norm: float | None) -> Applied:
+    def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
         """Change the weights, and forget the gradient; DeepSpeed got the limit of the norm when it was set up."""
         self.model.step()
         norm = float(self.model.get_global_grad_norm() or 0.0)
-        return Applied(norm, bool(self.model.was_step_applied()))
+        return norm, bool(self.model.was_step_applied())
 
     def forget(self) -> None:
         """Forget the gradient."""
@@ -209,33 +193,18 @@ class DeepSpeedOptimization:
 
     def load(self, folder: Path, num_steps: int) -> None:
         """Read back what `save` wrote; a file that would run code is refused."""
+        from accelerate.utils import patch_environment
+        from deepspeed.runtime.fp16.loss_scaler import LossScaler
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+        from deepspeed.utils.tensor_fragment import fragment_address
+
+        own_types = torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address])
         try:
-            with _without_code():
+            # the files are pickles, which DeepSpeed lets run any code; torch's switch overrules what it asks for
+            with patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD=1), own_types:
                 self.model.load_checkpoint(str(folder), tag="deepspeed")
         except UnpicklingError as error:
             raise UserError(f"--resume: {str(folder)!r} holds more than tensors and settings, and is not loaded") from error
-
-
-@contextlib.contextmanager
-def _without_code() -> Iterator[None]:
-    """Within, whatever reads a file with ``torch.load`` gets tensors, plain values and DeepSpeed's own three types, no more.
-
-    DeepSpeed's files are pickles, which it would let run any code; torch's switch overrules what it asks for.
-    """
-    from deepspeed.runtime.fp16.loss_scaler import LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    before = os.environ.get(WEIGHTS_ONLY)
-    os.environ[WEIGHTS_ONLY] = "1"
-    try:
-        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
-            yield
-    finally:
-        if before is None:
-            del os.environ[WEIGHTS_ONLY]
-        else:
-            os.environ[WEIGHTS_ONLY] = before
 
 
 Optimization = PlainOptimization | DeepSpeedOptimization
@@ -261,7 +230,10 @@ def make_optimization(accelerator: Accelerator, module: nn.Module, config: Learn
     has_deepspeed = accelerator.distributed_type is DistributedType.DEEPSPEED
     rounded = [] if has_deepspeed else [parameter for parameter in parameters if parameter.dtype == torch.bfloat16]
     keeps = config.master_weights and not is_shared(accelerator)
-    masters = {parameter: _master(parameter, accelerator.device) for parameter in rounded if keeps}
+    masters = {
+        parameter: nn.Parameter(parameter.detach().to(accelerator.device, torch.float32, copy=True))
+        for parameter in (rounded if keeps else ())
+    }
     if rounded and not keeps and accelerator.is_main_process:
         remedy = "use --deepspeed zero3 in place of FSDP" if config.master_weights else "set learner.master_weights=true"
         logger.warning(
@@ -272,10 +244,6 @@ def make_optimization(accelerator: Accelerator, module: nn.Module, config: Learn
     if has_deepspeed:
         return DeepSpeedOptimization(accelerator, module, optimizer)
     return PlainOptimization(accelerator, module, optimizer, tuple(masters.items()))
-
-
-def _master(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to(device, torch.float32, copy=True))
 
 
 def _adamw(config: LearnerConfig) -> Any:
@@ -331,11 +299,11 @@ def _gathered(tensor: Tensor) -> Tensor:
     return whole
 
 
-def _whole(parameters: list[nn.Parameter]) -> contextlib.AbstractContextManager[Any]:
+def _whole(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
     """Within it, parameters that ZeRO-3 has spread over processes are whole."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
-        return contextlib.nullcontext()
+        return nullcontext()
     import deepspeed
 
-    whole: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
+    whole: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
     return whole

@@ -56,56 +56,30 @@ def local_model(path: str) -> Path | None:
 
 
 def load_pretrained(
-    path: str,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    attn_implementation: str | None = None,
-    *,
-    trust_remote_code: bool = False,
+    path: str, dtype: Literal["float32", "bfloat16"] = "float32", attn_implementation: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal language model without dropout, and its tokenizer with padding on the left.
+    """Load a model by its name, see `load_named` and the settings of `ModelConfig`."""
+    return load_named(ModelConfig(path=path, dtype=dtype, attn_implementation=attn_implementation))
 
-    Args:
-        path: ``"embedded"``, ``"smollm2"``, a folder, or a hub name such as ``"org/name"``.
-        dtype: of the weights.
-        attn_implementation: transformers' attention, such as ``"eager"``; None for its own choice.
-        trust_remote_code: run code that comes with a model from a folder or the hub, after a warning.
+
+def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the causal language model that a configuration names, without dropout, and its tokenizer, which pads on the left.
 
     Raises:
         UserError: there is no such model, or it cannot be loaded.
     """
+    path = settings.path
     folder = _smollm2() if path == "smollm2" else local_model(path)
     if folder is None:
         logger.info("looking for %r in the Hugging Face cache and on the hub", path)
-    is_ours = path in ("smollm2", "embedded")
-    return _load(str(folder or path), path, dtype, attn_implementation, trust_remote_code and not is_ours)
-
-
-def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model that a configuration names, see `load_pretrained`."""
-    return load_pretrained(
-        settings.path, settings.dtype, settings.attn_implementation, trust_remote_code=settings.trust_remote_code
-    )
-
-
-def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token id that ends a response: those of the generation config, and the tokenizer's."""
-    ids = getattr(model.generation_config, "eos_token_id", None)
-    both = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
-    return frozenset(int(token) for token in both if token is not None)
-
-
-def _load(
-    source: str, path: str, dtype: str, attn_implementation: str | None, trust_remote_code: bool = False
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load from a folder or the hub; whatever goes wrong inside is about what is stored there, so it becomes one line."""
-    if trust_remote_code:
+    runs_code = settings.trust_remote_code and path not in ("smollm2", "embedded")
+    if runs_code:
         logger.warning("model.trust_remote_code: Python code that comes with %r is run, with all your rights", path)
     try:
         with quiet():
-            model, tokenizer, missing = _from_pretrained(source, dtype, attn_implementation, trust_remote_code)
-    except Exception as error:
-        here = f"{source} does not hold a model that can be loaded"
-        what = here if Path(source).is_dir() else f"cannot be loaded (allowed: {ALLOWED})"
+            model, tokenizer, missing = _from_pretrained(str(folder or path), settings, runs_code)
+    except Exception as error:  # whatever it is, the cause is in what is stored there
+        what = f"{folder} does not hold a model that can be loaded" if folder else f"cannot be loaded (allowed: {ALLOWED})"
         raise UserError(f"model.path={path!r}: {what}: {_one_line(error)}") from error
     if missing:
         raise UserError(f"model.path={path!r}: the weights lack {len(missing)} tensors, such as {min(missing)}")
@@ -115,21 +89,26 @@ def _load(
     return model, tokenizer
 
 
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token id that ends a response: those of the generation config, and the tokenizer's."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    both = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
+    return frozenset(int(token) for token in both if token is not None)
+
+
 def _one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _from_pretrained(
-    source: str, dtype: str, attn_implementation: str | None, trust_remote_code: bool
-) -> tuple[Any, Any, set[str]]:
+def _from_pretrained(source: str, settings: ModelConfig, runs_code: bool) -> tuple[Any, Any, set[str]]:
     """Model, tokenizer, and the names of weights that the checkpoint lacks and transformers made up."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from rlzoo.acceleration import prepare_model
 
-    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=runs_code)
     text_config = config.get_text_config()
     for name, value in text_config.to_dict().items():  # before the layers copy them
         if ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float):
@@ -137,16 +116,16 @@ def _from_pretrained(
     model, report = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
-        dtype=getattr(torch, dtype),
-        attn_implementation=attn_implementation,
-        trust_remote_code=trust_remote_code,
+        dtype=getattr(torch, settings.dtype),
+        attn_implementation=settings.attn_implementation,
+        trust_remote_code=runs_code,
         output_loading_info=True,
     )
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     prepare_model(model)
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=runs_code)
     tokenizer.padding_side = "left"
     return model, tokenizer, set(report["missing_keys"])
 

@@ -18,14 +18,7 @@ _QWEN3_HEAD_DIM = 128  # what transformers takes where a Qwen3 config has no hea
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder of equal layers with rotary positions, RMS norms and a gated MLP: Llama, Mistral, Qwen2 and Qwen3.
-
-    Example:
-        >>> tiny = Architecture(vocab_size=10, hidden_size=4, intermediate_size=6, num_layers=1, num_heads=2,
-        ...     num_kv_heads=1, head_dim=2, max_length=32, tied=True)
-        >>> tiny.num_parameters  # 10*4 embedding + (4*4 + 2*4*2 + 4*4 attention + 3*4*6 MLP + 2*4 norms) + 4 last norm
-        172
-    """
+    """A decoder of equal layers with rotary positions, RMS norms and a gated MLP: Llama, Mistral, Qwen2 and Qwen3."""
 
     vocab_size: int
     hidden_size: int
@@ -133,7 +126,7 @@ def find_architecture(path: str) -> Architecture | None:
     """The shape of the model that ``model.path`` means, from its ``config.json`` or the table `KNOWN`; None if unknown.
 
     Raises:
-        UserError: the path is a folder that holds no model.
+        UserError: as `local_model`, or the ``config.json`` is not a model's.
     """
     file = None if path in KNOWN else model_file(path, "config.json")
     if file is None:
@@ -145,11 +138,7 @@ def find_architecture(path: str) -> Architecture | None:
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
-    """A small file of the model that ``model.path`` means: from its folder, the hub's cache or the hub; None if there is none.
-
-    Raises:
-        UserError: the path is a folder that holds no model.
-    """
+    """A small file of the model that ``model.path`` means: from its folder, the hub's cache or the hub; None if it has none."""
     folder = local_model(path)
     if folder is not None:
         return folder / name if (folder / name).is_file() else None

@@ -46,11 +46,7 @@ DATA_SHEETS: dict[str, tuple[float, float, float]] = {
 
 
 def parse_devices(text: str) -> Devices:
-    """Devices from ``8xH100``, ``2x24GB`` or, with a speed in TFLOP/s, ``2x24GB@165``.
-
-    Raises:
-        UserError: it is none of these; in one line.
-    """
+    """Devices from ``8xH100``, ``2x24GB`` or, with a speed in TFLOP/s, ``2x24GB@165``; a `UserError` for anything else."""
     match = _SPEC.fullmatch(text.replace(" ", ""))
     name = match["name"] if match else None
     sheet = next((sheet for sheet in DATA_SHEETS if sheet.lower() == (name or "").lower()), None)

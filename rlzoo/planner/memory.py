@@ -24,11 +24,7 @@ _LIVE = 1e9  # DeepSpeed's stage3_max_live_parameters
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """A micro-batch: what one forward and backward pass computes.
-
-    Example:
-        ``PassShape(rows=2, length=8448, response=8192)``
-    """
+    """A micro-batch: what one forward and backward pass computes."""
 
     rows: int
     length: int  # tokens of the longest row, prompt and response
@@ -42,11 +38,7 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the model's states are spread over N processes.
-
-    Example:
-        ``Sharding(processes=8, stage=3)``
-    """
+    """How the model's states are spread over N processes."""
 
     processes: int
     stage: int = 0  # of ZeRO; 0: data parallel without DeepSpeed, every process holds everything
@@ -67,11 +59,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one device, by part.
-
-    Example:
-        ``memory.peak`` is what a device needs: the sum of ``memory.learning`` or of ``memory.sampling``.
-    """
+    """Bytes on one device, by part."""
 
     states: dict[str, float]  # held all the time
     step: dict[str, float]  # added at the peak of an optimizer step

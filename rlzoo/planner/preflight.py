@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -15,12 +14,9 @@ from rlzoo.planner.devices import Devices
 from rlzoo.planner.memory import weight_bytes
 from rlzoo.planner.plan import Plan, Prompts
 from rlzoo.rollout.prompts import encoded
-from rlzoo.training import checks
-from rlzoo.training.checks import check_run
+from rlzoo.training.checks import check_run, num_processes
 
-LOOKED_AT = 2000
-"""Training prompts looked at, at most: a plan must be quick."""
-
+LOOKED_AT = 2000  # training prompts, at most: a plan must be quick
 _COUNTED = 16  # of them, the longest texts: the longest prompt is among these, unless texts tokenize very differently
 _BYTES_PER_TOKEN = 2  # without a tokenizer: fewer than English (4) and LaTeX (3) have, so that the length is rather too large
 _TEMPLATE_TOKENS = 64  # room for a chat template's own tokens
@@ -31,7 +27,7 @@ def check(config: RunConfig, named: Devices | None = None, *, resume: bool = Fal
 
     Args:
         config: the run.
-        named: the devices to plan for; None for this machine.
+        named: the devices to plan for, one for each process; None for this machine.
         resume: whether the run directory is there already.
 
     Returns:
@@ -40,7 +36,10 @@ def check(config: RunConfig, named: Devices | None = None, *, resume: bool = Fal
     Raises:
         UserError: one line for the first mistake found.
     """
-    processes = num_processes(config, named)
+    processes = config.launch.processes or (named.count if named else num_processes(config))
+    if named and processes > named.count:
+        given = f"launch.processes={processes}: more than the {named.count} devices of --devices"
+        raise UserError(f"{given}; one process takes one")
     check_run(config, processes=processes, resume=resume, here=named is None)
     architecture, prompts = find_architecture(config.model.path), longest_prompt(config)
     check_length(config, architecture, prompts)
@@ -67,28 +66,8 @@ def longest_prompt(config: RunConfig) -> Prompts:
     return Prompts(template + max(len(encoded(encoder.encode, text).ids) for text in texts), counted=True)
 
 
-def num_processes(config: RunConfig, named: Devices | None) -> int:
-    """How many processes will compute the run: as set, as a launcher has started, or one for each device named.
-
-    Raises:
-        UserError: more than the devices named.
-    """
-    if named and config.launch.processes is None and not os.environ.get("WORLD_SIZE", "").isdigit():
-        return named.count
-    processes = checks.num_processes(config)
-    if named and processes > named.count:
-        raise UserError(
-            f"launch.processes={processes}: more than the {named.count} devices of --devices; one process takes one"
-        )
-    return processes
-
-
 def check_length(config: RunConfig, architecture: Architecture | None, prompts: Prompts) -> None:
-    """Refuse responses that go beyond the positions of the model or of vLLM.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuse responses that go beyond the positions of the model or of vLLM."""
     new, limit = config.rollout.max_new_tokens, config.rollout.vllm.max_model_len
     about = "" if prompts.counted else "about "
     needed = f"with prompts of up to {about}{prompts.longest} tokens, {prompts.longest + new} positions are needed"
@@ -102,11 +81,7 @@ def check_length(config: RunConfig, architecture: Architecture | None, prompts: 
 
 
 def check_disk(plan: Plan) -> None:
-    """Refuse a run that will fill the disk.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuse a run that will fill the disk."""
     if plan.disk is None:
         return
     folder = plan.config.output or Path("runs")
@@ -122,11 +97,7 @@ def check_disk(plan: Plan) -> None:
 
 
 def check_memory(plan: Plan) -> None:
-    """Refuse a run that cannot fit its devices.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuse a run that cannot fit its devices."""
     if plan.memory is None or plan.architecture is None:
         return
     config, memory, there = plan.config, plan.memory, plan.device_memory

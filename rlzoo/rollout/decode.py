@@ -30,11 +30,7 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What was drawn.
-
-    Example:
-        ``decoded.tokens[0]`` are the first response's tokens, with padding behind its end.
-    """
+    """What was drawn."""
 
     tokens: Tensor  # (B, T) int64
     log_probs: Tensor  # (B, T) float32, of the distribution sampled from

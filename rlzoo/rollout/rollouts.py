@@ -61,23 +61,14 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A round of sampling that runs in the background.
-
-    Example:
-        ``ahead.rollouts.result()`` waits for it.
-    """
+    """A round of sampling that runs in the background."""
 
     problems: list[Problem]  # of all processes
     rollouts: Future[list[Rollout]]  # of this process
 
 
 class Rollouts:
-    """Samples and grades; its results are the same in every process.
-
-    Example:
-        ``rollouts.take(step=1, version=0)`` are the responses of step 1; ``rollouts.look_ahead(step=2, version=0)`` starts
-        the next ones.
-    """
+    """Samples and grades; its results are the same in every process."""
 
     def __init__(self, config: RunConfig, task: Task, sampler: Sampler, accelerator: Accelerator) -> None:
         self.config = config

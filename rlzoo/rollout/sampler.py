@@ -111,11 +111,7 @@ class Sampler(ABC):
 
 
 class HFSampler(Sampler):
-    """Samples with a transformers model, by `decode` or by transformers' own `generate`; the end token is kept.
-
-    Example:
-        ``HFSampler(model, tokenizer, end_ids={2}, max_new_tokens=64).sample(["3+5="], 8, seed=1)`` gives eight rollouts.
-    """
+    """Samples with a transformers model, by `decode` or by transformers' own `generate`; the end token is kept."""
 
     def __init__(
         self,

@@ -15,8 +15,7 @@ from rlzoo.errors import UserError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""What vLLM 0.32's attention on the CPU knows."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # what vLLM 0.32's attention on the CPU knows
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

@@ -80,12 +80,7 @@ class AnyVLLMSampler(Sampler):
 
 
 class VLLMSampler(AnyVLLMSampler):
-    """Samples with a vLLM engine in this process.
-
-    Example:
-        ``sampler = VLLMSampler(model, tokenizer, VLLMConfig(), end_ids=frozenset({2}), max_new_tokens=64)``, then
-        ``sampler.update_weights(model.state_dict().items())`` and ``sampler.sample(["3+5="], 8, seed=1)``.
-    """
+    """Samples with a vLLM engine in this process."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, **common: Any) -> None:
         super().__init__(model, tokenizer, settings, **common)

@@ -32,8 +32,7 @@ logger = logging.getLogger("rlzoo")
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10
-PAUSES = (1, 2, 4, 8, 16, 32, 64)
-"""Seconds between tries with a server that does not answer, or only with errors of its own."""
+PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between tries with a server that does not answer, or only with errors of its own
 REPLY_BYTES, BYTES_PER_TOKEN = 2**22, 2**10
 """Largest reply: that for a token of a response, with its log-prob, has about 100 bytes."""
 START_IT = "start it as docs/how-to/vllm.md says"
@@ -44,12 +43,7 @@ class SilentServerError(UserError):
 
 
 class ServerSampler(AnyVLLMSampler):
-    """Samples with the server at ``settings.server``, which names the model ``served``.
-
-    Example:
-        ``ServerSampler(model, tokenizer, VLLMConfig(server="http://127.0.0.1:8000"), served="Qwen/Qwen3-0.6B",
-        end_ids=frozenset({2}), max_new_tokens=64)``
-    """
+    """Samples with the server at ``settings.server``, which names the model ``served``."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, *, served: str, **common: Any

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 256
-"""Probabilities summed at a time: a draw looks for its block first, then within it."""
+BLOCK = 256  # probabilities summed at a time: a draw looks for its block first, then within it
 
 
 def row_uniforms(seed: int, first_row: int, num_rows: int, num_tokens: int) -> Tensor:

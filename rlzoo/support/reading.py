@@ -7,11 +7,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-SETTINGS = 2**20
-"""Maximum size in bytes of a file of settings, YAML or JSON, in a run or a sweep."""
-
-RECORDS = 2**31
-"""Maximum size in bytes of a file of rows: questions, metrics, completions."""
+SETTINGS = 2**20  # maximum size in bytes of a file of settings, YAML or JSON, in a run or a sweep
+RECORDS = 2**31  # maximum size in bytes of a file of rows: questions, metrics, completions
 
 
 class NotReadError(OSError):

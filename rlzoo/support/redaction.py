@@ -9,11 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-REDACTED = "<redacted>"
-"""Stands where a secret stood."""
-
-SHORTEST = 6
-"""Characters of a secret in the environment, at least: shorter ones are part of too many other words."""
+REDACTED = "<redacted>"  # stands where a secret stood
+SHORTEST = 6  # characters of a secret in the environment, at least: shorter ones are part of too many other words
 
 _NAME = re.compile(
     r".*(?:password|passwd|passphrase).*"  # PGPASSWORD, password_of_the_judge

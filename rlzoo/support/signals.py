@@ -15,8 +15,7 @@ from typing import NoReturn
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a run. SIGHUP comes when a terminal is closed; ``nohup`` has it ignored, and it stays so."""
 
-ONE_PRESS = 1.0
-"""Seconds within which signals count as one: a terminal and a launcher may both pass on the same Ctrl-C."""
+ONE_PRESS = 1.0  # seconds within which signals count as one: a terminal and a launcher may both pass on the same Ctrl-C
 
 logger = logging.getLogger("rlzoo")
 

@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LONGEST_START = 300.0
-"""Seconds that a worker may take to be ready for calls: libraries are imported then."""
+LONGEST_START = 300.0  # seconds that a worker may take to be ready for calls: libraries are imported then
 
 
 class WorkerError(Exception):
@@ -42,9 +41,6 @@ class Worker:
         num_timeouts: calls that took too long.
         num_crashes: calls that raised, or ended the process.
         last_failure: why the last of these failed.
-
-    Example:
-        ``Worker(math.sqrt, gc.collect).call((2.0,), timeout=1.0)`` is 1.4142135623730951.
     """
 
     def __init__(self, function: Callable[..., Any], start: Callable[[], object], memory: int | None = None) -> None:

@@ -23,11 +23,7 @@ _NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\
 
 @dataclass(frozen=True, slots=True)
 class MathGrader:
-    r"""Grades the final answers of responses, and says which of them are the same.
-
-    Example:
-        ``MathGrader(math_worker_process(timeout=5)).grade([Problem("1/4+1/4?", "1/2")], ["it is \\boxed{0.5}"])`` is ``[1.0]``.
-    """
+    r"""Grades the final answers of responses, and says which of them are the same."""
 
     worker: Grader
 

@@ -38,9 +38,6 @@ class Suite:
     """A set of questions with reference answers.
 
     The question is read from a column ``question`` or ``problem``, the reference from ``answer``, else from ``solution``.
-
-    Example:
-        ``Suite("amc23", "math-ai/amc23").problems(folder=None, limit=10)``
     """
 
     name: str

@@ -103,11 +103,6 @@ def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
     return ClipStats.of(edges, *(column[keep] for column in columns))
 
 
-def map_tokens(inputs: ClipInputs, change: Change) -> ClipInputs:
-    """The inputs with every per-token log-probability tensor replaced by ``change`` of it."""
-    return map_tensors(inputs, change, TOKEN_FIELDS)
-
-
 def map_tensors(inputs: ClipInputs, change: Change, names: Sequence[str] = ALL_FIELDS) -> ClipInputs:
     """The inputs with the named tensors, all by default, replaced by ``change`` of them."""
     tensors = {name: getattr(inputs, name) for name in names}

@@ -17,7 +17,7 @@ from torch import Tensor
 from rlzoo import ops
 from rlzoo.policy import ClipPolicy
 from rlzoo.testing import data
-from rlzoo.testing.data import TOKEN_FIELDS, evaluate, left_padded, map_tokens, visible
+from rlzoo.testing.data import TOKEN_FIELDS, evaluate, left_padded, map_tensors, visible
 from rlzoo.types import ClipInputs
 
 Example = Callable[[ClipPolicy], ClipInputs]
@@ -94,11 +94,11 @@ def masked_positions_are_ignored(policy: ClipPolicy, inputs: ClipInputs) -> None
     mask = inputs.response_mask
     expected, expected_gradient = evaluate(policy, inputs)
     for poison in (float("nan"), float("inf"), float("-inf")):
-        spoiled = map_tokens(inputs, partial(torch.Tensor.masked_fill, mask=~mask, value=poison))
+        spoiled = map_tensors(inputs, partial(torch.Tensor.masked_fill, mask=~mask, value=poison), TOKEN_FIELDS)
         result, gradient = evaluate(policy, spoiled)
         _assert_close(visible(result.objective, inputs), visible(expected.objective, inputs), f"{poison} in the padding")
         _assert_close(gradient, expected_gradient, f"gradient with {poison} in the padding")
-        left = map_tokens(spoiled, lambda values: left_padded(values, mask))
+        left = map_tensors(spoiled, lambda values: left_padded(values, mask), TOKEN_FIELDS)
         result, gradient = evaluate(policy, dataclasses.replace(left, response_mask=left_padded(mask, mask)))
         _assert_close(gradient, left_padded(expected_gradient, mask), "gradient with the padding on the left")
 
@@ -111,7 +111,7 @@ def rows_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
     whole, gradient = evaluate(policy, inputs)
     for row in range(len(inputs.log_probs)):
         own = slice(row, row + 1)
-        alone, alone_gradient = evaluate(policy, data.map_tensors(inputs, operator.itemgetter(own)))
+        alone, alone_gradient = evaluate(policy, map_tensors(inputs, operator.itemgetter(own)))
         _assert_close(alone.objective, whole.objective[own], f"objective of row {row} alone")
         _assert_close(alone_gradient, gradient[own], f"gradient of row {row} alone")
         assert torch.equal(alone.clipped, whole.clipped[own]), f"clip decision of row {row} alone differs"
@@ -139,7 +139,7 @@ def extremes_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
 @law()
 def answers_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """7. bfloat16 in, float32 out, in the shapes of the contract."""
-    result, _ = evaluate(policy, map_tokens(inputs, lambda values: values.bfloat16()))
+    result, _ = evaluate(policy, map_tensors(inputs, lambda values: values.bfloat16(), TOKEN_FIELDS))
     size, max_length = inputs.log_probs.shape
     either = {(size, 1), (size, max_length)}
     shapes = {"token": {(size, max_length)}, "sequence": {(size, 1)}, "batch": either}[policy.scope]
@@ -224,18 +224,5 @@ def update_is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
     assert policy.model_dump() == before, "updated changed the policy it was called on"
 
 
-LAWS: tuple[Law, ...] = (
-    settings_are_complete,
-    ratio_one_is_reinforce,
-    masked_positions_are_ignored,
-    rows_are_independent,
-    zero_advantage_zero_gradient,
-    extremes_stay_finite,
-    answers_in_float32,
-    is_pure,
-    clipped_means_no_gradient,
-    compiles,
-    widths_scale,
-    update_is_pure,
-)
-"""The laws, in order."""
+LAWS: tuple[Law, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Law))
+"""The laws, in the order in which they are written down."""

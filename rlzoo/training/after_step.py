@@ -27,11 +27,7 @@ logger = logging.getLogger("rlzoo")
 
 
 class AfterStep:
-    """Does what follows a step.
-
-    Example:
-        ``AfterStep(run, tracker, stop, observer)(step, row, updates)``
-    """
+    """Does what follows a step."""
 
     def __init__(self, run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None = None) -> None:
         self.run = run
@@ -82,7 +78,7 @@ class AfterStep:
             return False
         state = RunState.read(folder)
         # the schedule continues from here, so that it still ends with the run
-        run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.state_dict())
+        run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.last_epoch)
         run.rollouts.forget_ahead()  # sampled by weights that are gone
         logger.warning("step %d: a spike of the gradient; the weights are those after step %d again", step, state.step)
         return True

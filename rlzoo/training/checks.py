@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from rlzoo.plugin_files import changed_plugins, plugin_files
 from rlzoo.processes import check_launch, check_launcher
 
 logger = logging.getLogger("rlzoo")
+
+
+def usual_output(config: RunConfig) -> Path:
+    """The directory of a run that names none: after its policy, task, seed and the time."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
 
 
 def num_processes(config: RunConfig) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from rlzoo.fairness import NUM_BINS, bin_index
-from rlzoo.learner.mismatch import mismatch_metrics
+from rlzoo import ops
+from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.learner.shaping import reward_metrics
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
@@ -24,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class Stopwatch:
-    """Times the parts of a step.
-
-    Example:
-        ``watch.lap("rollout")`` after sampling gives ``time/rollout`` in seconds.
-    """
+    """Times the parts of a step."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
@@ -121,6 +118,34 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "response/length_p05": float(lengths.quantile(0.05)),
         "response/length_p95": float(lengths.quantile(0.95)),
         "response/truncated": sum(not rollout.finished for rollout in rollouts) / len(rollouts),
+    }
+
+
+def log_mismatch(batch: ScoredBatch) -> Tensor:
+    """Compute trainer against sampler per token, ``log pi_old - log pi_rollout``, ``(B, T)``, 0 where the mask is False."""
+    return torch.where(batch.response_mask, batch.old_log_probs - batch.rollout_log_probs, 0.0)
+
+
+def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
+    """How far the sampler is from the trainer, and what the correction left of the responses, by length bin."""
+    log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
+    total = log_ratio.sum(-1)
+    metrics = {
+        "mismatch/kl": float(-log_ratio[mask].mean()),  # k1 under the sampler, nats per token
+        "mismatch/log_ratio_abs_mean": float(log_ratio[mask].abs().mean()),
+        "mismatch/log_ratio_abs_max": float(log_ratio.abs().max()),
+        "mismatch/sum_abs_mean": float(total.abs().mean()),
+    }
+    weights = batch.weights
+    if weights is None:
+        return metrics
+    kept = (weights > 0).double()
+    kept = kept[:, 0] if kept.shape[-1] == 1 else ops.sequence_mean(kept, mask)[:, 0]
+    mean = weights[:, 0] if weights.shape[-1] == 1 else ops.sequence_mean(weights, mask)[:, 0]
+    metrics |= {"mismatch/kept": float(kept.mean()), "mismatch/weight_mean": float(mean.double().mean())}
+    index = bin_index(batch.lengths, bin_edges(batch.lengths))
+    return metrics | {
+        f"mismatch/kept_length_bin_{k}": float(kept[index == k].mean()) for k in range(NUM_BINS) if bool((index == k).any())
     }
 
 

@@ -25,25 +25,19 @@ from rlzoo.processes import gather, make_accelerator, peak_memory
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_task
 from rlzoo.rollout.rollouts import Rollouts, Sampled
-from rlzoo.rollout.sampler import Sampler
 from rlzoo.tasks import Task
+from rlzoo.training.checks import usual_output
 
 logger = logging.getLogger("rlzoo")
 
 
 class Run:
-    """The rollouts, learner, monitor and run directory of one run, made from its configuration.
-
-    Example:
-        ``for step, row, updates in steps(Run(config, task)): ...``
-    """
+    """The rollouts, learner, monitor and run directory of one run, made from its configuration."""
 
     def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        name = f"{config.clip.name}-{task.name.replace(':', '-')}-{config.seed}-{stamp}"
         self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
         self.is_main = self.accelerator.is_main_process
-        path = gather(self.accelerator, [config.output or Path("runs") / name])[0]  # the clock may differ
+        path = gather(self.accelerator, [config.output or usual_output(config)])[0]  # the clock may differ
         self.config = config.model_copy(update={"output": path})
         self.task = task
         with ExitStack() as failed:
@@ -83,22 +77,7 @@ class Run:
         """Load the model, and make the rollouts, the learner and the monitor."""
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
-        self._check_prompts()
-        # before the learner's: ZeRO-3 takes the model apart, and an adapter changes its modules
-        self.rollouts = Rollouts(config, self.task, self._make_sampler(), self.accelerator)
-        self.learner = self._make_learner()
-        self.monitor = Monitor(config.clip)
-        self.metrics: list[dict[str, float]] = []
-        self.done = 0  # steps
-        self._began, self._before = time.perf_counter(), 0.0
-        self.saved = -1  # the step that was saved last
-        self.attempted = 0  # the step that was begun last
-        self.is_clean = True  # everything is as it was after the last step that is done
-        self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
-
-    def _check_prompts(self) -> None:
-        """Refuse questions that the model cannot be asked, before anything is written."""
-        config = self.config
+        # questions that the model cannot be asked are refused before anything is written
         check_task(
             self.task,
             self.tokenizer,
@@ -106,20 +85,17 @@ class Run:
             needed=config.steps * config.rollout.num_prompts,
             held_out=config.eval.num_problems,
         )
-
-    def _make_sampler(self) -> Sampler:
-        return make_sampler(
+        # before the learner: ZeRO-3 takes the model apart, and an adapter changes its modules
+        sampler = make_sampler(
             self.model,
             self.tokenizer,
             eos_token_ids(self.model, self.tokenizer),
-            named=self.config.model,
-            settings=self.config.rollout,
-            own_weights=self.config.rollout.max_staleness > 0 or is_spread(self.accelerator),
+            named=config.model,
+            settings=config.rollout,
+            own_weights=config.rollout.max_staleness > 0 or is_spread(self.accelerator),
         )
-
-    def _make_learner(self) -> Learner:
-        config = self.config
-        return Learner(
+        self.rollouts = Rollouts(config, self.task, sampler, self.accelerator)
+        self.learner = Learner(
             self.model,
             config.clip,
             config.learner,
@@ -131,6 +107,14 @@ class Run:
             mismatch=config.mismatch,
             accelerator=self.accelerator,
         )
+        self.monitor = Monitor(config.clip)
+        self.metrics: list[dict[str, float]] = []
+        self.done = 0  # steps
+        self._began, self._before = time.perf_counter(), 0.0
+        self.saved = -1  # the step that was saved last
+        self.attempted = 0  # the step that was begun last
+        self.is_clean = True  # everything is as it was after the last step that is done
+        self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
 
     def _restore(self, folder: Path | None) -> None:
         """Restore the state of a checkpoint; without one, start at step 0."""
@@ -139,13 +123,18 @@ class Run:
             self.directory.cut_after(-1)
             return
         state = RunState.read(folder)
-        self._check(state, folder.parent)
+        updates = state.step * self.config.learner.num_minibatches * self.config.learner.num_epochs
+        self._check(state, folder.parent, updates)
         if state.data != self.data:
             raise UserError(
                 f"--resume: the training problems of task {self.task.name!r} are not those the run was started with; "
                 "put its data back as it was, or start another run"
             )
-        self.learner.load(folder, state.num_optimizer_steps, state.scheduler)
+        self.learner.load(folder, state.num_optimizer_steps, updates)
+        if self.learner.scheduler.state_dict() != state.scheduler:
+            raise UserError(
+                f"--resume: the learning rate's schedule in {str(folder)!r} is not that of this run after {updates} updates"
+            )
         self.learner.num_nonfinite = state.num_nonfinite
         self.rollouts.restore(state.next_problem, state.ahead)
         self.monitor.restore(folder, state.alarms)
@@ -156,15 +145,14 @@ class Run:
             self.rollouts.sampler.update_weights(self.learner.weights())
         self._given = state.num_optimizer_steps
 
-    def _check(self, state: RunState, folder: Path) -> None:
+    def _check(self, state: RunState, folder: Path, updates: int) -> None:
         """Refuse a state that this run cannot have written, even if its checksums are right."""
         rollout, problem = self.config.rollout, ""
         rounds = state.step + (state.ahead is not None)
-        updates = state.step * self.config.learner.num_minibatches * self.config.learner.num_epochs
         if state.step > self.config.steps:
             problem = f"is of step {state.step}, and the run has {self.config.steps} (steps)"
-        elif state.scheduler.get("last_epoch") != updates:
-            problem = f"has a learning rate that is not the one after the {updates} updates of {state.step} steps"
+        elif state.num_optimizer_steps > updates:
+            problem = f"has taken {state.num_optimizer_steps} optimizer steps in {updates} updates"
         elif state.next_problem % rollout.num_prompts or state.next_problem < rounds * rollout.num_prompts:
             size = rollout.num_prompts
             problem = f"has sampled {state.next_problem} problems, which is not {rounds} or more whole rounds of {size}"

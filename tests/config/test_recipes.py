@@ -13,7 +13,7 @@ from rlzoo import RunConfig
 from rlzoo.config.composition import config_folders, config_names, read_config
 from rlzoo.planner.architecture import find_architecture
 from rlzoo.planner.devices import parse_devices
-from rlzoo.planner.plan import Prompts, make_plan
+from rlzoo.planner.plan import Plan, Prompts
 from rlzoo.planner.preflight import check_length, check_memory
 from rlzoo.training.checks import check_run
 
@@ -77,7 +77,7 @@ def test_every_recipe_composes_for_every_rule_and_fits_its_machine(name, rule, d
     architecture, devices, prompts = find_architecture(config.model.path), parse_devices("8xH100"), Prompts(1024, False)
     check_run(config, processes=8, here=False)
     check_length(config, architecture, prompts)
-    check_memory(make_plan(config, architecture, devices, prompts, 8))
+    check_memory(Plan(config, architecture, devices, prompts, 8))
 
 
 def test_the_recipes_differ_in_the_model_and_its_sharding_alone():

@@ -527,11 +527,11 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
         ({"next_problem": 31}, "has sampled 31 problems"),
         ({"next_problem": 10**15}, "has sampled 1000000000000000 problems"),
         ({"num_optimizer_steps": 15}, "it has taken 16 steps, not 15"),
-        ({"num_optimizer_steps": 17}, "the learning rate's schedule"),
+        ({"num_optimizer_steps": 17}, "has taken 17 optimizer steps in 16 updates"),
         ({"seconds": -1.0}, "seconds"),
         ({"alarms": {"bad_steps": {}, "raised": ["mine"]}}, "is not what a run writes"),
         ({"alarms": {}}, "is not what a run writes"),
-        ({"scheduler": {}}, "has a learning rate that is not the one after the 16 updates of 4 steps"),
+        ({"scheduler": {}}, "the learning rate's schedule"),
         ({"scheduler": {"last_epoch": 16}}, "the learning rate's schedule"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from rlzoo import UserError, load_zoo
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import MismatchConfig
-from rlzoo.learner.mismatch import log_mismatch, mismatch_metrics
+from rlzoo.training.metrics import log_mismatch, mismatch_metrics
 from tests.learner.test_learner import make_learner, relative_error
 from tests.off_policy import make_model, off_policy_batch
 

@@ -17,7 +17,7 @@ from rlzoo.planner.memory import (
     micro_batch,
     trained_parameters,
 )
-from rlzoo.planner.plan import Prompts, body_flops, make_plan, work
+from rlzoo.planner.plan import Plan, Prompts, body_flops
 
 # embedding 10*4 = 40; layer: q 4*4, k and v 4*2 each, o 4*4 = 48; MLP 3*4*6 = 72; norms 2*4 = 8; last norm 4: 172 in all
 TINY = Architecture(10, 4, 6, 1, 2, 1, 2, 32, tied=True)
@@ -34,7 +34,7 @@ def config(*overrides, clip="grpo", steps=3):
 
 def plan(*overrides, architecture=LARGE, devices="1xH100", processes=1, prompt=3, **more):
     named = parse_devices(devices) if isinstance(devices, str) else devices
-    return make_plan(config(*overrides, **more), architecture, named, Prompts(prompt, True), processes)
+    return Plan(config(*overrides, **more), architecture, named, Prompts(prompt, True), processes)
 
 
 def learning(*overrides, **more):
@@ -142,10 +142,11 @@ def test_micro_batches_are_cut_as_the_learner_cuts_them():
 def test_the_work_of_a_step_is_worked_by_hand():
     # a row of 8 tokens: 2 * (48 + 72) * 8 = 1920, attention 4 * 4 * 8 * 8 = 1024; head on 5 tokens 2 * 40 * 5 = 400
     assert body_flops(TINY, 8) == 2944
-    step = work(TINY, config(), BATCH)
+    step = plan(architecture=TINY, devices=CPU).flops
     assert step["rollout"] == 16 * (2944 + 400)
     assert step["learner"] == 16 * (4 * 2944 + 5 * 400)  # once before, then forward and twice that; the head once more
-    again = work(TINY, config("learner.gradient_checkpointing=true", "learner.num_epochs=2", "learner.kl_coef=0.1"), BATCH)
+    more = ["learner.gradient_checkpointing=true", "learner.num_epochs=2", "learner.kl_coef=0.1"]
+    again = plan(*more, architecture=TINY, devices=CPU).flops
     assert again["learner"] == 16 * ((2 + 2 * 4) * 2944 + (2 + 2 * 4) * 400)
 
 

@@ -13,14 +13,9 @@ from typing import Any
 from rlzoo.support.parsing import parse_yaml
 from rlzoo.support.redaction import REDACTED, redact, redact_settings
 
-COMMAND = "RLZOO_COMMAND"
-"""Environment variable with the command, where other processes run it than the one it was given to."""
-
-NOTE = "mlflow.note.content"
-"""The tag that MLflow shows as a run's description."""
-
-LONGEST = 7900
-"""Characters of a description; MLflow takes 8000."""
+COMMAND = "RLZOO_COMMAND"  # environment variable with the command, where other processes run it than the one it was given to
+NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description
+LONGEST = 7900  # characters of a description; MLflow takes 8000
 
 LONGEST_COMMAND = 1500
 ABSENT = "-"

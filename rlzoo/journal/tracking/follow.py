@@ -24,17 +24,10 @@ from rlzoo.support.garbage import collect_seldom
 from rlzoo.support.lock import Lock
 from rlzoo.support.redaction import redact
 
-POLL = 1.0
-"""Seconds between looks at the directory."""
-
-LONGEST_PAUSE = 30.0
-"""Seconds between tries, at most, while the store cannot be reached."""
-
-PATIENCE = 15.0
-"""Seconds without success after the run's end before the rest is left to `rlzoo sync`."""
-
-LONGEST_END = 60.0
-"""Seconds after the run's end before the rest is left to `rlzoo sync`, whatever the store does."""
+POLL = 1.0  # seconds between looks at the directory
+LONGEST_PAUSE = 30.0  # seconds between tries, at most, while the store cannot be reached
+PATIENCE = 15.0  # seconds without success after the run's end before the rest is left to `rlzoo sync`
+LONGEST_END = 60.0  # seconds after the run's end before the rest is left to `rlzoo sync`, whatever the store does
 
 
 def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:

@@ -17,14 +17,12 @@ from rlzoo.support.replies import bounded_replies
 LARGEST_REPLY = 16 * 2**20
 """Bytes of a reply. The history of a metric, the largest reply that is asked for, has about 90 bytes for a step."""
 
-LONGEST_REPLY = 60.0
-"""Seconds of a reply."""
+LONGEST_REPLY = 60.0  # seconds of a reply
 
 SPARE_MEMORY = 2**30
 """Bytes that this process may take beside what it has: a compressed reply grows when it is read, a thousandfold at most."""
 
-KIND = "mlflow.experimentKind"
-"""The tag by which MLflow's pages show runs and models, rather than traces and judges."""
+KIND = "mlflow.experimentKind"  # the tag by which MLflow's pages show runs and models, rather than traces and judges
 
 _DEFAULTS = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # a new store logs every table that it makes, and one that fails a traceback
@@ -65,21 +63,9 @@ def experiment_id(client: Any, name: str) -> str:
 
 def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
     """Start an MLflow run that others will be nested under; returns its id."""
-    with _client() as client:
+    with connected() as client:
         entry = experiment_id(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
         return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
-
-
-def close_parent(run_id: str, status: str) -> None:
-    """End it as FINISHED, FAILED or KILLED."""
-    with _client() as client:
-        client.set_terminated(run_id, status)
-
-
-def log_artifact(run_id: str, path: Path) -> None:
-    """Add a file to a run that is not the current one."""
-    with _client() as client:
-        client.log_artifact(run_id, str(path))
 
 
 def common_parent(run_ids: Sequence[str]) -> str | None:
@@ -87,7 +73,7 @@ def common_parent(run_ids: Sequence[str]) -> str | None:
     uri = tracking_uri()
     if not run_ids or (uri == DEFAULT_STORE and not Path(uri.removeprefix("sqlite:///")).exists()):
         return None  # asking would make a store
-    with _client() as client:
+    with connected() as client:
         from mlflow import MlflowException
 
         try:
@@ -98,7 +84,8 @@ def common_parent(run_ids: Sequence[str]) -> str | None:
 
 
 @contextmanager
-def _client() -> Iterator[Any]:
+def connected() -> Iterator[Any]:
+    """MLflow's client of the current store, which is bounded within the block."""
     with bounded_store():
         from mlflow import MlflowClient
 

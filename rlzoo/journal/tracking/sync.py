@@ -25,8 +25,7 @@ SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "requir
 SHOWN_DIGEST = 12  # characters: enough to tell data apart, and shown in full in the table of runs
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "length")
-LOGGED = "mlflow.loggedArtifacts"
-"""The tag by which MLflow knows an artifact for a table."""
+LOGGED = "mlflow.loggedArtifacts"  # the tag by which MLflow knows an artifact for a table
 
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
 LONGEST_ERROR = 10_000  # characters

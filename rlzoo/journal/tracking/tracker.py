@@ -19,8 +19,7 @@ from rlzoo.journal.tracking.record import Record, Sent, Status, sent_to, trackin
 
 logger = logging.getLogger("rlzoo")
 
-QUIET_END = 5.0
-"""Seconds that the end of a run waits before it logs that it waits."""
+QUIET_END = 5.0  # seconds that the end of a run waits before it logs that it waits
 
 
 class Tracker:
