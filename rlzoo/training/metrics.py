@@ -63,7 +63,8 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
     if config.rollout.max_staleness:
         taken = sum(not update.skipped for update in updates)
-        metrics["rollout/staleness"] = run.learner.num_optimizer_steps - taken - mean_version(sampled.groups)
+        versions = [rollout.policy_version for group in sampled.groups for rollout in group.rollouts]
+        metrics["rollout/staleness"] = run.learner.num_optimizer_steps - taken - sum(versions) / len(versions)
     return metrics
 
 
@@ -139,20 +140,12 @@ def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
     weights = batch.weights
     if weights is None:
         return metrics
-    kept = (weights > 0).double()
-    kept = kept[:, 0] if kept.shape[-1] == 1 else ops.sequence_mean(kept, mask)[:, 0]
-    mean = weights[:, 0] if weights.shape[-1] == 1 else ops.sequence_mean(weights, mask)[:, 0]
+    kept, mean = (ops.per_response(values, mask)[:, 0] for values in ((weights > 0).double(), weights))
     metrics |= {"mismatch/kept": float(kept.mean()), "mismatch/weight_mean": float(mean.double().mean())}
     index = bin_index(batch.lengths, bin_edges(batch.lengths))
     return metrics | {
         f"mismatch/kept_length_bin_{k}": float(kept[index == k].mean()) for k in range(NUM_BINS) if bool((index == k).any())
     }
-
-
-def mean_version(groups: Sequence[RolloutGroup]) -> float:
-    """Optimizer steps taken by the weights that sampled, on average."""
-    versions = [rollout.policy_version for group in groups for rollout in group.rollouts]
-    return sum(versions) / len(versions)
 
 
 def update_metrics(updates: Sequence[Update], *, with_kl: bool, with_band: bool) -> dict[str, float]:
