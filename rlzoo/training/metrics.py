@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlzoo import ops
+from rlzoo.config.sections import RewardConfig
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
-from rlzoo.learner.shaping import reward_metrics
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.policy import ClipPolicy
@@ -120,6 +120,18 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "response/length_p95": float(lengths.quantile(0.95)),
         "response/truncated": sum(not rollout.finished for rollout in rollouts) / len(rollouts),
     }
+
+
+def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
+    """What shaping did to the rewards of one step, by its MLflow names; nothing for rewards that are not shaped."""
+    metrics = {}
+    if settings.overlong_buffer > 0:
+        metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
+    if settings.kl_coef > 0:
+        assert batch.ref_log_probs is not None, "the learner keeps a reference where the reward has a KL"
+        log_ratio = batch.old_log_probs - batch.ref_log_probs  # of each token drawn: k1
+        metrics["reward/kl"] = float(log_ratio[batch.response_mask].double().mean())
+    return metrics
 
 
 def log_mismatch(batch: ScoredBatch) -> Tensor:
