@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import operator
 import os
 import re
 import sys
@@ -96,7 +97,9 @@ def _identity(plugin: Plugin) -> tuple[str, str]:
 
 def installed_plugins() -> list[Plugin]:
     """The plugins of installed distributions: the bundled ones first, then by name."""
-    named = functools.cache(_name_and_version)  # one distribution has most of them, and reading its metadata takes long
+    named = functools.cache(
+        operator.attrgetter("name", "version")
+    )  # one distribution has most of them, and reading its metadata takes long
     plugins = []
     for point in metadata.entry_points(group=PROJECT):
         name, version = named(point.dist) if point.dist else ("unknown distribution", "")
@@ -106,10 +109,6 @@ def installed_plugins() -> list[Plugin]:
             Plugin(point.name, source, point.load, bundled, asked_for=False, module=point.module, distribution=normal)
         )
     return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
-
-
-def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
-    return distribution.name, distribution.version
 
 
 def _normal(name: str) -> str:

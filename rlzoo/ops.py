@@ -63,6 +63,11 @@ def sequence_mean(values: Tensor, response_mask: Tensor) -> Tensor:
     return sequence_sum(values, response_mask) / lengths(response_mask)
 
 
+def per_response(values: Tensor, response_mask: Tensor) -> Tensor:
+    """``(B, 1)``: a value per response as it is, values per token ``(B, T)`` as their mean over the response's tokens."""
+    return values if values.shape[-1] == 1 else sequence_mean(values, response_mask)
+
+
 def step_mean(values: Tensor, response_mask: Tensor) -> Tensor:
     """Mean over every response token of the step, a scalar; only rules of scope "batch" may look at it."""
     return torch.where(response_mask, values, torch.zeros_like(values)).sum() / response_mask.sum().clamp(min=1)

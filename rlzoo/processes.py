@@ -95,11 +95,7 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
 
 
 def check_launch(launch: LaunchConfig) -> None:
-    """Refuse settings of a launch that do not fit each other.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuse settings of a launch that do not fit each other."""
     if launch.deepspeed is None and launch.offload != "none":
         raise UserError(f"launch.offload={launch.offload!r}: DeepSpeed does it; set launch.deepspeed to zero2 or zero3")
     stage = zero_settings(launch).get("stage", 0)
@@ -113,11 +109,7 @@ def check_launch(launch: LaunchConfig) -> None:
 
 
 def check_launcher(launch: LaunchConfig) -> None:
-    """Refuse what a launcher has asked for and Accelerate would leave out on a CPU without a word.
-
-    Raises:
-        UserError: in one line.
-    """
+    """Refuse what a launcher has asked for and Accelerate would leave out on a CPU without a word."""
     needed = {"WORLD_SIZE": (), "RANK": ("WORLD_SIZE",), "LOCAL_RANK": ("RANK", "WORLD_SIZE")}
     for name, others in needed.items():
         value = os.environ.get(name, "-1")  # which says of LOCAL_RANK that there is no launcher

@@ -22,11 +22,7 @@ from rlzoo.training.checks import missing_libraries
 
 
 def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False) -> None:
-    """Check a run and show its plan: the configuration on stdout, the plan on stderr; with JSON, both on stdout.
-
-    Raises:
-        UserError: the run would fail; in one line.
-    """
+    """Check a run and show its plan: the configuration on stdout, the plan on stderr; with JSON, both on stdout."""
     named = parse_devices(devices) if devices else None
     processes, architecture, prompts = check(config, named, resume=resume)
     plan = Plan(config, architecture, named or this_machine(), prompts, processes)

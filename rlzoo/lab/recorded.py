@@ -157,8 +157,12 @@ def _check(tensors: dict[str, Tensor], num_updates: int) -> None:
         _require(int(values.max()) <= len(sequences), f"{name} holds more than there are tokens")
     _require(int(sizes.sum()) == len(sequences), f"sequences has {len(sequences)} values, and sequence_lengths another sum")
     _require(number * int(lengths.max()) <= MOST_CELLS, f"{number} responses of up to {int(lengths.max())} tokens are too many")
-    tokens: tuple[int, ...] = (int(lengths.sum()),)
-    shapes = {"old_log_probs": [tokens], "rollout_log_probs": [tokens], "advantages": [(number, 1), tokens]}
+    tokens = (int(lengths.sum()),)
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "old_log_probs": [tokens],
+        "rollout_log_probs": [tokens],
+        "advantages": [(number, 1), tokens],
+    }
     for index in range(num_updates):
         rows = _whole_numbers(tensors, f"rows/{index}")
         _require(0 < len(rows) <= number, f"rows/{index} has {len(rows)} values for {number} responses")

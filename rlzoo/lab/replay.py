@@ -86,8 +86,8 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPol
 @torch.no_grad()
 def _clipped(policy: ClipPolicy, inputs: ClipInputs) -> torch.Tensor:
     """The clip decision of each response with an advantage; a token rule's is its share of clipped tokens."""
-    clipped, mask = judge(policy, inputs).clipped.float(), inputs.response_mask
-    share = clipped if clipped.shape[-1] == 1 else ops.sequence_mean(clipped, mask)
+    mask = inputs.response_mask
+    share = ops.per_response(judge(policy, inputs).clipped.float(), mask)
     advantages = inputs.advantages if inputs.advantages.shape[-1] == 1 else inputs.advantages.masked_fill(~mask, 0.0)
     return share[(advantages != 0).any(-1)].double()
 

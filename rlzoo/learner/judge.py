@@ -114,7 +114,7 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     Raises:
         PolicyError: the policy raised, changed its inputs, or returned something other than the contract allows.
     """
-    before = _versions(inputs)
+    before = {name: getattr(inputs, name)._version for name in READ_ONLY if getattr(inputs, name) is not None}
     try:
         result = policy(inputs)
     except Exception as error:
@@ -156,10 +156,11 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
     length, advantage = int(mask[row].sum()), float(inputs.advantages[row].sum())
     what = "an objective" if not bool(torch.isfinite(objective[row][mask[row]]).all()) else "a gradient"
     number = int(bad.any(dim=-1).sum())
+    log_ratio = float((inputs.log_probs.detach() - inputs.old_log_probs)[row][mask[row]].sum())
     raise PolicyError(
         policy.name,
         f"gave {what} that is not finite for {number} of {len(mask)} responses, the first of {length} tokens "
-        f"with advantage {advantage:g} and summed log-ratio {_summed_log_ratio(inputs, row):.4g}",
+        f"with advantage {advantage:g} and summed log-ratio {log_ratio:.4g}",
     )
 
 
@@ -176,11 +177,6 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
     if type(following) is not type(policy):
         raise PolicyError(policy.name, f"gave {following!r} from updated, not a {type(policy).__name__}")
     return following
-
-
-def _versions(inputs: ClipInputs) -> dict[str, int]:
-    """How often each tensor was modified in place, as torch counts it."""
-    return {name: getattr(inputs, name)._version for name in READ_ONLY if getattr(inputs, name) is not None}
 
 
 def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str | None:
@@ -200,11 +196,6 @@ def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str
     if result.clipped.dtype != torch.bool:
         return f"gave clipped of type {result.clipped.dtype}, expected torch.bool"
     return None
-
-
-def _summed_log_ratio(inputs: ClipInputs, row: int) -> float:
-    mask = inputs.response_mask[row]
-    return float((inputs.log_probs.detach() - inputs.old_log_probs)[row][mask].sum())
 
 
 def _told(error: Exception) -> str:

@@ -1,16 +1,11 @@
-"""Reward shaping: the penalty on overlong responses, the filter on truncated ones, and the KL inside the reward."""
+"""Reward shaping: the penalty on overlong responses, and the filter on truncated ones."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlzoo.config.sections import RewardConfig
-
-if TYPE_CHECKING:
-    from rlzoo.learner.batch import ScoredBatch
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, settings: RewardConfig) -> Tensor:
@@ -46,19 +41,3 @@ def without_truncated(advantages: Tensor, finished: Tensor, settings: RewardConf
     if not settings.overlong_filtering:
         return advantages
     return torch.where(finished[:, None], advantages, torch.zeros_like(advantages))
-
-
-def token_kl(batch: ScoredBatch) -> Tensor:
-    """The estimate k1 of the KL to the starting model, ``log pi_old - log pi_ref`` of each token drawn, ``(B, T)``."""
-    assert batch.ref_log_probs is not None, "the learner keeps a reference where the reward has a KL"
-    return batch.old_log_probs - batch.ref_log_probs
-
-
-def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
-    """What shaping did to the rewards of one step, by its MLflow names; nothing for rewards that are not shaped."""
-    metrics = {}
-    if settings.overlong_buffer > 0:
-        metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
-    if settings.kl_coef > 0:
-        metrics["reward/kl"] = float(token_kl(batch)[batch.response_mask].double().mean())
-    return metrics

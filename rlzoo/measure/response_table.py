@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -75,7 +74,10 @@ class ResponseTable:
         if advantages.shape[-1] != 1:
             advantages = advantages.masked_fill(~mask, 0.0)
         clipped, log_ratio = result.clipped, result.log_ratio
-        share = partial(_share, mask=mask)
+
+        def share(values: Tensor) -> Tensor:
+            return ops.per_response(values.float(), mask)
+
         token = ops.log_ratio(inputs)
         none, unknown = torch.zeros_like(advantages[:, :1]), log_ratio.new_tensor(torch.nan)
         edges = (unknown, unknown) if result.band is None else (result.band.low, result.band.high)
@@ -132,11 +134,6 @@ def pooled_runs(tables: Iterable[ResponseTable]) -> ResponseTable:
         numbered.append(replace(table, group=index + start))
         start += len(names)
     return ResponseTable.concat(numbered)
-
-
-def _share(values: Tensor, mask: Tensor) -> Tensor:
-    """Of a response: its value, or the mean of those of its tokens."""
-    return values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), mask)
 
 
 def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:

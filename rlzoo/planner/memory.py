@@ -99,15 +99,7 @@ def micro_batch(
 
 
 def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> Memory:
-    """The memory of one device of a run.
-
-    Args:
-        architecture: the model's shape.
-        config: the run.
-        sharding: how states are spread.
-        batch: a full micro-batch.
-        devices: what computes it, each process on one.
-    """
+    """The memory of one device of a run; ``batch`` is a full micro-batch, and each process has a device of its own."""
     has_deepspeed, processes = sharding.stage > 0, sharding.processes
     is_low_rank, keeps = config.learner.lora.rank > 0, _keeps_masters(config, has_deepspeed)
     trained, element = trained_parameters(architecture, config), BYTES[config.model.dtype]

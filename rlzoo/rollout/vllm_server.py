@@ -63,15 +63,12 @@ class ServerSampler(AnyVLLMSampler):
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout),
             retries=False,
         )
-        self.own_folder = settings.sync_folder is None
+        self.own_folder = not settings.sync_folder
         host = urlsplit(settings.server).hostname or ""
         if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both see")
         self._check_server()
-        if self.own_folder:
-            self.folder = Path(tempfile.mkdtemp(prefix="rlzoo-weights-"))
-        else:
-            self.folder = Path(settings.sync_folder or "").expanduser().resolve()
+        self.folder = Path(settings.sync_folder or tempfile.mkdtemp(prefix="rlzoo-weights-")).expanduser().resolve()
         self.weights: Path | None = None  # what the server has loaded
 
     def _draw(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> list[Drawn]:

@@ -70,14 +70,9 @@ def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
     """Share of the responses with non-zero advantage that is clipped; a response counts with its share of clipped tokens."""
-    clipped = _per_response(policy(inputs).clipped, inputs)
+    clipped = ops.per_response(policy(inputs).clipped.float(), inputs.response_mask)[:, 0]
     rows = (inputs.advantages != 0).any(dim=-1)
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
-
-
-def _per_response(values: Tensor, inputs: ClipInputs) -> Tensor:
-    """``(B,)`` float32; of values per token the mean over the response."""
-    return (values.float() if values.shape[-1] == 1 else ops.sequence_mean(values.float(), inputs.response_mask))[:, 0]
 
 
 def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor]:
@@ -98,7 +93,7 @@ def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
     length = inputs.response_mask.sum(dim=-1).float()
     edges = torch.stack([length.min(), length.median(), length.max()])
     keep = (inputs.advantages != 0).any(dim=-1)
-    judged = (_per_response(values, inputs) for values in (result.clipped, result.log_ratio))
+    judged = (ops.per_response(each.float(), inputs.response_mask)[:, 0] for each in (result.clipped, result.log_ratio))
     columns = (length, inputs.advantages.sum(dim=-1), *judged)
     return ClipStats.of(edges, *(column[keep] for column in columns))
 

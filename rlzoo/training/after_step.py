@@ -56,7 +56,7 @@ class AfterStep:
         if self.observer is not None and run.is_main:
             self.observer(step, row)
         run.complete(step)
-        is_stopping = run.is_any(self.stop.signal is not None)
+        is_stopping = run.learner.micro_batches.any(self.stop.signal is not None)
         # with the checkpoint of step 0, a run that has steps can always be resumed
         if step in (0, config.steps) or run.is_due(step, config.checkpoint.every) or is_stopping:
             run.save(step)

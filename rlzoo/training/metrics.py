@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlzoo import ops
+from rlzoo.config.sections import RewardConfig
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
-from rlzoo.learner.shaping import reward_metrics
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.policy import ClipPolicy
@@ -63,7 +63,8 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
     if config.rollout.max_staleness:
         taken = sum(not update.skipped for update in updates)
-        metrics["rollout/staleness"] = run.learner.num_optimizer_steps - taken - mean_version(sampled.groups)
+        versions = [rollout.policy_version for group in sampled.groups for rollout in group.rollouts]
+        metrics["rollout/staleness"] = run.learner.num_optimizer_steps - taken - sum(versions) / len(versions)
     return metrics
 
 
@@ -121,6 +122,18 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     }
 
 
+def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
+    """What shaping did to the rewards of one step, by its MLflow names; nothing for rewards that are not shaped."""
+    metrics = {}
+    if settings.overlong_buffer > 0:
+        metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
+    if settings.kl_coef > 0:
+        assert batch.ref_log_probs is not None, "the learner keeps a reference where the reward has a KL"
+        log_ratio = batch.old_log_probs - batch.ref_log_probs  # of each token drawn: k1
+        metrics["reward/kl"] = float(log_ratio[batch.response_mask].double().mean())
+    return metrics
+
+
 def log_mismatch(batch: ScoredBatch) -> Tensor:
     """Compute trainer against sampler per token, ``log pi_old - log pi_rollout``, ``(B, T)``, 0 where the mask is False."""
     return torch.where(batch.response_mask, batch.old_log_probs - batch.rollout_log_probs, 0.0)
@@ -139,20 +152,12 @@ def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
     weights = batch.weights
     if weights is None:
         return metrics
-    kept = (weights > 0).double()
-    kept = kept[:, 0] if kept.shape[-1] == 1 else ops.sequence_mean(kept, mask)[:, 0]
-    mean = weights[:, 0] if weights.shape[-1] == 1 else ops.sequence_mean(weights, mask)[:, 0]
+    kept, mean = (ops.per_response(values, mask)[:, 0] for values in ((weights > 0).double(), weights))
     metrics |= {"mismatch/kept": float(kept.mean()), "mismatch/weight_mean": float(mean.double().mean())}
     index = bin_index(batch.lengths, bin_edges(batch.lengths))
     return metrics | {
         f"mismatch/kept_length_bin_{k}": float(kept[index == k].mean()) for k in range(NUM_BINS) if bool((index == k).any())
     }
-
-
-def mean_version(groups: Sequence[RolloutGroup]) -> float:
-    """Optimizer steps taken by the weights that sampled, on average."""
-    versions = [rollout.policy_version for group in groups for rollout in group.rollouts]
-    return sum(versions) / len(versions)
 
 
 def update_metrics(updates: Sequence[Update], *, with_kl: bool, with_band: bool) -> dict[str, float]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import socket
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.journal.tracking.description import NOTE, describe_run, differences, typed_command
+from rlzoo.journal.tracking.description import NOTE, describe_run, differences
 from rlzoo.journal.tracking.record import Data, Record, flatten, git_commit
 from rlzoo.support.redaction import redact_settings
 from rlzoo.tasks import Task
@@ -63,14 +62,7 @@ def description(config: RunConfig, path: Path) -> str:
     """Describe a run in Markdown: its command, and the settings that differ from the default run of its rule."""
     title = f"**{config.clip.name}** on {config.task.name}, model {config.model.path}, seed {config.seed}, {config.steps} steps"
     command, usual = usual_run(config)
-    return describe_run(
-        title,
-        command=typed_command(),
-        usual=command,
-        differences=differences(_settings(usual), _settings(config)),
-        directory=path.resolve(),
-        host=socket.gethostname(),
-    )
+    return describe_run(title, command, differences(_settings(usual), _settings(config)), path.resolve())
 
 
 def usual_run(config: RunConfig) -> tuple[str, RunConfig]:

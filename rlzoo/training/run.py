@@ -295,10 +295,6 @@ class Run:
         """Seconds that the run has taken so far, including those before it was resumed."""
         return self._before + time.perf_counter() - self._began
 
-    def is_any(self, flag: bool) -> bool:
-        """Whether it is true in any process."""
-        return self.learner.micro_batches.any(flag)
-
     def is_due(self, step: int, every: int) -> bool:
         """Whether this step is one of every so many; 0 for none."""
         return every > 0 and step > 0 and step % every == 0

@@ -10,7 +10,8 @@ from rlzoo_grpo import GRPO
 
 from rlzoo.config.sections import RewardConfig
 from rlzoo.learner.batch import collate
-from rlzoo.learner.shaping import overlong_penalty, reward_metrics
+from rlzoo.learner.shaping import overlong_penalty
+from rlzoo.training.metrics import reward_metrics
 from rlzoo.types import Problem, Rollout, RolloutGroup
 from tests import oracle
 from tests.learner.test_learner import current_log_probs, make_learner, oracle_step, relative_error, step_gradient

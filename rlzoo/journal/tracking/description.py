@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,15 +22,13 @@ LONGEST_COMMAND = 1500
 ABSENT = "-"
 
 
-def describe_run(
-    title: str, *, command: str, usual: str, differences: Mapping[str, tuple[Any, Any]], directory: Path, host: str
-) -> str:
+def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, Any]], directory: Path) -> str:
     """A run in Markdown, whose settings differ from those of its usual command; indented lines are shown as they are."""
     place = shlex.quote(str(directory))
     paragraphs = [
         title,
-        _as_it_is(command[:LONGEST_COMMAND]),
-        f"On `{host}`, it is resumed, judged by other rules, or done again with:",
+        _as_it_is(typed_command()[:LONGEST_COMMAND]),
+        f"On `{socket.gethostname()}`, it is resumed, judged by other rules, or done again with:",
         _as_it_is(
             f"rlzoo train --resume --output {place}",
             f"rlzoo replay {place} --clip NAME,NAME",

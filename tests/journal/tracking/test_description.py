@@ -68,9 +68,10 @@ def test_secrets_are_not_described():
     assert table(text)["rollout.vllm.server"] == ("null", "http://<redacted>@host:8000")
 
 
-def test_a_long_description_is_cut_to_what_mlflow_takes():
+def test_a_long_description_is_cut_to_what_mlflow_takes(monkeypatch):
+    monkeypatch.setenv(COMMAND, "rlzoo " + "c" * 9000)
     many = {f"section.setting_{number}": ("x" * 500, "`|\n" * 300) for number in range(200)}
-    text = describe_run("a", command="rlzoo " + "c" * 9000, usual="rlzoo train", differences=many, directory=RUN, host="h")
+    text = describe_run("a", "rlzoo train", many, RUN)
     assert len(text) < 8000
     assert text.endswith(" ...")
     shown = text.partition("Differences to `rlzoo train`:\n\n")[2].splitlines()
