@@ -10,7 +10,9 @@ from rlzoo_fspo import FSPO
 from rlzoo_fspo_adaptive import FSPOAdaptive
 from rlzoo_grpo import GRPO
 
+from rlzoo import ClipInputs
 from tests.learner.test_learner import make_learner
+from tests.measured import table_of
 from tests.off_policy import make_model, off_policy_batch, scored
 
 
@@ -63,3 +65,14 @@ def test_the_old_log_probs_of_the_first_minibatch_take_no_pass_of_their_own():
     assert seen == {False: 12 + silent, True: 18 - silent}
     assert not done.unscored.any()
     assert (done.old_log_probs[done.response_mask] != 0).all()
+
+
+def test_at_ratio_1_a_response_weighs_what_its_tokens_that_are_not_dropped_are_of_all():
+    torch.manual_seed(0)
+    mask = torch.arange(12) < torch.tensor([12, 9, 7, 4])[:, None]
+    log_probs = torch.where(mask, -3 * torch.rand(4, 12), 0.0)
+    inputs = ClipInputs(log_probs, log_probs.clone(), torch.tensor([[1.5], [-0.5], [1.0], [-2.0]]), mask)
+    rule = ClipCov(fraction=0.3, cov_low=-1e6, cov_high=1e6)
+    dropped = rule(inputs).clipped.sum(-1)
+    assert dropped.sum() == 9  # of 32 tokens
+    torch.testing.assert_close(table_of(rule, inputs).weight, 1 - dropped / mask.sum(-1))
