@@ -72,12 +72,12 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
     folder = _smollm2() if path == "smollm2" else local_model(path)
     if folder is None:
         logger.info("looking for %r in the Hugging Face cache and on the hub", path)
-    runs_code = settings.trust_remote_code and path not in ("smollm2", "embedded")
-    if runs_code:
+    trust_remote_code = settings.trust_remote_code and path not in ("smollm2", "embedded")
+    if trust_remote_code:
         logger.warning("model.trust_remote_code: Python code that comes with %r is run, with all your rights", path)
     try:
         with quiet():
-            model, tokenizer, missing = _from_pretrained(str(folder or path), settings, runs_code)
+            model, tokenizer, missing = _from_pretrained(str(folder or path), settings, trust_remote_code)
     except Exception as error:  # whatever it is, the cause is in what is stored there
         what = f"{folder} does not hold a model that can be loaded" if folder else f"cannot be loaded (allowed: {ALLOWED})"
         raise UserError(f"model.path={path!r}: {what}: {_one_line(error)}") from error
@@ -101,14 +101,14 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _from_pretrained(source: str, settings: ModelConfig, runs_code: bool) -> tuple[Any, Any, set[str]]:
+def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any, set[str]]:
     """Model, tokenizer, and the names of weights that the checkpoint lacks and transformers made up."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from rlzoo.acceleration import prepare_model
 
-    config = AutoConfig.from_pretrained(source, trust_remote_code=runs_code)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config()
     for name, value in text_config.to_dict().items():  # before the layers copy them
         if ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float):
@@ -118,14 +118,14 @@ def _from_pretrained(source: str, settings: ModelConfig, runs_code: bool) -> tup
         config=config,
         dtype=getattr(torch, settings.dtype),
         attn_implementation=settings.attn_implementation,
-        trust_remote_code=runs_code,
+        trust_remote_code=trust_remote_code,
         output_loading_info=True,
     )
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     prepare_model(model)
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=runs_code)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     tokenizer.padding_side = "left"
     return model, tokenizer, set(report["missing_keys"])
 
