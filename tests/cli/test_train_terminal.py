@@ -20,6 +20,7 @@ from tests.cli.terminal import Pseudo
 
 SETTINGS = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20"]
 QUICK = [word for setting in (*SETTINGS, "eval.num_problems=20") for word in ("--set", setting)]
+ALONE = ("--set", "tracking.mlflow=false")
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_a_mistake_leaves_nothing_but_its_line(on_a_terminal, tmp_path):
 
 
 def test_quiet_leaves_the_result(rlzoo):
-    code, out, err = rlzoo("train", "--quiet", "--steps", "1", "--output", "out", *QUICK)
+    code, out, err = rlzoo("train", "--quiet", "--steps", "1", "--output", "out", *QUICK, *ALONE)
     assert code == 0, err
     accuracy, directory = out.splitlines()
     assert re.fullmatch(r"held-out accuracy 0\.\d{3} -> 0\.\d{3}", accuracy)
@@ -114,13 +115,13 @@ def test_json_is_the_rows_and_the_result_and_nothing_else(rlzoo, tmp_path):
 
 
 def test_quiet_json_is_the_result_alone(rlzoo):
-    code, out, err = rlzoo("train", "--json", "--quiet", "--steps", "1", "--output", "out", *QUICK)
+    code, out, err = rlzoo("train", "--json", "--quiet", "--steps", "1", "--output", "out", *QUICK, *ALONE)
     assert code == 0, err
     assert json.loads(out)["result"]["run"] == "out"
 
 
 def test_responses_are_printed_with_the_lines_of_a_pipe(rlzoo, tmp_path):
-    code, out, err = rlzoo("train", "--show-completions", "2", "--steps", "1", "--output", "out", *QUICK)
+    code, out, err = rlzoo("train", "--show-completions", "2", "--steps", "1", "--output", "out", *QUICK, *ALONE)
     assert code == 0, err
     assert out.count("question ") == 2
     assert out.index("step 1/1") < out.index("question ") < out.index("held-out accuracy")

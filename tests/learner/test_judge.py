@@ -185,7 +185,9 @@ def test_a_run_that_is_stopped_keeps_its_checkpoint_journal_and_rollouts(tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "late.py").write_text(LATE)
     quick = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20"]
-    sets = [word for key in [*quick, "eval.num_problems=8", "learner.lr=3e-3"] for word in ("--set", key)]
+    sets = [
+        word for key in [*quick, "eval.num_problems=8", "learner.lr=3e-3", "tracking.mlflow=false"] for word in ("--set", key)
+    ]
     command = ["rlzoo", "train", "--plugin", "late.py", "--clip", "late", "--steps", "3", "--output", "out", *sets]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as stopped:
@@ -206,7 +208,7 @@ def test_a_run_that_is_stopped_keeps_its_checkpoint_journal_and_rollouts(tmp_pat
 
 def test_the_state_of_an_adaptive_policy_is_in_checkpoint_and_metrics(tmp_path):
     quick = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20"]
-    overrides = [*quick, "eval.num_problems=0", "learner.lr=1e-3"]
+    overrides = [*quick, "eval.num_problems=0", "learner.lr=1e-3", "tracking.mlflow=false"]
     config = RunConfig.compose(clip="fspo-adaptive", overrides=overrides, steps=2, output=tmp_path / "out")
     result = rlzoo.train(config)
     saved = json.loads((result.path / "checkpoints" / "step-000002" / "clip.json").read_text())
