@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "types", "floors", "tests", "package", "outside_plugin"]
+nox.options.sessions = ["lint", "ci"]
 nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).parent
@@ -51,6 +52,30 @@ def install(session: nox.Session, bin_folder: Path, *requirements: str, constrai
 def project(session: nox.Session) -> Path:
     """This checkout with the development tools and the optional libraries its tests use."""
     return environment(session, "project", "-e", ".[dev,math-verify,reasoning-gym,gguf]")
+
+
+BESIDE = ("types", "floors", "package", "outside_plugin")
+"""Sessions that `ci` runs beside the tests."""
+
+
+@nox.session
+def ci(session: nox.Session) -> None:
+    """`tests`, and at the same time `types`, `floors`, `package` and `outside_plugin`, which are printed at the end.
+
+    One after the other they would leave one of two cores idle for much of the time. Each can be run alone.
+    """
+    project(session)  # both need it
+    log = Path(session.create_tmp()) / "beside.log"
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "nox", "-s", *BESIDE]
+        beside = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        tests(session)
+    finally:
+        code = beside.wait()
+        print(log.read_text(), flush=True)
+    if code:
+        session.error(f"one of {', '.join(BESIDE)} failed")
 
 
 @nox.session
