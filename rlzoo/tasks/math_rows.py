@@ -65,7 +65,7 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
     try:
         yield from _parquet_rows(path) if path.endswith(".parquet") else _json_rows(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: file not found (from {Path.cwd()})") from None
+        raise UserError(f"{path!r} is not a file (looked for from {Path.cwd()})") from None
     except UserError:
         raise
     except Exception as error:  # no text, no Parquet, or a name that no file can have; pyarrow has errors of its own

@@ -147,7 +147,7 @@ def test_a_library_that_the_data_needs_is_named(refused, monkeypatch, library, e
 def test_a_missing_data_file_is_refused(refused, tmp_path):
     pytest.importorskip("math_verify")
     line = refused("train", "--dry-run", *settings("task={name: math_file, path: none.jsonl}"))
-    assert line == f"none.jsonl: file not found (from {tmp_path / 'here'})"
+    assert line == f"'none.jsonl' is not a file (looked for from {tmp_path / 'here'})"
 
 
 def test_a_missing_model_is_refused(refused, tmp_path):

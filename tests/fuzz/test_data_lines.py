@@ -83,4 +83,4 @@ def test_names_of_data_files_and_suites(tmp_path_factory, name):
     folder = tmp_path_factory.getbasetemp()
     SURFACE.check(lambda: find_suite(name, folder), "suite")
     if is_file_name(name):  # others are asked for on the hub
-        SURFACE.check(lambda: read_problems(name, "train", None), ": file not found", ": cannot be read")
+        SURFACE.check(lambda: read_problems(name, "train", None), "is not a file", ": cannot be read")

@@ -92,7 +92,7 @@ def test_a_layout_is_read_from_a_data_set_too(tmp_path, monkeypatch):
 def test_a_parquet_file_that_is_none_or_lacks_a_column_is_told_of(tmp_path):
     pytest.importorskip("pyarrow")
     file = tmp_path / "rows.parquet"
-    assert error_of(file).startswith(f"{file}: file not found")
+    assert error_of(file).startswith(f"{str(file)!r} is not a file")
     file.write_bytes(b"PAR1 is not all there is to it")
     assert error_of(file).startswith(f"{file}: cannot be read: ")
     from pyarrow import Table, parquet
@@ -133,10 +133,10 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
 
 def test_each_unusable_file_is_told_in_one_line(tmp_path, gsm8k, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert error_of("none.jsonl") == f"none.jsonl: file not found (from {tmp_path})"
-    assert error_of(gsm8k, eval_path="none.jsonl") == f"none.jsonl: file not found (from {tmp_path})"
+    assert error_of("none.jsonl") == f"'none.jsonl' is not a file (looked for from {tmp_path})"
+    assert error_of(gsm8k, eval_path="none.jsonl") == f"'none.jsonl' is not a file (looked for from {tmp_path})"
     for path in ("./gsm8k", "../data/gsm8k", "/data/gsm8k.txt", "a/b/c", "my questions"):  # no data set is named like these
-        assert error_of(path) == f"{path}: file not found (from {tmp_path})"
+        assert error_of(path) == f"{path!r} is not a file (looked for from {tmp_path})"
     (tmp_path / "empty.jsonl").write_text("\n\n")
     assert error_of("empty.jsonl") == "empty.jsonl: no rows"
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
