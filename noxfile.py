@@ -64,12 +64,14 @@ def ci(session: nox.Session) -> None:
 
     One after the other they would leave one of two cores idle for much of the time. Each can be run alone.
     """
-    project(session)  # both need it
-    log = Path(session.create_tmp()) / "beside.log"
+    python = project(session) / "python"  # both need it
+    log = ROOT / ".nox" / "beside.log"
     with log.open("w") as output:
         command = [sys.executable, "-m", "nox", "-s", *BESIDE]
         beside = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     try:
+        # the libraries are compiled once, and not by every process that is the first to import them
+        session.run(str(python), "-c", "import tests.zygote as zygote; zygote.import_all()", external=True, env=OFFLINE)
         tests(session)
     finally:
         code = beside.wait()

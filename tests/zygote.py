@@ -162,9 +162,13 @@ class Process:
             os.kill(self.pid, number)
 
 
-def main():
+def import_all():
     for name in IMPORTED:
         importlib.import_module(name)
+
+
+def main():
+    import_all()
     gc.collect()
     gc.freeze()
     answers = os.fdopen(os.dup(1), "w")
