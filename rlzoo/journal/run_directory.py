@@ -321,7 +321,7 @@ class RunDirectory:
         """Seal a checkpoint, rename it to its name, and rotate older ones."""
         if not self.is_writer:
             return
-        folder = self._put_in_place(temporary)
+        folder = self._seal_and_rename(temporary)
         with writing(folder):
             checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
 
@@ -332,7 +332,7 @@ class RunDirectory:
         with writing(temporary):
             mark = json.dumps({"run": self.identity, "step": step}) + "\n"
             (temporary / checkpoints.STOPPED).write_text(mark, encoding="utf-8")
-        checkpoints.forget_older_stops(self.path, self._put_in_place(temporary))
+        checkpoints.forget_older_stops(self.path, self._seal_and_rename(temporary))
 
     def drop_unfinished(self, name: str) -> None:
         """Free the space of a checkpoint that could not be written."""
@@ -340,7 +340,7 @@ class RunDirectory:
             with suppress(OSError):
                 checkpoints.remove_unfinished(temporary_path(self.path / "checkpoints" / name, self.identity), name)
 
-    def _put_in_place(self, temporary: Path) -> Path:
+    def _seal_and_rename(self, temporary: Path) -> Path:
         folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
         with writing(folder):
             seal(temporary, lambda name: name in self._models_files or checkpoints.FILES.fullmatch(name) is not None)

@@ -18,7 +18,7 @@ class Batch:
 
     B responses; position t of a row is the t-th token after its prompt, and T is the length of the longest row after its
     prompt. ``response_mask`` is True on tokens that the model chose. It may have holes, where an environment wrote tokens
-    between two turns of the model.
+    between two turns of the model; responses of one turn, which `collate` takes, have none.
     """
 
     step: int  # rollout step of the run, from 1

@@ -43,7 +43,7 @@ class Stopwatch:
 
 
 def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> dict[str, float]:
-    """Compute the metrics of one step, by their MLflow names.
+    """Compute the metrics of one step, by their MLflow names; `AfterStep` adds those of an evaluation.
 
     Args:
         run: the run.
