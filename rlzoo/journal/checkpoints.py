@@ -1,6 +1,7 @@
 """Rotation of checkpoints, and cleaning up after a process that was killed while it wrote or removed one.
 
-`RunDirectory.begin_checkpoint` writes one under a temporary name, and `finish_checkpoint` gives it its own. Only what carries this run's identity is ever removed, and of it only the files that were sealed.
+`RunDirectory.begin_checkpoint` writes one under a temporary name, and `finish_checkpoint` gives it its own. Only what carries
+this run's identity is ever removed, and of it only the files that were sealed.
 """
 
 from __future__ import annotations
