@@ -27,8 +27,8 @@ STD_FLOOR = 1e-6
 class Estimator(BaseModel, ABC):
     """Turns the rewards of a rollout batch into advantages.
 
-    A subclass implements `estimate` in float64, and has a name in `Advantage` and `ESTIMATORS`. Instances are frozen and compare
-    by value.
+    A subclass implements `estimate` in float64, and has a name in `Advantage` and `ESTIMATORS`. Instances are frozen and
+    compare by value.
 
     Example:
         >>> import torch
