@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -58,7 +59,9 @@ def judgement(
     """
     with torch.enable_grad():
         leaf = replace(inputs, log_probs=inputs.log_probs.detach().requires_grad_())
-        result = judge(policy, leaf)
+        with watched(policy, leaf):
+            result = policy(leaf)
+        check_result(policy, leaf, result)
         weighted = _weighted(policy, result.objective, weights)
         objective = reduce_objective(weighted, inputs.response_mask, policy.reduction, counts, max_length)
         gradient = gradient_of(policy, objective, leaf, result)
@@ -114,18 +117,38 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     Raises:
         PolicyError: the policy raised, changed its inputs, or returned something other than the contract allows.
     """
+    with watched(policy, inputs):
+        result = policy(inputs)
+    check_result(policy, inputs, result)
+    return result
+
+
+@contextmanager
+def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
+    """Around a call of a rule: whatever it raises names the rule, and so does a change of its inputs.
+
+    Raises:
+        PolicyError: the rule raised, or changed its inputs.
+    """
     before = {name: getattr(inputs, name)._version for name in READ_ONLY if getattr(inputs, name) is not None}
     try:
-        result = policy(inputs)
+        yield
     except Exception as error:
         raise PolicyError(policy.name, f"raised {_told(error)}") from error
     changed = [name for name, version in before.items() if getattr(inputs, name)._version != version]
     if changed:
         raise PolicyError(policy.name, f"modified its input {changed[0]}; work on a copy")
+
+
+def check_result(policy: ClipPolicy, inputs: ClipInputs, result: ClipResult) -> None:
+    """Check the shapes and types of what a rule returned.
+
+    Raises:
+        PolicyError: it is something other than the contract allows.
+    """
     problem = _form_problem(policy, inputs, result)
     if problem:
         raise PolicyError(policy.name, problem)
-    return result
 
 
 def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: ClipResult) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlzoo.errors import PolicyError
 from rlzoo.learner.judge import Judgement, judgement
+from rlzoo.learner.micro_batches import MicroBatch
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.processes import gather
 from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
@@ -17,7 +18,7 @@ from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
 if TYPE_CHECKING:
     from rlzoo.config.sections import LearnerConfig
     from rlzoo.learner.batch import ScoredBatch
-    from rlzoo.learner.micro_batches import MicroBatch, MicroBatches
+    from rlzoo.learner.micro_batches import MicroBatches
     from rlzoo.learner.on_policy import OnPolicyGradient
     from rlzoo.policy import ClipPolicy
     from rlzoo.types import ClipInputs
@@ -71,14 +72,15 @@ class Minibatch:
             log_probs: ``(B, T)``, without gradient.
             entropy: ``(B, T)`` in nats.
         """
-        gradient = self.judge(self.rows, log_probs[self.rows], entropy[self.rows])
+        whole = MicroBatch(self.rows, learns=False, is_idle=False)
+        gradient = self.gradient(whole, log_probs[self.rows], entropy[self.rows])
         self._gradient = torch.zeros(self.log_probs.shape, device=gradient.device)
         self._gradient[self.rows] = gradient
         acting = gradient.any(dim=1).cpu()
         return self.rows[acting] if acting.any() else self.rows[:1]  # a step without any backward pass has no gradient at all
 
     def gradient(self, piece: MicroBatch, log_probs: Tensor, entropy: Tensor) -> Tensor:
-        """Compute g = dJ/dlog_probs of a micro-batch, ``(R, T)``, with the KL to the reference taken off.
+        """Evaluate the rule on a micro-batch, once; returns g = dJ/dlog_probs ``(R, T)``, less that of the KL to the reference.
 
         Raises:
             PolicyError: the rule failed, or has a gradient where it said that it has none.
@@ -87,10 +89,7 @@ class Minibatch:
             return torch.zeros_like(log_probs)
         if self._gradient is not None:
             return self._gradient[piece.rows].to(log_probs.device)
-        return self.judge(piece.rows, log_probs, entropy)
-
-    def judge(self, rows: Tensor, log_probs: Tensor, entropy: Tensor) -> Tensor:
-        """Evaluate the rule on some rows, once; returns g ``(R, T)`` as `gradient` does."""
+        rows = piece.rows
         inputs, weights = self.batch.clip_inputs(rows, log_probs.detach(), self.seed), self.batch.weights
         factors = None if weights is None else weights[rows].to(log_probs.device)
         judged = judgement(self.policy, inputs, self.counts, self.max_length, factors)

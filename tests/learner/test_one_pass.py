@@ -1,5 +1,6 @@
 """A rule is evaluated once on every row that is learned from, whatever its scope."""
 
+import traceback
 from collections import Counter
 from typing import ClassVar
 
@@ -76,3 +77,20 @@ def test_at_ratio_1_a_response_weighs_what_its_tokens_that_are_not_dropped_are_o
     dropped = rule(inputs).clipped.sum(-1)
     assert dropped.sum() == 9  # of 32 tokens
     torch.testing.assert_close(table_of(rule, inputs).weight, 1 - dropped / mask.sum(-1))
+
+
+def test_five_calls_lead_from_the_loop_to_the_rule():
+    found = []
+
+    class Looking(GRPO):
+        def __call__(self, inputs):
+            frames = traceback.extract_stack()[:-1]
+            if not (inputs.old_log_probs[inputs.response_mask] == -1).all():  # not the measurement at ratio 1
+                found.append([frame.name for frame in frames if "rlzoo/learner" in frame.filename])
+            return super().__call__(inputs)
+
+    model = make_model()
+    learner = make_learner(model, Looking())
+    learner.update(scored(learner, off_policy_batch(model, GRPO())))
+    assert found
+    assert {tuple(calls) for calls in found} == {("update", "accumulate", "gradient", "judgement")}, "and the rule is the fifth"
