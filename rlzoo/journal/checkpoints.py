@@ -109,7 +109,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 
 
 def tidy(run: Path) -> None:
-    """Remove the unfinished and the half removed checkpoints and files that a killed process of this run left.
+    """Remove the unfinished and half-removed checkpoints and files that a killed process of this run left.
 
     Only names with this run's identity are looked at. A user's file may have any other name.
     """

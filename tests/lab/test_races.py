@@ -27,7 +27,7 @@ def variant(source, folder, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, trained):
-    """Two policies with two seeds each, and one run that was broken off."""
+    """Two policies with two seeds each, and one run that was stopped."""
     folder = tmp_path_factory.mktemp("races")
     variant(trained.path, folder / "fspo-0")
     quick_run(folder / "grpo-0", "grpo", steps=4)
