@@ -19,8 +19,8 @@ class OnPolicyGradient:
     alone. It is measured once for every length, on one synthetic response for each sign of A, and kept.
 
     Example:
-        ``OnPolicyGradient(policy)(inputs, result, counts)`` is ``A / (N L)`` on the tokens of a response if a rule takes the mean
-        over each response, and then over all.
+        ``OnPolicyGradient(policy)(inputs, result, counts)`` is ``A / (N L)`` on the tokens of a response if a rule takes the
+        mean over each response, and then over all.
     """
 
     def __init__(self, policy: ClipPolicy) -> None:
