@@ -76,7 +76,8 @@ def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> No
 def discard(folder: Path, run: Path) -> None:
     """Remove the files that rlzoo wrote into a checkpoint, and the folder if nothing else is in it.
 
-    The folder is renamed first, so that a process that is killed here leaves no part of a checkpoint: `tidy` removes the rest.
+    The folder is renamed first. If the process is killed here, no part of a checkpoint stays under its name, and `tidy` removes
+    the rest.
     """
     doomed = temporary_path(folder.with_name(folder.name + DISCARDED), identity(run))
     if os.path.lexists(doomed):

@@ -125,7 +125,7 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
 
 @contextmanager
 def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
-    """Around a call of a rule: whatever it raises names the rule, and so does a change of its inputs.
+    """Call a rule within this block: an exception becomes a `PolicyError` that names the rule, and so does a changed input.
 
     Raises:
         PolicyError: the rule raised, or changed its inputs.
