@@ -68,6 +68,36 @@ def per_response(values: Tensor, response_mask: Tensor) -> Tensor:
     return values if values.shape[-1] == 1 else sequence_mean(values, response_mask)
 
 
+def positions(response_mask: Tensor) -> Tensor:
+    """Which of the response's tokens each is, float32 ``(B, T)``: 1, 2, ... on the model's tokens, 0 elsewhere."""
+    return torch.where(response_mask, response_mask.cumsum(dim=-1), 0).float()
+
+
+def prefix_sum(values: Tensor, response_mask: Tensor) -> Tensor:
+    """Sum over a response's tokens up to and with each, ``(B, T)``; 0 where masked, and masked values do not add to it."""
+    inside = torch.where(response_mask, values, torch.zeros_like(values))
+    return torch.where(response_mask, inside.cumsum(dim=-1), torch.zeros_like(values))
+
+
+def turn_mean(values: Tensor, turn_ids: Tensor) -> Tensor:
+    """Mean over the tokens of the same turn of a response, ``(B, T)``; 0 on tokens of no turn (``turn_ids`` of -1)."""
+    inside, turn = turn_ids >= 0, turn_ids.clamp(min=0)
+    zeros = torch.zeros_like(values)
+    total = zeros.scatter_add(-1, turn, torch.where(inside, values, zeros))
+    count = zeros.scatter_add(-1, turn, inside.to(values.dtype))
+    return torch.where(inside, (total / count.clamp(min=1)).gather(-1, turn), zeros)
+
+
+def group_sum(values: Tensor, group_ids: Tensor) -> Tensor:
+    """Sum over the responses of the same group, ``(B, 1) -> (B, 1)``; for rules that need ``group_ids``."""
+    return (group_ids == group_ids.T).to(values.dtype) @ values
+
+
+def group_mean(values: Tensor, group_ids: Tensor) -> Tensor:
+    """Mean over the responses of the same group, ``(B, 1) -> (B, 1)``; for rules that need ``group_ids``."""
+    return group_sum(values, group_ids) / group_sum(torch.ones_like(values), group_ids)
+
+
 def step_mean(values: Tensor, response_mask: Tensor) -> Tensor:
     """Mean over every response token of the step, a scalar; only rules of scope "batch" may look at it."""
     return torch.where(response_mask, values, torch.zeros_like(values)).sum() / response_mask.sum().clamp(min=1)

@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlzoo.advantages import Advantage
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, did_you_mean
 from rlzoo.fairness import bin_index
 from rlzoo.reductions import Reduction
 
@@ -48,9 +48,19 @@ class ClipStats:
     log_ratio: Tensor  # sum of the judged log-ratio (a token rule: its mean over the response)
     log_ratio_squared: Tensor
     length: Tensor  # sum of response lengths in tokens
+    progress: float = 0.0  # in [0, 1), share of the run's updates that were done before this one
 
     @classmethod
-    def of(cls, bin_edges: Tensor, length: Tensor, advantage: Tensor, clipped: Tensor, log_ratio: Tensor) -> ClipStats:
+    def of(
+        cls,
+        bin_edges: Tensor,
+        length: Tensor,
+        advantage: Tensor,
+        clipped: Tensor,
+        log_ratio: Tensor,
+        *,
+        progress: float = 0.0,
+    ) -> ClipStats:
         """Sum rows up, in float64; give those with a non-zero advantage only.
 
         Args:
@@ -59,6 +69,7 @@ class ClipStats:
             advantage: ``(n,)``, of which the sign counts; summed over the tokens where they differ by token.
             clipped: ``(n,)`` from 0 to 1.
             log_ratio: ``(n,)`` what the policy judged.
+            progress: of the run, before this update.
         """
         cell = bin_index(length, bin_edges) * 2 + (advantage > 0)
 
@@ -66,8 +77,8 @@ class ClipStats:
             zero = torch.zeros(2 * (len(bin_edges) - 1), dtype=torch.float64)
             return zero.index_add_(0, cell, values.double()).view(-1, 2)
 
-        parts = (torch.ones_like(length), clipped, log_ratio, log_ratio.square(), length)
-        return cls(bin_edges, *map(total, parts))
+        number, squared = torch.ones_like(length), log_ratio.square()
+        return cls(bin_edges, total(number), total(clipped), total(log_ratio), total(squared), total(length), progress)
 
 
 class ClipPolicy(BaseModel, ABC):
@@ -96,6 +107,7 @@ class ClipPolicy(BaseModel, ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     scope: ClassVar[Scope]
+    needs: ClassVar[frozenset[str]] = frozenset()  # of `NEEDS`: the fields of `ClipInputs` that are filled for this rule
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` this rule breaks on purpose, with the reason
     learns_without_advantages: ClassVar[bool] = False  # a response with A = 0 may have a gradient, such as a penalty's
     ratio_to_sampler: ClassVar[bool] = False  # its ratio is to `rollout_log_probs`, and so corrects for the sampler already
@@ -155,6 +167,11 @@ class ClipPolicy(BaseModel, ABC):
         )
 
 
+NEEDS = (
+    "group_ids", "turn_ids", "old_entropy", "ref_log_probs", "rewards", "token_ids", "finished", "max_length", "progress",
+)  # fmt: skip
+"""The fields of `ClipInputs` that a policy may ask for in its `needs`."""
+
 OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})
 """Names of `ClipPolicy` that a subclass may override, besides its class variables and Python's own methods."""
 
@@ -174,7 +191,21 @@ def contract_problem(policy: type[ClipPolicy]) -> str | None:
             declared |= {name for name in vars(kind) if not name.startswith(("__", "_abc_"))}
     if taken := sorted(declared & (reserved | OVERRIDABLE & policy.model_fields.keys())):
         return f"declares {taken[0]!r}, which is the name of a part of every policy; choose another"
+    if problem := _needs_problem(policy):
+        return problem
     return next((problem for name in NAMED if (problem := _name_problem(policy, name))), None)
+
+
+def _needs_problem(policy: type[ClipPolicy]) -> str | None:
+    """What is wrong with a policy's `needs`."""
+    if not isinstance(policy.needs, frozenset | set):
+        return f"declares needs = {policy.needs!r}; it must be a frozenset of names, such as frozenset({{'group_ids'}})"
+    for need in sorted(map(str, policy.needs)):
+        if need not in NEEDS:
+            return f"needs {need!r}, which is no optional input (known: {', '.join(NEEDS)}){did_you_mean(need, NEEDS)}"
+    if "group_ids" in policy.needs and policy.scope != "batch":
+        return f"needs group_ids with scope {policy.scope!r}: a group is judged together, so the scope must be 'batch'"
+    return None
 
 
 def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # names only: tasks and the command line read this module without waiting for torch
@@ -62,6 +63,9 @@ class RolloutGroup:
 class ClipInputs:
     """What a clip policy reads. B responses, T response tokens; log-probabilities are in nats.
 
+    The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; for all others they are
+    None. They carry no gradient, and what they hold on masked positions must not matter to a rule.
+
     Example:
         Two responses of 3 and 2 tokens, the first with advantage +1, the second with -1:
 
@@ -82,6 +86,15 @@ class ClipInputs:
     response_mask: Tensor  # (B, T) bool, True on tokens the policy chose
     rollout_log_probs: Tensor | None = None  # (B, T) what the sampler reported; only rules that ask for it read it
     seed: int = 0  # the optimizer step's; rules that draw at random make their generator from it
+    group_ids: Tensor | None = None  # (B, 1) int64; responses to one prompt share one, and are judged together
+    turn_ids: Tensor | None = None  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
+    old_entropy: Tensor | None = None  # (B, T) nats, of the model at the start of the update
+    ref_log_probs: Tensor | None = None  # (B, T) of the model that the run started from
+    rewards: Tensor | None = None  # (B, 1) float32, before they became advantages
+    token_ids: Tensor | None = None  # (B, T) int64
+    finished: Tensor | None = None  # (B, 1) bool; False: cut off at a limit
+    max_length: int | None = None  # the run's limit on the model's tokens in a response
+    progress: float | None = None  # in [0, 1), share of the run's updates that are done
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +124,4 @@ class ClipResult:
     log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity the policy judged
     clipped: Tensor  # (B, T) or (B, 1), bool: where it cut the gradient, or capped or reversed it in rules that never cut
     band: ClipBand | None = None  # the band itself, for rules that have one: tells a dual-clip cut from a low one
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T) or (B, 1); their means are logged as rule/<name>

@@ -31,6 +31,7 @@ from rlzoo.config.sections import (
     RolloutConfig,
     Section,
     TrackingConfig,
+    minibatches_by_prompts,
 )
 from rlzoo.discovery import distinct
 from rlzoo.errors import UserError, explain, shown
@@ -122,8 +123,16 @@ class RunConfig(Section):
                 f"rollout.group_size={self.rollout.group_size}: advantage {self.clip.advantage!r} compares the responses "
                 f"to one prompt and needs at least {needed}"
             )
-        if self.rollout.num_prompts * self.rollout.group_size < self.learner.num_minibatches:
-            raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the responses of a step")
+        by_prompts = minibatches_by_prompts(self.learner, self.clip)
+        what, each = ("prompts", 1) if by_prompts else ("responses", self.rollout.group_size)
+        size = self.rollout.num_prompts * each
+        if size < self.learner.num_minibatches:
+            raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the {size} {what} of a step")
+        if "group_ids" in self.clip.needs and not by_prompts:
+            raise UserError(
+                f"learner.minibatch_by='responses': {self.clip.name} compares the responses to a prompt, which would fall into "
+                "several minibatches; use learner.minibatch_by=prompts"
+            )
         if self.rollout.dynamic_sampling and self.rollout.group_size < 2:
             raise UserError(f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs rollout.group_size of at least 2")
         return self

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlzoo.corrections import CORRECTIONS, Correction
+from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import KLEstimator
 
 
@@ -126,6 +127,11 @@ class LearnerConfig(Section):
         "periodic checkpoint's weights again; null for never",
     )
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
+    minibatch_by: Literal["responses", "prompts"] | None = Field(
+        None,
+        description="what is drawn into a minibatch: single responses, or all responses to a prompt; null: prompts for a rule "
+        "that compares the responses to a prompt, else responses",
+    )
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(
         None,
@@ -144,9 +150,14 @@ class LearnerConfig(Section):
     lora: LoraConfig = Field(default_factory=LoraConfig, description="train a low-rank update")
 
 
-def needs_reference(learner: LearnerConfig, reward: RewardConfig) -> bool:
-    """Whether the run keeps the starting model, for a KL to it in the loss or in the reward."""
-    return learner.kl_coef > 0 or reward.kl_coef > 0
+def needs_reference(learner: LearnerConfig, reward: RewardConfig, clip: ClipPolicy) -> bool:
+    """Whether the run keeps the starting model, for a KL to it in the loss or in the reward, or for the rule."""
+    return learner.kl_coef > 0 or reward.kl_coef > 0 or "ref_log_probs" in clip.needs
+
+
+def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:
+    """Whether the responses to a prompt share a minibatch."""
+    return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and "group_ids" in clip.needs)
 
 
 class LaunchConfig(Section):

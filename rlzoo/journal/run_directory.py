@@ -218,6 +218,7 @@ class RunDirectory:
 
         Per-token arrays are flat, response after response; ``lengths`` cuts them; ``advantages`` is one where they differ by
         token, else a column. ``log_probs/<u>`` belongs to the rows in ``rows/<u>``. Tensor ``rewards`` is the shaped one.
+        ``old_entropy`` and ``ref_log_probs`` are kept where the run computed them.
         """
         if not self.is_writer:
             return
@@ -243,11 +244,13 @@ class RunDirectory:
             "lengths": batch.lengths,
             "group_ids": batch.group_ids,
             "rewards": batch.rewards,
+            "finished": batch.finished,
             "advantages": advantages if advantages.shape[-1] == 1 else advantages[mask],
             "rollout_log_probs": batch.rollout_log_probs[mask],
         }
         if not batch.unscored.any():
-            tensors["old_log_probs"] = batch.old_log_probs[mask]
+            kept = {name: getattr(batch, name) for name in ("old_log_probs", "old_entropy", "ref_log_probs")}
+            tensors |= {name: values[mask] for name, values in kept.items() if values is not None}
         for index, update in enumerate(updates):
             tensors[f"rows/{index}"] = update.rows.contiguous()
             tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
@@ -24,6 +25,7 @@ from rlzoo.support.seeds import LEARNER, step_seed
 from rlzoo.types import ClipInputs
 
 LONGEST_STEP = 9  # digits of a step, which is the name of its file
+OPTIONAL = ("old_entropy", "ref_log_probs")  # per token, recorded where the run computed them
 MOST_CELLS = 2**27  # responses times the length of the longest: the size of the padded tensors
 
 
@@ -116,9 +118,15 @@ def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
     sequences = torch.split(tensors["sequences"], tensors["sequence_lengths"].tolist())
     advantages = _spread(tensors["advantages"], mask) if tensors["advantages"].ndim == 1 else tensors["advantages"]
     old, sampled = (_spread(tensors[name], mask) for name in ("old_log_probs", "rollout_log_probs"))
+    optional = {name: _spread(tensors[name], mask) for name in OPTIONAL if name in tensors}
+    optional |= {name: tensors[name][:, None] for name in ("rewards", "finished") if name in tensors}
+    pairs = zip(sequences, lengths.tolist(), strict=True)
+    token_ids = pad_sequence([sequence[len(sequence) - length :] for sequence, length in pairs], batch_first=True)
+    optional |= {"group_ids": tensors["group_ids"][:, None], "turn_ids": torch.where(mask, 0, -1), "token_ids": token_ids}
     correction = config.mismatch.build()
     weights = None if correction is None else correction(old - sampled, mask)
     seed, edges = step_seed(config.seed, LEARNER, step), bin_edges(lengths)
+    per_step = config.learner.num_minibatches * config.learner.num_epochs
     for index in range(num_updates):
         rows = tensors[f"rows/{index}"]
         yield RecordedUpdate(
@@ -132,6 +140,9 @@ def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
                 response_mask=mask[rows],
                 rollout_log_probs=sampled[rows],
                 seed=seed + index,
+                max_length=config.rollout.max_new_tokens,
+                progress=((step - 1) * per_step + index) / (config.steps * per_step),
+                **{name: values[rows] for name, values in optional.items()},
             ),
             group=tensors["group_ids"][rows],
             sequences=tuple(sequences[row] for row in rows.tolist()),
@@ -162,7 +173,12 @@ def _check(tensors: dict[str, Tensor], num_updates: int) -> None:
         "old_log_probs": [tokens],
         "rollout_log_probs": [tokens],
         "advantages": [(number, 1), tokens],
+        **{name: [tokens] for name in OPTIONAL if name in tensors},
+        **({"rewards": [(number,)]} if "rewards" in tensors else {}),
     }
+    if "finished" in tensors:
+        shape, kind = tuple(tensors["finished"].shape), tensors["finished"].dtype
+        _require(shape == (number,) and kind == torch.bool, f"finished has {kind} values of shape {shape}")
     for index in range(num_updates):
         rows = _whole_numbers(tensors, f"rows/{index}")
         _require(0 < len(rows) <= number, f"rows/{index} has {len(rows)} values for {number} responses")

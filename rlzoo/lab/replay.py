@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from rlzoo import ops
+from rlzoo.config.sections import minibatches_by_prompts
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.learner.judge import judge, judgement, updated
@@ -45,6 +46,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     """
     if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
         raise UserError(f"{str(run.path)!r} has an advantage per token, and {policy.name} takes one per response")
+    refuse_missing(run, policy)
     tables, states, current, on_policy = [], [], policy, OnPolicyGradient(policy)
     for update in run.updates:
         read, max_length = update.inputs, run.config.rollout.max_new_tokens
@@ -65,6 +67,24 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     return Replayed(policy, current, whole, profile, tuple(states))
 
 
+def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
+    """Refuse a rule that needs what was not recorded.
+
+    Raises:
+        UserError: one line that says what is missing, and how to record it.
+    """
+    missing = sorted(name for name in policy.needs if getattr(run.updates[0].inputs, name) is None)
+    if missing:
+        raise UserError(
+            f"{policy.name} needs {missing[0]}, which {str(run.path)!r} did not record; replay a run whose rule needs it too"
+        )
+    if "group_ids" in policy.needs and not minibatches_by_prompts(run.config.learner, run.config.clip):
+        raise UserError(
+            f"{policy.name} compares the responses to a prompt, and the minibatches of {str(run.path)!r} split them; "
+            "replay a run with learner.minibatch_by=prompts"
+        )
+
+
 def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
     return UserError(f"{str(run.path)!r} has no response with an advantage after step {skip_steps}")
 
@@ -73,6 +93,7 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPol
     """A function from a policy to its clip fraction on a run, ten times faster than a whole `replay`."""
 
     def fraction(policy: ClipPolicy) -> float:
+        refuse_missing(run, policy)
         if policy.is_adaptive:
             return replay(run, policy, skip_steps).profile.clip_fraction
         clipped = [_clipped(policy, update.inputs) for update in run.updates if update.step > skip_steps]

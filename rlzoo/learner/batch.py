@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from rlzoo.policy import NEEDS
 from rlzoo.types import ClipInputs, RolloutGroup
+
+TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,13 @@ class Batch:
         """Number of tokens in each row, prompt included."""
         return [sequence.numel() for sequence in self.sequences]
 
+    def token_ids(self, rows: Tensor) -> Tensor:
+        """Ids of the tokens that the model chose, ``(R, T)``, 0 elsewhere."""
+        pairs = zip(rows.tolist(), self.prompt_lengths[rows].tolist(), strict=True)
+        responses = pad_sequence([self.sequences[row][start:] for row, start in pairs], batch_first=True)
+        missing = self.response_mask.shape[1] - responses.shape[1]
+        return torch.nn.functional.pad(responses, (0, missing)) * self.response_mask[rows]
+
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
         """Lay out one value per token of the model as ``(R, T)``, with 0 elsewhere; keeps the gradient.
 
@@ -71,6 +82,7 @@ class ScoredBatch(Batch):
     unscored: Tensor  # (B,) bool: rows of the first minibatch, whose old log-probs are those of its own forward pass
     seed: int  # of the step: it decides which responses share a minibatch
     ref_log_probs: Tensor | None = None  # (B, T); None for a run without a reference model
+    old_entropy: Tensor | None = None  # (B, T) nats, of the model of old_log_probs; None where the rule does not need it
     weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None for a run without mismatch correction
 
     @classmethod
@@ -78,20 +90,38 @@ class ScoredBatch(Batch):
         """A batch with its scores."""
         return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, **scores)
 
-    def with_old_log_probs(self, rows: Tensor, log_probs: Tensor) -> ScoredBatch:
-        """Fill in the old log-probs of the unscored rows, ``(R, T)``."""
+    def with_old_log_probs(self, rows: Tensor, log_probs: Tensor, entropy: Tensor | None = None) -> ScoredBatch:
+        """Fill in the old log-probs of the unscored rows, ``(R, T)``, and their entropy where it is kept."""
         assert self.unscored.nonzero()[:, 0].tolist() == sorted(rows.tolist()), "they are the rows of the first minibatch"
-        old_log_probs = self.old_log_probs.clone()
+        old_log_probs, old_entropy = self.old_log_probs.clone(), self.old_entropy
         old_log_probs[rows] = log_probs
-        return replace(self, old_log_probs=old_log_probs, unscored=torch.zeros_like(self.unscored))
+        if old_entropy is not None:
+            assert entropy is not None, "it comes from the same pass as the log-probs"
+            old_entropy = old_entropy.clone()
+            old_entropy[rows] = entropy
+        return replace(self, old_log_probs=old_log_probs, old_entropy=old_entropy, unscored=torch.zeros_like(self.unscored))
 
-    def clip_inputs(self, rows: Tensor, log_probs: Tensor, seed: int = 0) -> ClipInputs:
+    def clip_inputs(
+        self,
+        rows: Tensor,
+        log_probs: Tensor,
+        seed: int = 0,
+        *,
+        needs: Collection[str] = (),
+        entropy: Tensor | None = None,
+        max_length: int | None = None,
+        progress: float | None = None,
+    ) -> ClipInputs:
         """Build what a rule reads for some rows, on the device of ``log_probs``.
 
         Args:
             rows: ``(R,)``, either all or none of them unscored.
             log_probs: ``(R, T)`` of the current model.
             seed: of the optimizer step.
+            needs: the optional fields to fill.
+            entropy: ``(R, T)`` of the same forward pass as ``log_probs``, which is the old one of unscored rows.
+            max_length: the run's limit on a response, in tokens.
+            progress: share of the run's updates that are done.
         """
         assert log_probs.shape[1] == self.response_mask.shape[1], "inputs are as wide as the batch"
         device, is_unscored = log_probs.device, bool(self.unscored[rows].any())
@@ -104,7 +134,21 @@ class ScoredBatch(Batch):
             response_mask=self.response_mask[rows].to(device),
             rollout_log_probs=self.rollout_log_probs[rows].to(device),
             seed=seed,
+            max_length=max_length if "max_length" in needs else None,
+            progress=progress if "progress" in needs else None,
+            **{name: self._needed(name, rows, entropy if is_unscored else None).to(device) for name in TENSORS & set(needs)},
         )
+
+    def _needed(self, name: str, rows: Tensor, entropy: Tensor | None) -> Tensor:
+        """An optional tensor of `ClipInputs`, for some rows."""
+        if name == "token_ids":
+            return self.token_ids(rows)
+        if name == "old_entropy" and entropy is not None:
+            return entropy.detach()
+        values = getattr(self, name)
+        assert values is not None, f"the learner fills {name} where a rule needs it"
+        needed: Tensor = values[rows]
+        return needed if needed.ndim == 2 else needed[:, None]
 
 
 def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -16,7 +17,8 @@ from rlzoo.policy import ClipPolicy, ClipStats
 from rlzoo.reductions import StepCounts, reduce_objective
 from rlzoo.types import ClipBand, ClipInputs, ClipResult
 
-READ_ONLY = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages", "response_mask")
+METRIC = re.compile(r"[a-z][a-z0-9_]*")
+"""The form of a name in `ClipResult.metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ def _concat(records: Sequence[Record]) -> Record:
         values = [getattr(record, field.name) for record in records]
         if isinstance(values[0], Tensor):
             joined[field.name] = torch.cat(values)
+        elif isinstance(values[0], Mapping):
+            joined[field.name] = {name: torch.cat([value[name] for value in values]) for name in values[0]}
         elif isinstance(values[0], ClipBand):
             ceilings = [band.ceiling for band in values]
             joined[field.name] = ClipBand(
@@ -130,12 +134,13 @@ def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
     Raises:
         PolicyError: the rule raised, or changed its inputs.
     """
-    before = {name: getattr(inputs, name)._version for name in READ_ONLY if getattr(inputs, name) is not None}
+    given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    before = {name: value._version for name, value in given.items() if isinstance(value, Tensor)}
     try:
         yield
     except Exception as error:
         raise PolicyError(policy.name, f"raised {_told(error)}") from error
-    changed = [name for name, version in before.items() if getattr(inputs, name)._version != version]
+    changed = [name for name, version in before.items() if given[name]._version != version]
     if changed:
         raise PolicyError(policy.name, f"modified its input {changed[0]}; work on a copy")
 
@@ -218,6 +223,19 @@ def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str
         return f"gave an objective of type {result.objective.dtype}, expected torch.float32"
     if result.clipped.dtype != torch.bool:
         return f"gave clipped of type {result.clipped.dtype}, expected torch.bool"
+    return _metrics_problem(result.metrics, either) if result.metrics else None
+
+
+def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> str | None:
+    """What is wrong with the form of the metrics of an answer, or None."""
+    if not isinstance(metrics, Mapping):
+        return f"gave metrics of type {type(metrics).__name__}, expected a dictionary of tensors by name"
+    for name, values in metrics.items():
+        if not isinstance(name, str) or not METRIC.fullmatch(name):
+            return f"gave a metric called {name!r}; its name must be lower-case letters, digits and underscores"
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        if got not in shapes:
+            return f"gave metric {name!r} of shape {got}, expected {' or '.join(map(str, shapes))}"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from rlzoo.advantages import estimator, token_advantages
-from rlzoo.config.sections import LaunchConfig, LearnerConfig, MismatchConfig, RewardConfig, needs_reference
+from rlzoo.config.sections import (
+    LaunchConfig,
+    LearnerConfig,
+    MismatchConfig,
+    RewardConfig,
+    minibatches_by_prompts,
+    needs_reference,
+)
 from rlzoo.errors import RunError, UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.learner.batch import Batch, ScoredBatch
@@ -44,7 +51,9 @@ class Update:
 
     rows: Tensor  # (R,) rows of the batch
     log_probs: Tensor  # (R, T) of the model just before the step, on the CPU
+    entropy: Tensor | None  # (R, T) of the same pass in nats, where the rule needs it
     table: ResponseTable  # a row per response, in the order in which they were computed
+    rule_metrics: Mapping[str, float]  # means over the responses of what the rule reports
     objective: float
     grad_norm: float  # before clipping
     grad_clipped: bool
@@ -84,6 +93,7 @@ class Learner:
         self.reward = reward or RewardConfig()
         self.mismatch = mismatch or MismatchConfig()
         self.max_length = max_length
+        self.num_updates = num_updates
         self.num_optimizer_steps = 0
         self.num_nonfinite = 0  # updates in a row whose gradient was not finite
         self.accelerator = accelerator or make_accelerator(LaunchConfig(), config)
@@ -102,8 +112,13 @@ class Learner:
 
     @property
     def has_reference(self) -> bool:
-        """Whether a KL to the starting model is wanted."""
-        return needs_reference(self.config, self.reward)
+        """Whether the log-probs of the starting model are wanted."""
+        return needs_reference(self.config, self.reward, self.policy)
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's updates that are done, in [0, 1)."""
+        return float(self.scheduler.last_epoch) / max(self.num_updates, 1)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight as it is now, by name, whole; every process must ask for all of them."""
@@ -156,8 +171,8 @@ class Learner:
         if not self.has_reference and not self._learns_from(advantages):
             unscored[:] = True  # nothing will read them
         elif self.reward.kl_coef == 0 and correction is None:
-            unscored[self.minibatches(len(batch), seed)[0]] = True
-        old_log_probs = self.log_probs(batch, ~unscored)
+            unscored[self.minibatches(batch, seed)[0]] = True
+        old_log_probs, old_entropy = self.log_probs_and_entropy(batch, ~unscored)
         ref_log_probs = self.reference_log_probs(batch) if self.has_reference else None
         if self.reward.kl_coef > 0:
             assert ref_log_probs is not None, "has_reference"
@@ -170,15 +185,20 @@ class Learner:
             old_log_probs=old_log_probs,
             advantages=advantages,
             ref_log_probs=ref_log_probs,
+            old_entropy=old_entropy if "old_entropy" in self.policy.needs else None,
             weights=weights,
             unscored=unscored,
             seed=seed,
         )
 
-    def log_probs(self, batch: Batch, where: Tensor | None = None) -> Tensor:
-        """Compute the model's log-probs of all responses, ``(B, T)``, or of those ``where`` is True; others stay 0."""
+    def log_probs(self, batch: Batch) -> Tensor:
+        """Compute the model's log-probs of all responses, ``(B, T)``."""
+        return self.log_probs_and_entropy(batch)[0]
+
+    def log_probs_and_entropy(self, batch: Batch, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Compute the model's log-probs and entropies of all responses, ``(B, T)``, or of those ``where`` is True; else 0."""
         rows = torch.arange(len(batch))
-        return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])[0]
+        return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """Compute the log-probs of the starting model, ``(B, T)``."""
@@ -189,11 +209,17 @@ class Learner:
         with self.accelerator.autocast():
             return self.micro_batches.log_probs(self.reference, batch, rows)[0]
 
-    def minibatches(self, number: int, seed: int) -> list[Tensor]:
-        """Draw which rows share an optimizer step: one tensor of rows for each step, epoch after epoch."""
+    def minibatches(self, batch: Batch, seed: int) -> list[Tensor]:
+        """Draw which rows share an optimizer step: one tensor of rows for each step, epoch after epoch.
+
+        Rows are drawn one by one, or with ``learner.minibatch_by=prompts`` by whole groups.
+        """
         rng = torch.Generator().manual_seed(seed)
-        epochs = [torch.randperm(number, generator=rng) for _ in range(self.config.num_epochs)]
-        return [rows for order in epochs for rows in order.tensor_split(self.config.num_minibatches)]
+        by_prompts = minibatches_by_prompts(self.config, self.policy)
+        group = torch.unique(batch.group_ids, return_inverse=True)[1] if by_prompts else torch.arange(len(batch))
+        epochs = [torch.randperm(int(group.max()) + 1, generator=rng) for _ in range(self.config.num_epochs)]
+        shares = [share for order in epochs for share in order.tensor_split(self.config.num_minibatches)]
+        return [torch.cat([(group == index).nonzero()[:, 0] for index in share]) for share in shares] if by_prompts else shares
 
     def update(
         self, batch: ScoredBatch, before_update: Callable[[int], None] | None = None
@@ -207,7 +233,7 @@ class Learner:
         Returns:
             The batch with all its old log-probs, and the updates in order; none if nothing can be learned from the batch.
         """
-        minibatches = self.minibatches(len(batch), batch.seed)
+        minibatches = self.minibatches(batch, batch.seed)
         if not self._learns_from(batch.advantages):
             self.advance_schedule(len(minibatches))
             return batch, []
@@ -216,15 +242,17 @@ class Learner:
             if not len(rows):  # fewer responses than minibatches
                 self.advance_schedule(1)
                 continue
+            progress = self.progress
             measured = self.accumulate(batch, rows, batch.seed + index)
             if before_update is not None:
                 before_update(index)
             update = self.apply(rows, measured)
             updates.append(update)
             if batch.unscored.any():
-                batch = batch.with_old_log_probs(rows, update.log_probs)
+                batch = batch.with_old_log_probs(rows, update.log_probs, update.entropy)
             if self.policy.is_adaptive and not update.nonfinite:
-                self.policy = updated(self.policy, update.table.clip_stats(bin_edges(batch.lengths)))
+                stats = update.table.clip_stats(bin_edges(batch.lengths), progress)
+                self.policy = updated(self.policy, stats)
         return batch, updates
 
     def accumulate(self, batch: ScoredBatch, rows: Tensor, seed: int = 0) -> Measured:
@@ -238,7 +266,9 @@ class Learner:
             rows: ``(R,)`` of the batch, of all processes.
             seed: of rules that draw at random.
         """
-        minibatch = Minibatch(batch, rows, self.policy, self.config, max_length=self.max_length, seed=seed)
+        minibatch = Minibatch(
+            batch, rows, self.policy, self.config, max_length=self.max_length, seed=seed, progress=self.progress
+        )
         learning = minibatch.learning
         if self.policy.scope == "batch":
             log_probs, entropy = self.micro_batches.log_probs(self.model, batch, rows)
@@ -276,7 +306,9 @@ class Learner:
         return Update(
             rows,
             measured.log_probs,
+            measured.entropy,
             measured.table,
+            measured.rule_metrics,
             measured.objective,
             grad_norm=norm,
             grad_clipped=limit is not None and norm > limit,

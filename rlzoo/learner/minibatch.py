@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rlzoo import ops
 from rlzoo.errors import PolicyError
 from rlzoo.learner.judge import Judgement, judgement
 from rlzoo.learner.micro_batches import MicroBatch
@@ -29,7 +31,9 @@ class Measured:
     """The outcome of one minibatch, over all processes, before the weights changed."""
 
     log_probs: Tensor  # (R, T) of the minibatch's rows before the step, on the CPU
+    entropy: Tensor | None  # (R, T) of the same pass, where the rule needs it
     table: ResponseTable
+    rule_metrics: Mapping[str, float]  # means over the responses of what the rule reports
     objective: float
     learns: bool  # whether there is anything to learn from
 
@@ -46,6 +50,7 @@ class Minibatch:
         *,
         max_length: int,
         seed: int,
+        progress: float = 0.0,
     ) -> None:
         self.batch = batch
         self.rows = rows
@@ -53,10 +58,12 @@ class Minibatch:
         self.config = config
         self.max_length = max_length
         self.seed = seed
+        self.progress = progress
         # the denominators of the whole step, over all micro-batches and processes
         self.counts = StepCounts.of(batch.response_mask[rows])
         self.learning = self._learning()  # (R,) bool: rows that can have a gradient
         self.log_probs = torch.zeros(batch.response_mask.shape)
+        self.entropy = torch.zeros(batch.response_mask.shape) if "old_entropy" in policy.needs else None
         self._judged: list[tuple[Tensor, Judgement, Tensor, Tensor | None]] = []  # rows, judgement, entropy, KL
         self._gradient: Tensor | None = None  # (B, T) of a rule of scope "batch", which is judged before the first pass
 
@@ -90,12 +97,29 @@ class Minibatch:
         if self._gradient is not None:
             return self._gradient[piece.rows].to(log_probs.device)
         rows = piece.rows
-        inputs, weights = self.batch.clip_inputs(rows, log_probs.detach(), self.seed), self.batch.weights
+        inputs = self.batch.clip_inputs(
+            rows,
+            log_probs.detach(),
+            self.seed,
+            needs=self.policy.needs,
+            entropy=entropy,
+            max_length=self.max_length,
+            progress=self.progress,
+        )
+        weights = self.batch.weights
         factors = None if weights is None else weights[rows].to(log_probs.device)
         judged = judgement(self.policy, inputs, self.counts, self.max_length, factors)
+        names = judged.result.metrics.keys()
+        if self._judged and names != (before := self._judged[0][1].result.metrics.keys()):
+            raise PolicyError(
+                self.policy.name,
+                f"gave the metrics {sorted(names)} for some responses and {sorted(before)} for others; give the same for all",
+            )
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
         self._judged.append((rows, judged, entropy, kl))
         self.log_probs[rows] = log_probs.detach().float().cpu()
+        if self.entropy is not None:
+            self.entropy[rows] = entropy.detach().float().cpu()
         return gradient
 
     def measured(self, micro_batches: MicroBatches, on_policy: OnPolicyGradient) -> Measured:
@@ -104,13 +128,17 @@ class Minibatch:
         if self._gradient is None:  # else every process judged the whole minibatch
             measured = gather(micro_batches.accelerator, measured)
             self.log_probs = micro_batches.sum(self.log_probs)
-        tables, objectives, has_gradient = zip(*measured, strict=True)
+            self.entropy = None if self.entropy is None else micro_batches.sum(self.entropy)
+        tables, sums, objectives, has_gradient = zip(*measured, strict=True)
         has_advantages = bool((self.batch.advantages[self.rows] != 0).any())
         learns = bool(self.learning.any()) and (has_advantages or any(has_gradient))
-        return Measured(self.log_probs[self.rows], ResponseTable.concat(tables), sum(objectives), learns)
+        table = ResponseTable.concat(tables)
+        means = {name: sum(part[name] for part in sums) / len(table.length) for name in sums[0]}
+        entropy = None if self.entropy is None else self.entropy[self.rows]
+        return Measured(self.log_probs[self.rows], entropy, table, means, sum(objectives), learns)
 
-    def _measured(self, on_policy: OnPolicyGradient) -> tuple[ResponseTable, float, bool]:
-        """Table, objective, and whether there is a gradient, of the rows that this process judged."""
+    def _measured(self, on_policy: OnPolicyGradient) -> tuple[ResponseTable, dict[str, float], float, bool]:
+        """Table, sums of the rule's metrics, objective, and whether there is a gradient, of the rows this process judged."""
         rows, judgements, entropies, kls = zip(*self._judged, strict=True)
         judged, own = Judgement.concat(judgements), torch.cat(rows)
         factors = None if self.batch.weights is None else self.batch.weights[own].to(judged.gradient.device)
@@ -131,7 +159,9 @@ class Minibatch:
             kl=None if kls[0] is None else torch.cat(kls),
         )
         has_gradient = bool(judged.gradient.any()) or self.config.kl_coef > 0
-        return table, float(judged.objective), has_gradient
+        mask, metrics = judged.inputs.response_mask, judged.result.metrics
+        sums = {name: float(ops.per_response(values.detach().float(), mask).sum()) for name, values in metrics.items()}
+        return table, sums, float(judged.objective), has_gradient
 
     def _less_kl(self, gradient: Tensor, rows: Tensor, inputs: ClipInputs) -> tuple[Tensor, Tensor | None]:
         """``gradient`` less that of ``kl_coef`` times the reduced KL to the reference, and that KL per token ``(R, T)``."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from rlzoo.errors import PolicyError
-from rlzoo.learner.judge import judge
+from rlzoo.learner.judge import judge, judgement
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import StepCounts, is_per_response, reduce_objective
 from rlzoo.types import ClipInputs, ClipResult
@@ -16,7 +18,8 @@ class OnPolicyGradient:
     """Computes g = dJ/dlog_probs at ratio 1 without evaluating the rule again on the batch.
 
     At ratio 1 the gradient is A times one positive constant per response (law 2), and that constant depends on the length
-    alone. It is measured once for every length, on one synthetic response for each sign of A, and kept.
+    alone. It is measured once for every length, on one synthetic response for each sign of A, and kept. A rule that needs
+    more than log-probs and advantages, such as the group, is evaluated a second time instead, on the batch at ratio 1.
 
     Example:
         ``OnPolicyGradient(policy)(inputs, result, counts)`` is ``A / (N L)`` on the tokens of a response if a rule takes the
@@ -44,6 +47,10 @@ class OnPolicyGradient:
             max_length: constant of the reduction ``constant_length``, in tokens.
             weights: factors of the objective.
         """
+        if self.policy.needs:
+            at = inputs.old_log_probs
+            at_ratio_1 = replace(inputs, log_probs=at, rollout_log_probs=at)
+            return judgement(self.policy, at_ratio_1, counts, max_length, weights).gradient
         mask, device = inputs.response_mask, inputs.log_probs.device
         lengths = mask.sum(-1).tolist()
         self._measure(sorted(set(lengths) - self._constants.keys() - {0}), mask.shape[-1], device)

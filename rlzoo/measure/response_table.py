@@ -110,10 +110,10 @@ class ResponseTable:
         """The rows with a non-zero advantage: those a clip can act on, and those every clip fraction counts."""
         return self.where(self.signal > 0)
 
-    def clip_stats(self, edges: Tensor) -> ClipStats:
+    def clip_stats(self, edges: Tensor, progress: float = 0.0) -> ClipStats:
         """Sums per length bin and sign of the advantage, for adaptive policies."""
         rows = self.judged()
-        return ClipStats.of(edges, rows.length, rows.advantage, rows.clipped, rows.log_ratio)
+        return ClipStats.of(edges, rows.length, rows.advantage, rows.clipped, rows.log_ratio, progress=progress)
 
 
 def prompt_ids(step: int, group_ids: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
         "weights": weights,
         "master weights": on_device * trained * FLOAT if has_deepspeed or keeps else 0.0,
         "optimizer states": on_device * 2 * trained * _moment_bytes(config, has_deepspeed),
-        "reference model": float(whole) if needs_reference(config.learner, config.reward) else 0.0,
+        "reference model": float(whole) if needs_reference(config.learner, config.reward, config.clip) else 0.0,
         "communication buffers": _buffers(whole, own or trained * element, element, sharding),
     }
     # the embedding's part of a micro-batch's gradient is held apart while the rest is computed

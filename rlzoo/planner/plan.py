@@ -104,7 +104,8 @@ class Plan:
         settings = self.config.learner
         body = self.responses * body_flops(self.architecture, self.batch.length)
         head = self.responses * 2 * self.batch.response * self.architecture.embedding_parameters
-        forwards = 1 + needs_reference(settings, self.config.reward) + settings.num_epochs * (self.config.clip.scope == "batch")
+        clip = self.config.clip
+        forwards = 1 + needs_reference(settings, self.config.reward, clip) + settings.num_epochs * (clip.scope == "batch")
         passes = 3 + settings.gradient_checkpointing
         learner = (forwards + settings.num_epochs * passes) * body
         learner += (forwards + settings.num_epochs * 4) * head  # chunks of logits are computed again in the backward pass

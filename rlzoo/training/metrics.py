@@ -53,7 +53,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
     """
     config, policy = run.config, run.learner.policy
     metrics = rollout_metrics(sampled.groups) | reward_metrics(batch, config.reward)
-    metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0, with_band=policy != config.clip)
+    metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
     # where the sampler's log-probs may differ from the trainer's
     if updates and (run.rollouts.sampler.needs_weights or config.mismatch.correction != "none"):
@@ -68,8 +68,8 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
     return metrics
 
 
-def clip_metrics(table: ResponseTable, with_kl: bool, with_band: bool = False) -> dict[str, float]:
-    """Clip, fairness and ratio metrics of the updates of one step, by their MLflow names; the band where it moves."""
+def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
+    """Clip, fairness and ratio metrics of the updates of one step, by their MLflow names."""
     num_tokens = float(table.length.sum())
     mean = float(table.token_log_ratio_sum.sum()) / num_tokens
     metrics = {
@@ -85,13 +85,13 @@ def clip_metrics(table: ResponseTable, with_kl: bool, with_band: bool = False) -
     if profile is None:
         return metrics
     rows = table.judged()
-    metrics |= profile.metrics() | {
+    fractions = {
         "clip/fraction_low": float(rows.clipped_low.mean()),
         "clip/fraction_high": float(rows.clipped_high.mean()),
         "clip/fraction_dual": float(rows.clipped_dual.mean()),
         "clip/fraction_limited": float(rows.limited.mean()),
     }
-    return metrics | (band_metrics(rows, profile) if with_band else {})
+    return metrics | profile.metrics() | fractions | band_metrics(rows, profile)
 
 
 def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float]:
@@ -160,13 +160,15 @@ def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
     }
 
 
-def update_metrics(updates: Sequence[Update], *, with_kl: bool, with_band: bool) -> dict[str, float]:
+def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, float]:
     """Learner and clip metrics of one step's updates; a step without any counts as skipped."""
     if not updates:
         return {"learner/skipped": 1.0}
     table = ResponseTable.concat([update.table for update in updates])
     count = len(updates)
-    return clip_metrics(table, with_kl, with_band) | {
+    names = updates[0].rule_metrics
+    rule_metrics = {f"rule/{name}": sum(update.rule_metrics[name] for update in updates) / count for name in names}
+    learner_metrics = {
         "learner/objective": sum(update.objective for update in updates) / count,
         "learner/loss": -sum(update.objective for update in updates) / count,
         "learner/grad_norm": sum(update.grad_norm for update in updates) / count,
@@ -175,6 +177,7 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool, with_band: bool)
         "learner/nonfinite": sum(update.nonfinite for update in updates) / count,
         "learner/skipped": sum(update.skipped for update in updates) / count,
     }
+    return clip_metrics(table, with_kl) | learner_metrics | rule_metrics
 
 
 def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, float]:
