@@ -149,7 +149,7 @@ def test_a_rule_that_compares_a_group_draws_minibatches_by_prompts(tmp_path):
     )
     config = RunConfig.compose(clip="centred-in-groups", plugins=[path])
     assert config.learner.minibatch_by is None
-    with pytest.raises(UserError, match="use learner.minibatch_by=prompts"):
+    with pytest.raises(UserError, match=r"use learner\.minibatch_by=prompts"):
         RunConfig.compose(clip="centred-in-groups", plugins=[path], overrides=["learner.minibatch_by=responses"])
     with pytest.raises(UserError, match="more than the 2 prompts of a step"):
         RunConfig.compose(
