@@ -14,7 +14,11 @@ from rlzoo.support.redaction import RedactingFilter
 if TYPE_CHECKING:
     from rlzoo import ops as ops
     from rlzoo.advantages import Advantage as Advantage
+    from rlzoo.advantages import AdvantageEstimator as AdvantageEstimator
+    from rlzoo.advantages import AdvantageInputs as AdvantageInputs
     from rlzoo.config.run_config import RunConfig as RunConfig
+    from rlzoo.corrections import Correction as Correction
+    from rlzoo.corrections import CorrectionInputs as CorrectionInputs
     from rlzoo.errors import UserError as UserError
     from rlzoo.hookspecs import hookimpl as hookimpl
     from rlzoo.policy import ClipPolicy as ClipPolicy
@@ -29,11 +33,15 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Advantage": "rlzoo.advantages",
+    "AdvantageEstimator": "rlzoo.advantages",
+    "AdvantageInputs": "rlzoo.advantages",
     "ClipBand": "rlzoo.types",
     "ClipInputs": "rlzoo.types",
     "ClipPolicy": "rlzoo.policy",
     "ClipResult": "rlzoo.types",
     "ClipStats": "rlzoo.policy",
+    "Correction": "rlzoo.corrections",
+    "CorrectionInputs": "rlzoo.corrections",
     "Reduction": "rlzoo.reductions",
     "RunConfig": "rlzoo.config.run_config",
     "UserError": "rlzoo.errors",
@@ -45,8 +53,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "Advantage", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult", "ClipStats", "Reduction", "RunConfig", "UserError",
-    "Width", "hookimpl", "load_zoo", "ops", "train",
+    "Advantage", "AdvantageEstimator", "AdvantageInputs", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult", "ClipStats",
+    "Correction", "CorrectionInputs", "Reduction", "RunConfig", "UserError", "Width", "hookimpl", "load_zoo", "ops", "train",
 ]  # fmt: skip
 
 logging.getLogger("rlzoo").addFilter(RedactingFilter())

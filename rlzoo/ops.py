@@ -89,13 +89,30 @@ def turn_mean(values: Tensor, turn_ids: Tensor) -> Tensor:
 
 
 def group_sum(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Sum over the responses of the same group, ``(B, 1) -> (B, 1)``; for rules that need ``group_ids``."""
-    return (group_ids == group_ids.T).to(values.dtype) @ values
+    """Sum over the rows of the same group, ``(B, 1) -> (B, 1)``; for rules that need ``group_ids``."""
+    index = _numbered(group_ids)
+    return torch.zeros_like(values).index_add(0, index, values)[index]
 
 
 def group_mean(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Mean over the responses of the same group, ``(B, 1) -> (B, 1)``; for rules that need ``group_ids``."""
+    """Mean over the rows of the same group, ``(B, 1) -> (B, 1)``; for rules that need ``group_ids``."""
     return group_sum(values, group_ids) / group_sum(torch.ones_like(values), group_ids)
+
+
+def group_centred(values: Tensor, group_ids: Tensor) -> Tensor:
+    """Values less the mean of their group, ``(B, 1)``; exactly 0 where all values of a group are equal."""
+    index = _numbered(group_ids)[:, None]
+    low = torch.full_like(values, torch.inf).scatter_reduce(0, index, values, "amin").gather(0, index)
+    high = torch.full_like(values, -torch.inf).scatter_reduce(0, index, values, "amax").gather(0, index)
+    return torch.where(low == high, torch.zeros_like(values), values - group_mean(values, group_ids))
+
+
+def _numbered(group_ids: Tensor) -> Tensor:
+    """Groups ``(B, 1)`` numbered from 0, ``(B,)``, without a shape that depends on how many there are."""
+    order = group_ids[:, 0].argsort()
+    ascending = group_ids[:, 0][order]
+    number = torch.cat([torch.zeros_like(ascending[:1]), (ascending[1:] != ascending[:-1]).long()]).cumsum(0)
+    return torch.zeros_like(number).scatter(0, order, number)
 
 
 def step_mean(values: Tensor, response_mask: Tensor) -> Tensor:

@@ -175,15 +175,15 @@ NEEDS = (
 OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})
 """Names of `ClipPolicy` that a subclass may override, besides its class variables and Python's own methods."""
 
-NAMED: Mapping[str, tuple[str, ...]] = {"advantage": get_args(Advantage), "reduction": get_args(Reduction)}
-"""The fields of every policy that hold a name, and the names there are."""
+NAMED = ("advantage", "reduction")
+"""The fields of every policy that hold a name."""
 
 
 def contract_problem(policy: type[ClipPolicy]) -> str | None:
     """What a policy class declares that would fail, or be ignored, once a run learns; None if there is nothing."""
     for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
         return f"declares {name!r} as a field; it belongs to the class: write {name} = ... without an annotation"
-    settable = OVERRIDABLE | ClipPolicy.__class_vars__ | NAMED.keys()
+    settable = OVERRIDABLE | ClipPolicy.__class_vars__ | {*NAMED}
     reserved = (set(dir(ClipPolicy)) | set(ClipPolicy.__annotations__)) - settable
     declared = policy.model_fields.keys() - ClipPolicy.model_fields.keys()
     for kind in policy.__mro__[: policy.__mro__.index(ClipPolicy)]:
@@ -209,16 +209,17 @@ def _needs_problem(policy: type[ClipPolicy]) -> str | None:
 
 
 def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
-    """What is wrong with a policy's `advantage` or `reduction`."""
-    known, field = NAMED[name], policy.model_fields.get(name)
+    """What is wrong with a policy's `advantage` or `reduction`; which estimators there are is not known yet."""
+    field = policy.model_fields.get(name)
     names = _literals(field.annotation) if field else None
-    narrowed = f"it may only be narrowed to some of {', '.join(known)}"
-    if field is None or names is None:
+    known = get_args(Reduction) if name == "reduction" else None
+    narrowed = f"it may only be narrowed to {'some of ' + ', '.join(known) if known else 'a Literal of names of estimators'}"
+    if field is None or (names is None and (known or field.annotation != Advantage)):
         return f"declares {name!r} as another kind of setting; {narrowed}"
-    if unknown := [value for value in names if value not in known]:
+    if unknown := [value for value in names or () if (value not in known if known else not isinstance(value, str))]:
         return f"allows {unknown[0]!r} for {name!r}; {narrowed}"
     default = field.get_default(call_default_factory=True)
-    if not field.is_required() and default not in names:
+    if not field.is_required() and names is not None and default not in names:
         return f"has the default {default!r} for {name!r} (known: {', '.join(map(str, names))})"
     return None
 

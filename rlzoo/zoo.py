@@ -1,4 +1,4 @@
-"""The zoo: loads plugins one by one, leaves out what is broken, and looks policies up by name."""
+"""The zoo: loads plugins one by one, leaves out what is broken, and looks up what they brought by name."""
 
 from __future__ import annotations
 
@@ -6,35 +6,42 @@ import functools
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isabstract
+from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 import pluggy
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rlzoo import hookspecs
+from rlzoo.advantages import NEEDS as ADVANTAGE_NEEDS
+from rlzoo.advantages import AdvantageEstimator
+from rlzoo.corrections import Correction
 from rlzoo.discovery import RESTRICT, Plugin, allowed_names, installed_plugins, named_plugins
-from rlzoo.errors import UserError, did_you_mean, first_mistake
+from rlzoo.errors import UserError, did_you_mean, explain, first_mistake, shown
 from rlzoo.policy import ClipPolicy, Scope, contract_problem, required_fields
 
 logger = logging.getLogger("rlzoo")
 
-NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+NAME = re.compile(r"[a-z][a-z0-9]*([-_@][a-z0-9]+)*")
+POLICY_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 SCOPES = get_args(Scope)
+
+Part = TypeVar("Part", ClipPolicy, AdvantageEstimator, Correction)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One policy of the zoo and where it comes from.
+class Entry(Generic[Part]):
+    """One class of the zoo and where it comes from.
 
     Example:
         ``zoo.entries[name].source`` is ``"my-plugin 0.3"``.
     """
 
-    policy: type[ClipPolicy]
+    kind: type[Part]
     plugin: Plugin
 
     @property
@@ -43,43 +50,37 @@ class Entry:
         return self.plugin.source
 
 
-class Zoo(Mapping[str, type[ClipPolicy]]):
-    """Clip policies by name, sorted; a missing name is answered with what there is.
+class Shelf(Mapping[str, type[Part]], Generic[Part]):
+    """The classes of one kind by name, sorted; a missing name is answered with what there is.
 
     Example:
         >>> from rlzoo import load_zoo
-        >>> sorted(load_zoo())[0] in load_zoo()
+        >>> sorted(load_zoo().corrections)[0] in load_zoo().corrections
         True
     """
 
-    def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
-        self.problems: dict[str, set[str]] = {}  # why something was left out, and what policies it would have brought
+    def __init__(self, what: str, base: Any, problems: Callable[[Any], Iterable[str]]) -> None:
+        self.what = what
+        self._base, self._problems = base, problems
+        self.entries: dict[str, Entry[Part]] = {}
+        self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # name and settings that another name stands for
+        self.problems: dict[str, set[str]] = {}  # why something was left out, and the names it would have brought
         self.excluded: list[Plugin] = []  # installed plugins that the environment does not allow
-        self._contested: set[str] = set()  # policy names that two plugins claim, neither of them bundled
+        self._contested: set[str] = set()  # names that two plugins claim, neither of them bundled
 
-    def outside(self) -> dict[str, list[str]]:
-        """The policies that did not come with rlzoo, by the distribution and version, or the path, they come from."""
-        sources: dict[str, list[str]] = {}
-        for name, entry in self.entries.items():
-            if not entry.plugin.bundled:
-                sources.setdefault(entry.source, []).append(name)
-        return dict(sorted(sources.items()))
-
-    def __getitem__(self, name: str) -> type[ClipPolicy]:
-        """The policy class called ``name``; raises UserError, a KeyError's kinder cousin, when there is none."""
+    def __getitem__(self, name: str) -> type[Part]:
+        """The class called ``name``; raises UserError, a KeyError's kinder cousin, when there is none."""
         if name in self.entries:
-            return self.entries[name].policy
-        for problem, policies in self.problems.items():
-            if name in policies:
-                raise UserError(f"clip policy {name!r} cannot be used: {problem}")
+            return self.entries[name].kind
+        for problem, names in self.problems.items():
+            if name in names:
+                raise UserError(f"{self.what} {name!r} cannot be used: {problem}")
         if any(name in (plugin.name, plugin.name.replace("_", "-")) for plugin in self.excluded):
-            raise UserError(f"clip policy {name!r} cannot be used: {_excluded(self.excluded)}")
+            raise UserError(f"{self.what} {name!r} cannot be used: {_excluded(self.excluded)}")
         left_out = "".join(f"; left out: {problem}" for problem in self.problems)
         left_out += f"; {_excluded(self.excluded)}" if self.excluded else ""
-        installed = ", ".join(self.entries)
-        hint = did_you_mean(name, self.entries)
-        raise UserError(f"unknown clip policy {name!r} (installed: {installed}){hint}{left_out}")
+        known = [*self.entries, *self.aliases]
+        raise UserError(f"unknown {self.what} {name!r} (installed: {', '.join(known)}){did_you_mean(name, known)}{left_out}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -90,42 +91,133 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
     def __contains__(self, name: object) -> bool:
         return name in self.entries
 
-    def add(self, plugin: Plugin, policy: Any) -> None:
-        """Take a policy in, unless something is wrong with it or its name is taken."""
-        if problem := _policy_problem(policy):
-            self.refuse(plugin, f"returned {problem}", str(getattr(policy, "name", "")))
+    def outside(self) -> dict[str, list[str]]:
+        """The names that did not come with rlzoo, by the distribution and version, or the path, they come from."""
+        sources: dict[str, list[str]] = {}
+        for name, entry in self.entries.items():
+            if not entry.plugin.bundled:
+                sources.setdefault(entry.source, []).append(name)
+        return dict(sorted(sources.items()))
+
+    def build(self, key: str, settings: object) -> Part:
+        """Make the object that a setting of a run describes: a name, an alias, or settings with a name.
+
+        Args:
+            key: of the setting, for errors, such as ``"correction"``.
+            settings: ``"name"`` or ``{"name": "name", "setting": value}``.
+
+        Raises:
+            UserError: unknown name, or unknown or wrong setting; in one line.
+        """
+        given = {"name": settings} if isinstance(settings, str) else settings
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+            raise UserError(f"{key}={shown(settings)}: the name of {_article(self.what)}, or settings with a name")
+        name, aliased = self.aliases.get(given["name"], (given["name"], {}))
+        kind = self[name]
+        try:
+            return kind.model_validate({**aliased, **{field: value for field, value in given.items() if field != "name"}})
+        except ValidationError as error:
+            raise UserError(explain(error, kind, f"{key}.")) from error
+
+    def add(self, plugin: Plugin, kind: Any) -> None:
+        """Take a class in, unless something is wrong with it or its name is taken."""
+        name = getattr(kind, "name", None)
+        label = f"{self.what} {name!r}" if isinstance(name, str) else self.what
+        if problem := self._problem(kind):
+            self.refuse(plugin, f"{label} cannot be used: {problem}", str(name or ""))
             return
-        taken = self.entries.get(policy.name)
-        if taken is None and policy.name not in self._contested:
-            self.entries[policy.name] = Entry(policy, plugin)
+        taken = self.entries.get(kind.name)
+        if taken is None and kind.name not in self._contested and kind.name not in self.aliases:
+            self.entries[kind.name] = Entry(kind, plugin)
+            self.aliases |= {alias: (kind.name, settings) for alias, settings in getattr(kind, "aliases", {}).items()}
             return
         other = taken.source if taken else "another plugin"
-        self.refuse(
-            plugin, f"returned clip policy {policy.name!r}, which {other} has too: rename or uninstall one", policy.name
-        )
+        self.refuse(plugin, f"{label} cannot be used: {other} has that name too; rename or uninstall one", kind.name)
         if taken and not taken.plugin.bundled:  # nobody knows which of the two was meant
-            self._contested.add(policy.name)
-            del self.entries[policy.name]
+            self._contested.add(kind.name)
+            del self.entries[kind.name]
 
-    def refuse(self, plugin: Plugin, reason: str, *policies: str) -> None:
-        """Leave out a plugin, or a policy of it; one that the user named stops the run."""
+    def _problem(self, kind: Any) -> str | None:
+        """What is wrong with what a hook returned, or None."""
+        if not (isinstance(kind, type) and issubclass(kind, self._base)) or isabstract(kind):
+            return f"{kind!r} is no complete class derived from {self._base.__name__}"
+        unset = (f"{kind.__qualname__} does not set {name!r}" for name in ("name", "paper") if not _is_text(kind, name))
+        return next(chain(unset, self._problems(kind)), None)
+
+    def drop(self, name: str, problem: str) -> None:
+        """Leave out a class that was taken in."""
+        plugin = self.entries.pop(name).plugin
+        self.refuse(plugin, f"{self.what} {name!r} cannot be used: {problem}", name)
+
+    def refuse(self, plugin: Plugin, reason: str, *names: str) -> None:
+        """Leave out a plugin, or a class of it; one that the user named stops the run."""
+        line = f"{reason} ({plugin})"
         if plugin.asked_for:
-            raise UserError(f"{plugin} {reason}")
-        self.problems[f"{plugin} {reason}"] = {*policies, plugin.name, plugin.name.replace("_", "-")}
+            raise UserError(line)
+        self.problems[line] = {*names, plugin.name, plugin.name.replace("_", "-")}
+
+    def sort(self) -> None:
+        """Bring the entries into the order of their names."""
+        self.entries = dict(sorted(self.entries.items()))
+
+
+class Zoo(Shelf[ClipPolicy]):
+    """Everything that the plugins brought: clip policies by name, and the other kinds beside them.
+
+    Example:
+        >>> from rlzoo import load_zoo
+        >>> sorted(load_zoo())[0] in load_zoo()
+        True
+    """
+
+    def __init__(self) -> None:
+        super().__init__("clip policy", ClipPolicy, _policy_problems)
+        self.advantages: Shelf[AdvantageEstimator] = Shelf("advantage estimator", AdvantageEstimator, _estimator_problems)
+        self.corrections: Shelf[Correction] = Shelf("correction", Correction, _part_problems)
+        self.tasks: dict[str, str] = {}  # ``module:Class`` by name
+        for shelf in (self.advantages, self.corrections):
+            shelf.problems, shelf.excluded = self.problems, self.excluded
 
 
 def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
-    """Load every installed clip policy (entry-point group ``rlzoo``), and those of the files and folders in ``plugins``.
+    """Load every installed plugin (entry-point group ``rlzoo``), and those of the files and folders in ``plugins``.
 
-    An installed plugin that cannot be used is left out with a warning that names it; asking the zoo for its policy is an
-    error. The environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. One of ``plugins`` takes the
-    place of an installed plugin whose module has the same name; the same file or a copy of it, named twice, is one plugin.
+    An installed plugin that cannot be used is left out with a warning that names it; asking the zoo for what it would have
+    brought is an error. The environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. One of
+    ``plugins`` takes the place of an installed plugin whose module has the same name; the same file or a copy of it, named
+    twice, is one plugin.
 
     Raises:
         UserError: one of ``plugins`` cannot be used.
     """
-    named, installed, allowed = named_plugins(plugins), installed_plugins(), allowed_names()
-    zoo = Zoo()
+    zoo, named = Zoo(), named_plugins(plugins)
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    for plugin in _allowed(zoo, named) + named:  # bundled first, and those have the first claim on a name
+        try:
+            answers = _answers(plugin, manager)
+        except _UnusableError as error:
+            zoo.refuse(plugin, str(error))
+            continue
+        for shelf, hook in ((zoo, CLIPS), (zoo.advantages, ADVANTAGES), (zoo.corrections, CORRECTIONS)):
+            for kind in answers.get(hook, ()):
+                shelf.add(plugin, kind)
+        for name, reference in answers.get(TASKS, {}).items():
+            if zoo.tasks.setdefault(name, reference) != reference:
+                zoo.refuse(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has that name too")
+    for name, entry in list(zoo.entries.items()):
+        if problem := _advantage_problem(zoo, entry.kind):
+            zoo.drop(name, problem)
+    for shelf in (zoo, zoo.advantages, zoo.corrections):
+        shelf.sort()
+    for problem in zoo.problems:
+        _warn_once(problem)
+    return zoo
+
+
+def _allowed(zoo: Zoo, named: Sequence[Plugin]) -> list[Plugin]:
+    """The installed plugins that are loaded: allowed by the environment, and not replaced by one that the user named."""
+    installed, allowed = installed_plugins(), allowed_names()
     usable: list[Plugin] = []
     for plugin in installed:
         is_allowed = allowed is None or plugin.bundled or bool(plugin.names & allowed)
@@ -136,28 +228,18 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
             _warn_once(f"{plugin} is not loaded: {new} takes its place")
     for name in sorted((allowed or set()).difference(*(plugin.names for plugin in installed))):
         zoo.problems[f"{RESTRICT} names {name!r}, which is not installed"] = set()
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    for plugin in usable + named:  # bundled first, and those have the first claim on a name
-        try:
-            policies = _policies(plugin, manager)
-        except _UnusableError as error:
-            zoo.refuse(plugin, str(error))
-        else:
-            for policy in policies:
-                zoo.add(plugin, policy)
-    zoo.entries = dict(sorted(zoo.entries.items()))
-    for problem in zoo.problems:
-        _warn_once(problem)
-    return zoo
+    return usable
+
+
+CLIPS, ADVANTAGES, CORRECTIONS, TASKS = "rlzoo_clip_policies", "rlzoo_advantages", "rlzoo_corrections", "rlzoo_tasks"
 
 
 class _UnusableError(Exception):
     """Why a plugin cannot be used."""
 
 
-def _policies(plugin: Plugin, manager: pluggy.PluginManager) -> list[Any]:
-    """Import a plugin and ask its hook.
+def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
+    """Import a plugin and ask its hooks; what each returned, by the hook's name.
 
     Raises:
         _UnusableError: the plugin does not keep to the interface.
@@ -171,23 +253,34 @@ def _policies(plugin: Plugin, manager: pluggy.PluginManager) -> list[Any]:
     if problem := hookspecs.api_problem(getattr(module, "RLZOO_API", "{}.{}".format(*hookspecs.API_VERSION))):
         raise _UnusableError(f"cannot be used: {problem}")
     if manager.is_registered(module):  # another entry point of a distribution names the same module
-        return []
+        return {}
     try:
         # pluggy ignores a second plugin of the same name without a word
         manager.register(module, name=f"{plugin.name} of {plugin.source}")
-        manager.check_pending()
     except (ValueError, pluggy.PluginValidationError) as error:
         if manager.is_registered(module):
             manager.unregister(module)
         raise _UnusableError(f"is not valid: {_described(error)}") from error
-    hooks = [hook for hook in manager.hook.rlzoo_clip_policies.get_hookimpls() if hook.plugin is module]
-    if not hooks:
+    ours = manager.get_hookcallers(module) or []
+    known = [caller for caller in ours if caller.has_spec()]
+    for caller in ours:
+        if not caller.has_spec():  # of a later version, or misspelt
+            hint = did_you_mean(caller.name, (CLIPS, ADVANTAGES, CORRECTIONS, TASKS))
+            _warn_once(f"{plugin} has a hook {caller.name!r} that this rlzoo does not know; the rest is loaded{hint}")
+    if not known:
         raise _UnusableError("has no hook: add '@hookimpl def rlzoo_clip_policies(): return [YourPolicy]'")
-    try:
-        answer: Any = hooks[0].function()
-        return list(answer) if isinstance(answer, Iterable) else [answer]
-    except Exception as error:
-        raise _UnusableError(f"raises in its hook rlzoo_clip_policies: {_described(error)}") from error
+    answers: dict[str, Any] = {}
+    for caller in known:
+        (implementation,) = (each for each in caller.get_hookimpls() if each.plugin is module)
+        try:
+            answer: Any = implementation.function()
+            if caller.name == TASKS:
+                answers[caller.name] = dict(answer)
+            else:
+                answers[caller.name] = list(answer) if isinstance(answer, Iterable) else [answer]
+        except Exception as error:
+            raise _UnusableError(f"raises in its hook {caller.name}: {_described(error)}") from error
+    return answers
 
 
 def find_policies(name: str) -> list[type[ClipPolicy]]:
@@ -196,9 +289,9 @@ def find_policies(name: str) -> list[type[ClipPolicy]]:
     Raises:
         UserError: no such policy, or a plugin that cannot be used.
     """
-    if not name.endswith(".py") and not Path(name).is_dir() and NAME.fullmatch(name):
+    if not name.endswith(".py") and not Path(name).is_dir() and POLICY_NAME.fullmatch(name):
         return [load_zoo()[name]]
-    return [entry.policy for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
+    return [entry.kind for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
 
 
 @functools.cache
@@ -211,24 +304,59 @@ def _excluded(plugins: Sequence[Plugin]) -> str:
     return f"{RESTRICT} leaves out {names}; add what you trust to it"
 
 
-def _policy_problem(policy: Any) -> str | None:
-    """What is wrong with what a hook returned, or None."""
-    if not (isinstance(policy, type) and issubclass(policy, ClipPolicy)) or isabstract(policy):
-        return f"{policy!r}, which is no ClipPolicy class with a __call__"
-    unset = (
-        f"does not set {name!r}" for name in ("name", "paper", "scope") if not isinstance(getattr(policy, name, None), str)
-    )
-    if problem := contract_problem(policy) or next(unset, None):
-        return f"clip policy {policy.__qualname__}, which {problem}"
-    if not NAME.fullmatch(policy.name):
-        return f"clip policy {policy.name!r}, whose name is not made of lower-case words with hyphens"
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def _is_text(kind: type, name: str) -> bool:
+    return isinstance(getattr(kind, name, None), str)
+
+
+def _policy_problems(policy: type[ClipPolicy]) -> Iterator[str]:
+    """What is wrong with a clip policy."""
+    if not _is_text(policy, "scope"):
+        yield f"{policy.__qualname__} does not set 'scope'"
+    if problem := contract_problem(policy):
+        yield f"it {problem}"
+    if not POLICY_NAME.fullmatch(policy.name):
+        yield "its name is not made of lower-case words with hyphens"
     if policy.scope not in SCOPES:
-        return f"clip policy {policy.name!r} with scope {policy.scope!r} (allowed: {', '.join(SCOPES)})"
+        yield f"it has scope {policy.scope!r} (allowed: {', '.join(SCOPES)})"
+    if not required_fields(policy):
+        yield from _default_problems(policy)
+
+
+def _estimator_problems(estimator: type[AdvantageEstimator]) -> Iterator[str]:
+    """What is wrong with an advantage estimator."""
+    for need in sorted(set(estimator.needs) - set(ADVANTAGE_NEEDS)):
+        yield f"it needs {need!r}, which is no optional input (known: {', '.join(ADVANTAGE_NEEDS)})"
+    yield from _part_problems(estimator)
+
+
+def _part_problems(kind: type[AdvantageEstimator] | type[Correction]) -> Iterator[str]:
+    """What is wrong with an estimator or a correction."""
+    if not NAME.fullmatch(kind.name):
+        yield "its name is not made of lower-case words with underscores or hyphens"
+    yield from _default_problems(kind)
+
+
+def _default_problems(kind: type[BaseModel]) -> Iterator[str]:
     try:
-        _ = required_fields(policy) or policy()
+        kind()
     except Exception as error:
         problem = first_mistake(error) if isinstance(error, ValidationError) else _described(error)
-        return f"clip policy {policy.name!r}, which cannot be made with its defaults: {problem}"
+        yield f"it cannot be made with its defaults: {problem}"
+
+
+def _advantage_problem(zoo: Zoo, policy: type[ClipPolicy]) -> str | None:
+    """What is wrong with the estimator that a policy uses by default, or None."""
+    field = policy.model_fields["advantage"]
+    if field.is_required():
+        return None
+    try:
+        zoo.advantages.build("its default advantage", field.get_default(call_default_factory=True))
+    except UserError as error:
+        return str(error)
     return None
 
 

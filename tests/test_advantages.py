@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlzoo.advantages import estimator, token_advantages
 from rlzoo.errors import UserError
 from tests import oracle
+from tests.estimates import estimator
 
 REWARDS = torch.tensor([1.0, 0.1, 0.0, 0.0, 0.1, 0.0, 0.1])
 GROUPS = torch.tensor([7, 3, 7, 7, 3, 7, 3])
@@ -44,6 +44,11 @@ def test_leave_one_out_refuses_a_group_of_one():
         estimator("leave_one_out")(torch.tensor([1.0]), torch.tensor([0]))
 
 
+def with_kl(name, rewards, token_kl, mask, weight):
+    """Advantages per token, where the KL of each token is taken off its reward."""
+    return estimator(name)(rewards, torch.zeros(len(rewards), dtype=torch.long), -weight * token_kl, mask)
+
+
 def ragged_kl(seed=0):
     rng = torch.Generator().manual_seed(seed)
     mask = torch.arange(7) < torch.randint(1, 8, (12, 1), generator=rng)
@@ -55,9 +60,9 @@ def test_token_returns_equal_the_explicit_loops():
     rewards, token_kl, mask = ragged_kl()
     arrays = rewards.numpy(), token_kl.double().numpy(), mask.numpy()
     returns = oracle.kl_returns(*arrays, 0.3)
-    raw = token_advantages(rewards, token_kl, mask, 0.3, estimator("raw"))
+    raw = with_kl("raw", rewards, token_kl, mask, 0.3)
     np.testing.assert_allclose(raw.numpy(), returns, rtol=1e-6, atol=1e-7)
-    normed = token_advantages(rewards, token_kl, mask, 0.3, estimator("batch_norm"))
+    normed = with_kl("batch_norm", rewards, token_kl, mask, 0.3)
     np.testing.assert_allclose(normed.numpy(), oracle.token_norm(returns, mask.numpy()), rtol=1e-6, atol=1e-7)
 
 
@@ -65,21 +70,21 @@ def test_hand_worked_token_returns():
     # KL .5 1 -.5 and 2 under weight .1: returns 1 - .1, 1 - .05, 1 + .05 and 0 - .2; the padding's 9 is not read
     mask = torch.tensor([[True, True, True], [True, False, False]])
     token_kl = torch.tensor([[0.5, 1.0, -0.5], [2.0, 9.0, 9.0]])
-    raw = token_advantages(torch.tensor([1.0, 0.0]), token_kl, mask, 0.1, estimator("raw"))
+    raw = with_kl("raw", torch.tensor([1.0, 0.0]), token_kl, mask, 0.1)
     assert raw.flatten().tolist() == pytest.approx([0.9, 0.95, 1.05, -0.2, 0.0, 0.0])
     # mean 2.7 / 4 = .675; deviations .225 .275 .375 -.875, their squares sum to 1.0325; std sqrt(1.0325 / 3) = .58666
-    normed = token_advantages(torch.tensor([1.0, 0.0]), token_kl, mask, 0.1, estimator("batch_norm"))
+    normed = with_kl("batch_norm", torch.tensor([1.0, 0.0]), token_kl, mask, 0.1)
     assert normed.flatten().tolist() == pytest.approx([0.38353, 0.46876, 0.63921, -1.49150, 0.0, 0.0], abs=1e-4)
 
 
 def test_equal_returns_give_exactly_zero():
     mask = torch.tensor([[True, True], [True, False]])
     for rewards in (torch.full((2,), 0.1), torch.full((2,), 0.7)):
-        assert (token_advantages(rewards, torch.zeros(2, 2), mask, 0.1, estimator("batch_norm")) == 0).all()
+        assert (with_kl("batch_norm", rewards, torch.zeros(2, 2), mask, 0.1) == 0).all()
     lone = torch.tensor([[True]])
-    assert token_advantages(torch.ones(1), torch.ones(1, 1), lone, 0.1, estimator("batch_norm")).tolist() == [[0.0]]
+    assert with_kl("batch_norm", torch.ones(1), torch.ones(1, 1), lone, 0.1).tolist() == [[0.0]]
 
 
 def test_estimators_that_compare_groups_have_no_values_per_token():
-    with pytest.raises(UserError, match=r"'group_norm' has no values per token \(allowed: batch_norm, raw\)"):
-        token_advantages(*ragged_kl(), 0.1, estimator("group_norm"))
+    with pytest.raises(UserError, match="'group_norm' has no values per token, and there are rewards for single tokens"):
+        with_kl("group_norm", *ragged_kl(), 0.1)

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import torch
+from rlzoo_corrections import IcePop, LengthFair, Mask
 from safetensors.torch import load_file
 
-from rlzoo import ops
-from rlzoo.corrections import Correction, IcePop, LengthFair, Mask
+from rlzoo import Correction, CorrectionInputs, ops
 from rlzoo.fairness import bin_edges, bin_index
 
 SIGMA = 0.01
@@ -31,7 +31,8 @@ CORRECTIONS: dict[str, Correction] = {
 
 
 def kept(log_ratio: torch.Tensor, mask: torch.Tensor, correction: Correction) -> torch.Tensor:
-    share = (correction(log_ratio, mask) > 0).float()
+    inputs = CorrectionInputs(log_ratio, torch.zeros_like(log_ratio), mask, torch.ones(len(mask), 1))
+    share = (correction(inputs) > 0).float()
     return share[:, 0] if share.shape[-1] == 1 else ops.sequence_mean(share, mask)[:, 0]
 
 

@@ -104,10 +104,10 @@ def _allowed(schema: dict[str, Any]) -> str:
     return " or ".join(words)
 
 
-def _summary(entry: Entry) -> dict[str, str]:
+def _summary(entry: Entry[ClipPolicy]) -> dict[str, str]:
     from rlzoo.policy import NAMED
 
-    policy = entry.policy
+    policy = entry.kind
     defaults = {name: policy.model_fields[name].get_default(call_default_factory=True) for name in NAMED}
     return {
         "name": policy.name,

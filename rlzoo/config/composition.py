@@ -100,15 +100,23 @@ def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     return merge(own, changed)
 
 
+NAMED = ("task", "correction", "advantage")
+"""Keys whose value is a name, or settings with a name."""
+
+
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """One layer over another: sections are merged key by key, everything else is replaced."""
     merged = dict(below)
     for key, value in above.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            # another task's settings mean nothing to this one
-            replaces = key == "task" and value.get("name", old.get("name")) != old.get("name")
-            merged[key] = dict(value) if replaces else merge(old, value)
+        old, new = merged.get(key), value
+        if key in NAMED and isinstance(old, str) and isinstance(new, dict):
+            old = {"name": old}
+        elif key in NAMED and isinstance(old, dict) and isinstance(new, str):
+            new = {"name": new}
+        if isinstance(old, dict) and isinstance(new, dict):
+            # the settings of another task mean nothing to this one
+            replaces = key in NAMED and new.get("name", old.get("name")) != old.get("name")
+            merged[key] = dict(new) if replaces else merge(old, new)
         else:
             merged[key] = value
     return merged

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
 
-from rlzoo.advantages import TOKEN_ADVANTAGES, estimator
+from rlzoo.advantages import AdvantageEstimator
 from rlzoo.config.composition import (
     clip_name,
     config_names,
@@ -25,7 +26,6 @@ from rlzoo.config.sections import (
     EvalConfig,
     LaunchConfig,
     LearnerConfig,
-    MismatchConfig,
     ModelConfig,
     RewardConfig,
     RolloutConfig,
@@ -33,11 +33,13 @@ from rlzoo.config.sections import (
     TrackingConfig,
     minibatches_by_prompts,
 )
+from rlzoo.corrections import Correction
 from rlzoo.discovery import distinct
 from rlzoo.errors import UserError, explain, shown
 from rlzoo.policy import ClipPolicy, contract_problem, required_fields
 from rlzoo.support.redaction import redact_settings, redacted_keys
 from rlzoo.tasks import Task, build_task
+from rlzoo.tasks.task import task_names
 from rlzoo.zoo import load_zoo
 
 DEFAULT_RUN = "arithmetic"
@@ -67,14 +69,30 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
         raise UserError(explain(error, policy, "clip.")) from error
 
 
-def _build_task(value: object) -> Task:
+def _build_task(value: object, info: ValidationInfo) -> Task:
     if isinstance(value, Task):
         return value
-    return build_task(named_settings("task", value))
+    settings = named_settings("task", value)
+    if settings.get("name") not in task_names():
+        reference = load_zoo(info.data.get("plugins", ())).tasks.get(str(settings.get("name")))
+        settings |= {"name": reference} if reference else {}
+    return build_task(settings)
 
 
-def _dump_named(model: ClipPolicy | Task) -> dict[str, Any]:
+def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
+    if isinstance(value, Correction):
+        return value
+    if value in (None, "none", {"name": "none"}):
+        return None
+    return load_zoo(info.data.get("plugins", ())).corrections.build("correction", value)
+
+
+def _dump_named(model: ClipPolicy | Task | Correction) -> dict[str, Any]:
     return {"name": model.name, **model.model_dump()}
+
+
+def _dump_correction(correction: Correction | None) -> dict[str, Any] | None:
+    return None if correction is None else _dump_named(correction)
 
 
 class RunConfig(Section):
@@ -97,7 +115,9 @@ class RunConfig(Section):
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
     reward: RewardConfig = Field(default_factory=RewardConfig, description="how grades become what is learned from")
-    mismatch: MismatchConfig = Field(default_factory=MismatchConfig, description="sampler against trainer")
+    correction: Annotated[Correction | None, BeforeValidator(_build_correction), PlainSerializer(_dump_correction)] = Field(
+        None, description="what weighs the objective where sampler and trainer differ: its name, or name and settings"
+    )
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the model is saved")
@@ -117,10 +137,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        needed = estimator(self.clip.advantage).min_group_size
+        needed = self.estimator.min_group_size
         if self.rollout.group_size < needed:
             raise UserError(
-                f"rollout.group_size={self.rollout.group_size}: advantage {self.clip.advantage!r} compares the responses "
+                f"rollout.group_size={self.rollout.group_size}: advantage {self.estimator.name!r} compares the responses "
                 f"to one prompt and needs at least {needed}"
             )
         by_prompts = minibatches_by_prompts(self.learner, self.clip)
@@ -146,16 +166,30 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _corrects_what_the_policy_judges(self) -> Self:
-        correction = self.mismatch.build()
+        correction = self.correction
         if correction is not None and correction.is_per_token and self.clip.scope == "sequence":
             raise UserError(
-                f"mismatch.pool='token': {self.clip.name} has one objective per response, which has no weight for each token; "
-                "use mismatch.pool=sum or mismatch.pool=mean"
+                f"correction={correction.name!r} has a weight for each token with these settings, and {self.clip.name} has one "
+                "objective per response; choose a correction with a weight per response (see `rlzoo corrections show`)"
             )
         if correction is not None and self.clip.ratio_to_sampler:
             raise UserError(
-                f"mismatch.correction={self.mismatch.correction!r}: the ratio of {self.clip.name} is to the sampler already, "
-                "and would be corrected twice; use mismatch.correction=none"
+                f"correction={correction.name!r}: the ratio of {self.clip.name} is to the sampler already, and would be "
+                "corrected twice; use correction=none"
+            )
+        return self
+
+    @cached_property
+    def estimator(self) -> AdvantageEstimator:
+        """The advantage estimator that the policy uses."""
+        return load_zoo(self.plugins).advantages.build("clip.advantage", self.clip.advantage)
+
+    @model_validator(mode="after")
+    def _gives_the_estimator_what_it_needs(self) -> Self:
+        name, given = self.estimator.name, {"turn_ids"} | ({"token_rewards"} if self.reward.kl_coef else set())
+        if missing := sorted(self.estimator.needs - given):
+            raise UserError(
+                f"advantage {name!r} needs {missing[0]}, which task {self.task.name!r} does not give; choose another"
             )
         return self
 
@@ -166,10 +200,12 @@ class RunConfig(Section):
             raise UserError(
                 f"{given}: makes advantages differ by token, and {clip.name} takes one per response; use learner.kl_coef"
             )
-        if self.reward.kl_coef and clip.advantage not in TOKEN_ADVANTAGES:
+        if self.reward.kl_coef and not self.estimator.per_token:
+            kinds = load_zoo(self.plugins).advantages
+            allowed = [name for name, kind in kinds.items() if kind.per_token and not kind.needs]
             raise UserError(
-                f"{given}: advantage {clip.advantage!r} has no values per token (allowed: {', '.join(TOKEN_ADVANTAGES)}); "
-                f"set clip.advantage={TOKEN_ADVANTAGES[0]}"
+                f"{given}: advantage {self.estimator.name!r} has no values per token (allowed: {', '.join(allowed)}); "
+                f"set clip.advantage={allowed[0]}"
             )
         return self
 

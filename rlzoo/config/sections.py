@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlzoo.corrections import CORRECTIONS, Correction
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import KLEstimator
 
@@ -77,27 +76,6 @@ class RewardConfig(Section):
     max_failed: float = Field(
         0.5, ge=0, le=1, description="share of responses whose grading may fail, each of them counted 0, before the run ends"
     )
-
-
-class MismatchConfig(Section):
-    """What is done where the sampler's log-probs and the trainer's differ; apart from the clip policy."""
-
-    correction: Literal["none", "tis", "mis", "icepop", "length_fair"] = Field(
-        "none", description="truncate the ratio, mask above, mask on both sides, or mask what leaves a sqrt(L) band"
-    )
-    pool: Literal["token", "sum", "mean"] = Field(
-        "token", description="whose ratio tis, mis and icepop judge: each token's, or the response's as sum or mean"
-    )
-    low: float = Field(0.5, ge=0, description="smallest ratio that icepop keeps")
-    high: float = Field(2.0, gt=0, description="cap of tis; largest ratio that mis and icepop keep")
-    width: float = Field(0.03, gt=0, description="length_fair: half-width of the band per square root of a token, in nats")
-
-    def build(self) -> Correction | None:
-        """The correction with its settings; None for none."""
-        if self.correction == "none":
-            return None
-        kind = CORRECTIONS[self.correction]
-        return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
 
 class LoraConfig(Section):

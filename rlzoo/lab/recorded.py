@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.config.run_config import RunConfig
+from rlzoo.corrections import CorrectionInputs
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
@@ -123,8 +124,8 @@ def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
     pairs = zip(sequences, lengths.tolist(), strict=True)
     token_ids = pad_sequence([sequence[len(sequence) - length :] for sequence, length in pairs], batch_first=True)
     optional |= {"group_ids": tensors["group_ids"][:, None], "turn_ids": torch.where(mask, 0, -1), "token_ids": token_ids}
-    correction = config.mismatch.build()
-    weights = None if correction is None else correction(old - sampled, mask)
+    correction = config.correction
+    weights = None if correction is None else correction(CorrectionInputs(old, sampled, mask, advantages))
     seed, edges = step_seed(config.seed, LEARNER, step), bin_edges(lengths)
     per_step = config.learner.num_minibatches * config.learner.num_epochs
     for index in range(num_updates):

@@ -109,8 +109,8 @@ def _weighted(policy: ClipPolicy, objective: Tensor, weights: Tensor | None) -> 
         return objective
     if weights.shape[-1] > objective.shape[-1]:
         raise UserError(
-            f"mismatch.pool='token': {policy.name} has one objective per response, which has no weight for each token; "
-            "use mismatch.pool=sum or mismatch.pool=mean"
+            f"the correction has a weight for each token, and {policy.name} has one objective per response; choose a "
+            "correction with a weight per response"
         )
     return objective * weights
 

@@ -14,15 +14,15 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlzoo.advantages import estimator, token_advantages
+from rlzoo.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.config.sections import (
     LaunchConfig,
     LearnerConfig,
-    MismatchConfig,
     RewardConfig,
     minibatches_by_prompts,
     needs_reference,
 )
+from rlzoo.corrections import Correction, CorrectionInputs
 from rlzoo.errors import RunError, UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.learner.batch import Batch, ScoredBatch
@@ -39,6 +39,7 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.processes import make_accelerator
 from rlzoo.support.reading import SETTINGS, read_text
 from rlzoo.support.redaction import redact_settings, with_secrets_of
+from rlzoo.zoo import load_zoo
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -84,14 +85,16 @@ class Learner:
         temperature: float = 1.0,
         padding_side: PaddingSide = "right",
         reward: RewardConfig | None = None,
-        mismatch: MismatchConfig | None = None,
+        estimator: AdvantageEstimator | None = None,
+        correction: Correction | None = None,
         accelerator: Accelerator | None = None,
     ) -> None:
         self.policy = policy
         self._on_policy = OnPolicyGradient(policy)
         self.config = config
         self.reward = reward or RewardConfig()
-        self.mismatch = mismatch or MismatchConfig()
+        self.estimator = estimator or load_zoo().advantages.build("clip.advantage", policy.advantage)
+        self.correction = correction
         self.max_length = max_length
         self.num_updates = num_updates
         self.num_optimizer_steps = 0
@@ -165,21 +168,20 @@ class Learner:
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
         batch = replace(batch, rewards=rewards)
-        estimate, correction = estimator(self.policy.advantage), self.mismatch.build()
-        advantages = without_truncated(estimate(rewards, batch.group_ids), batch.finished, self.reward)
+        kl_coef, advantages = self.reward.kl_coef, self._advantages(batch) if self.reward.kl_coef == 0 else None
         unscored = torch.zeros(len(batch), dtype=torch.bool)
-        if not self.has_reference and not self._learns_from(advantages):
+        if not self.has_reference and advantages is not None and not self._learns_from(advantages):
             unscored[:] = True  # nothing will read them
-        elif self.reward.kl_coef == 0 and correction is None:
+        elif kl_coef == 0 and self.correction is None:
             unscored[self.minibatches(batch, seed)[0]] = True
         old_log_probs, old_entropy = self.log_probs_and_entropy(batch, ~unscored)
         ref_log_probs = self.reference_log_probs(batch) if self.has_reference else None
-        if self.reward.kl_coef > 0:
+        if advantages is None:
             assert ref_log_probs is not None, "has_reference"
-            token_kl = old_log_probs - ref_log_probs
-            advantages = token_advantages(rewards, token_kl, batch.response_mask, self.reward.kl_coef, estimate)
-            advantages = without_truncated(advantages, batch.finished, self.reward)
-        weights = None if correction is None else correction(old_log_probs - batch.rollout_log_probs, batch.response_mask)
+            advantages = self._advantages(batch, -kl_coef * (old_log_probs - ref_log_probs))
+        weights = None
+        if self.correction is not None:
+            weights = self.correction(CorrectionInputs(old_log_probs, batch.rollout_log_probs, batch.response_mask, advantages))
         return ScoredBatch.of(
             batch,
             old_log_probs=old_log_probs,
@@ -190,6 +192,18 @@ class Learner:
             unscored=unscored,
             seed=seed,
         )
+
+    def _advantages(self, batch: Batch, token_rewards: Tensor | None = None) -> Tensor:
+        """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` where credit differs by token; 0 for what is filtered.
+
+        Args:
+            batch: with the rewards after shaping.
+            token_rewards: ``(B, T)`` what is paid at single tokens.
+        """
+        inputs = AdvantageInputs(
+            batch.rewards[:, None], batch.group_ids[:, None], batch.response_mask, batch.turn_ids, token_rewards
+        )
+        return without_truncated(self.estimator(inputs), batch.finished, self.reward)
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Compute the model's log-probs of all responses, ``(B, T)``."""

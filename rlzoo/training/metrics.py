@@ -56,7 +56,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
     # where the sampler's log-probs may differ from the trainer's
-    if updates and (run.rollouts.sampler.needs_weights or config.mismatch.correction != "none"):
+    if updates and (run.rollouts.sampler.needs_weights or config.correction is not None):
         metrics |= mismatch_metrics(batch)
     metrics["reward/failed"] = sampled.failed
     if config.rollout.dynamic_sampling:

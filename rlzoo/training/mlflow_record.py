@@ -55,7 +55,7 @@ def clip_source(config: RunConfig) -> str:
     """Distribution and version, or file, that the policy comes from; its module for one made in Python."""
     entry = load_zoo(config.plugins).entries.get(config.clip.name)
     kind = type(config.clip)
-    return entry.source if entry is not None and entry.policy is kind else kind.__module__
+    return entry.source if entry is not None and entry.kind is kind else kind.__module__
 
 
 def description(config: RunConfig, path: Path) -> str:

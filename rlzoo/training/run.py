@@ -104,7 +104,8 @@ class Run:
             num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
             temperature=config.rollout.temperature,
             reward=config.reward,
-            mismatch=config.mismatch,
+            estimator=config.estimator,
+            correction=config.correction,
             accelerator=self.accelerator,
         )
         self.monitor = Monitor(config.clip)

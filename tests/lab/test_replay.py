@@ -56,7 +56,7 @@ def test_all_epochs_of_a_prompt_are_drawn_together_when_updates_are_pooled(four_
 
 def test_a_corrected_run_is_replayed_with_its_mismatch_weights(tmp_path):
     settings = ["clip.clip_low=0.999", "clip.clip_high=100", "rollout.max_staleness=1", "checkpoint.keep_for_replay=1"]
-    correction = ["mismatch.correction=mis", "mismatch.pool=sum", "mismatch.high=1.0"]  # drops about half
+    correction = ["correction=mis", "correction.pool=sum", "correction.high=1.0"]  # drops about half
     trained = quick_run(tmp_path / "run", "rloo", *settings, *correction, steps=3)
     run = RecordedRun.read(trained.path)
     for step, profile in by_step(run, run.config.clip).items():
@@ -71,9 +71,7 @@ def test_a_weight_for_each_token_cannot_be_given_to_a_rule_of_responses(recorded
     weights = torch.ones_like(recorded.updates[0].inputs.log_probs)
     run = dataclasses.replace(recorded, updates=(dataclasses.replace(recorded.updates[0], weights=weights),))
     replay(run, load_zoo()["grpo"]())
-    with pytest.raises(
-        UserError, match=r"mismatch.pool='token': fspo has one objective per response, which has no weight for each token"
-    ):
+    with pytest.raises(UserError, match="the correction has a weight for each token, and fspo has one objective per response"):
         replay(run, load_zoo()["fspo"]())
 
 

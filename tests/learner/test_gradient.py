@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rlzoo import ClipPolicy, load_zoo, ops
-from rlzoo.advantages import TOKEN_ADVANTAGES
-from rlzoo.config.sections import MismatchConfig, RewardConfig
+from rlzoo.config.sections import RewardConfig
 from rlzoo.errors import PolicyError
+from tests.estimates import correction
 from tests.learner.test_learner import current_log_probs, make_learner, plain_gradient, relative_error, step_gradient
 from tests.off_policy import make_model, off_policy_batch, take_step, take_updates
 
@@ -67,11 +67,11 @@ def test_one_update_per_batch_takes_one_pass(model):
 
 @pytest.mark.parametrize("cause", ["reward", "mismatch"])
 def test_what_needs_the_old_log_probs_before_the_first_step_gets_them(model, cause):
-    policy = load_zoo()["grpo"](advantage=TOKEN_ADVANTAGES[0])
+    policy = load_zoo()["grpo"](advantage="batch_norm")
     batch = off_policy_batch(model, policy)
     learner = make_learner(model, policy, num_minibatches=1, reward=RewardConfig(kl_coef=0.01 if cause == "reward" else 0))
     if cause == "mismatch":
-        learner.mismatch = MismatchConfig(correction="tis")
+        learner.correction = correction("tis")
         batch = dataclasses.replace(batch, rollout_log_probs=batch.old_log_probs)
     seen = passes_of(learner)
     got, _ = take_updates(learner, batch, seed=0)

@@ -35,7 +35,7 @@ SHAPES = [
     "dapi0123456789abcdef0123456789abcdef", "xoxb-123456789012-abcdefghijkl", "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.dGhlc2ln",
 ]  # fmt: skip
 HARMLESS = [
-    "learner.max_tokens_per_micro_batch=512", "mismatch.pool='token'", "task-specific-settings-of-this-run", "a token: 5",
+    "learner.max_tokens_per_micro_batch=512", "correction.pool='token'", "task-specific-settings-of-this-run", "a token: 5",
     "clip.secretive=1", "reduction=token_mean", "risk-averse-and-slow-learning-rate", "step 3/40 reward 0.637", "half_hf_a",
     "basic training", "password", "tokens=3", "pass@k=0.5", "eos_token_id=2", "max_tokens=512", "pad_token=0", "{'pass': 3}",
     "{'reduction': 'token_mean'}", "passed=yes", "bypass=all", "compass=north", "num_pass=3",

@@ -1,0 +1,269 @@
+"""The advantage estimators that come with rlzoo."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from pydantic import Field
+
+from rlzoo import AdvantageEstimator, AdvantageInputs, hookimpl, ops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STD_FLOOR = 1e-6
+
+
+class GroupNorm(AdvantageEstimator):
+    """Normalises the rewards of a group.
+
+    Formula:
+        A = (R - mean) / (std + 1e-6) within the group, std with n - 1
+
+    Reference:
+        DeepSeekMath, arXiv 2402.03300.
+    """
+
+    name, paper, takes_one = "group_norm", "arXiv 2402.03300", True
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        return _normalised(inputs.rewards, inputs.group_ids)
+
+
+class GroupMean(AdvantageEstimator):
+    """Centres the rewards of a group.
+
+    Formula:
+        A = R - mean of the group
+
+    Reference:
+        Dr. GRPO, arXiv 2503.20783.
+    """
+
+    name, paper, takes_one = "group_mean", "arXiv 2503.20783", True
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        return ops.group_centred(inputs.rewards, inputs.group_ids)
+
+
+class LeaveOneOut(AdvantageEstimator):
+    """Compares a response with the others of its group.
+
+    Formula:
+        A = R - mean of the others in the group
+
+    Reference:
+        RLOO, arXiv 2402.14740.
+    """
+
+    name, paper = "leave_one_out", "arXiv 2402.14740"
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        count = ops.group_sum(torch.ones_like(inputs.rewards), inputs.group_ids)
+        return ops.group_centred(inputs.rewards, inputs.group_ids) * count / (count - 1)
+
+
+class MaxRL(AdvantageEstimator):
+    """Follows the gradient of log(success rate) instead of that of the success rate.
+
+    Formula:
+        A = (R - mean) / mean within the group, 0 where the mean is not positive
+
+    Reference:
+        MaxRL, arXiv 2602.02710.
+    """
+
+    name, paper, takes_one = "max_rl", "arXiv 2602.02710", True
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        mean = ops.group_mean(inputs.rewards, inputs.group_ids)
+        return torch.where(mean > 0, ops.group_centred(inputs.rewards, inputs.group_ids) / mean, 0.0)
+
+
+class PassAtK(AdvantageEstimator):
+    """Asks what a response adds to the best of k that are drawn from its group, for any rewards.
+
+    Formula:
+        A = (mean of M over the k-subsets that hold the response - E) / sd, and 0 where every subset has the same M
+
+    Where:
+        M is the largest reward of a k-subset of the group, E its mean and sd its standard deviation over all such subsets.
+
+    Reference:
+        Pass@k training, arXiv 2508.10751.
+    """
+
+    name, paper = "pass_at_k", "arXiv 2508.10751"
+    aliases: ClassVar = {f"pass@{k}": {"k": k} for k in (2, 4, 8, 16, 32)}
+
+    k: int = Field(2, ge=2, le=4096, description="size of the subsets")
+
+    @property
+    def min_group_size(self) -> int:
+        """See `AdvantageEstimator.min_group_size`."""
+        return self.k
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        rewards, group_ids = inputs.rewards[:, 0], inputs.group_ids[:, 0]
+        advantages = torch.zeros_like(rewards)
+        for index in torch.unique(group_ids):
+            rows = (group_ids == index).nonzero()[:, 0]
+            values = rewards[rows]
+            best = _share_of_maxima(len(values), self.k).to(values)  # of the ascending rewards
+            ascending = values.sort().values
+            mean = (best * ascending).sum()
+            spread = (best * (ascending - mean).square()).sum().sqrt()
+            if bool((ascending[best > 0] == ascending[-1]).all()):
+                continue
+            others = torch.stack([torch.cat([values[:i], values[i + 1 :]]) for i in range(len(values))]).sort(dim=-1).values
+            share = _share_of_maxima(len(values) - 1, self.k - 1).to(values)
+            with_it = (torch.maximum(others, values[:, None]) * share).sum(dim=-1)
+            advantages[rows] = (with_it - mean) / spread
+        return advantages[:, None]
+
+
+class BatchNorm(AdvantageEstimator):
+    """Normalises the rewards of the whole batch; with rewards for single tokens, the returns of all its tokens.
+
+    Formula:
+        A = (R - mean) / (std + 1e-6) over the batch, std with n - 1
+
+    Reference:
+        REINFORCE++, arXiv 2501.03262.
+    """
+
+    name, paper = "batch_norm", "arXiv 2501.03262"
+    compares, per_token = False, True
+    exempt: ClassVar = {"prompts_are_independent": "the mean and the deviation are those of the whole batch"}
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        if inputs.token_rewards is None:
+            return _normalised(inputs.rewards, torch.zeros_like(inputs.group_ids))
+        returns = inputs.returns()
+        values = returns[inputs.response_mask]
+        if bool((values == values[:1]).all()):  # rounding in the mean must not turn equal returns into a signal
+            return torch.zeros_like(returns)
+        return (returns - values.mean()) / (values.std() + STD_FLOOR)
+
+
+class Raw(AdvantageEstimator):
+    """Takes the reward as it is; with rewards for single tokens, the return of each token.
+
+    Formula:
+        A = R
+    """
+
+    name, paper = "raw", "none"
+    compares, per_token = False, True
+    exempt: ClassVar = {"equal_rewards_have_no_advantage": "the reward is not compared with anything"}
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        return inputs.rewards if inputs.token_rewards is None else inputs.returns()
+
+
+class Process(AdvantageEstimator):
+    """Credits each token with the rewards of the reasoning steps that end at it or later, normalised in the group.
+
+    Formula:
+        A_t = sum over the steps of the response that end at or after token t of (r - mean) / (std + 1e-6)
+
+    Where:
+        r is the reward of a step: a token reward that is not 0. Mean and standard deviation, with n - 1, are those of all step
+        rewards of all responses in the group. The reward of the whole response counts as that of a step which ends at its
+        last token. A group whose step rewards are all equal gets 0.
+
+    Reference:
+        GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3. It does not say which standard
+        deviation; n - 1 and the last step's reward are ours.
+    """
+
+    name, paper = "process", "arXiv 2402.03300"
+    needs: ClassVar = frozenset({"token_rewards"})
+    compares, per_token, takes_one = True, True, True
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        assert inputs.token_rewards is not None, "it is in needs"
+        mask = inputs.response_mask
+        paid = torch.where(mask, inputs.token_rewards, 0.0)
+        last = ops.positions(mask) == ops.lengths(mask)
+        paid = torch.where(last & mask, paid + inputs.rewards, paid)
+        is_step = (paid != 0) | (last & mask)
+        group = inputs.group_ids.expand_as(paid)[is_step][:, None]
+        normalised = torch.zeros_like(paid)
+        normalised[is_step] = _normalised(paid[is_step][:, None], group)[:, 0]
+        return normalised.flip(-1).cumsum(-1).flip(-1)
+
+
+class GiGPO(AdvantageEstimator):
+    """Adds to the group's advantage a comparison of the turns that began in the same state of the environment.
+
+    Formula:
+        A_t = (R - mean of the group) + weight * (G - mean of the turns of the group that began in the same state)
+
+    Where:
+        R is everything that the response was paid,
+        G = sum over the turns from this one on of discount^(number of turns later) * r, r the reward of a turn: the sum of its
+        token rewards, and with the last turn the reward of the response. A state that only one turn began in adds nothing.
+
+    Reference:
+        GiGPO, arXiv 2505.10978; discount 0.95, weight 1 and no division by the deviation as in its authors' code.
+    """
+
+    name, paper = "gigpo", "arXiv 2505.10978"
+    needs: ClassVar = frozenset({"turn_ids", "state_ids"})
+    per_token, takes_one = True, True
+
+    discount: float = Field(0.95, gt=0, le=1, description="discount of the next turn's reward")
+    weight: float = Field(1.0, ge=0, le=1e6, description="weight of the comparison of turns")
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        assert inputs.turn_ids is not None, "it is in needs"
+        assert inputs.state_ids is not None, "it is in needs"
+        rewards, mask, turns = inputs.rewards, inputs.response_mask, inputs.turn_ids
+        paid = torch.zeros(mask.shape, dtype=rewards.dtype) if inputs.token_rewards is None else inputs.token_rewards
+        number = int(turns.max()) + 1
+        index = torch.where(mask, turns, number)  # environment tokens fall into a turn that is left out
+        per_turn = torch.zeros(len(mask), number + 1, dtype=rewards.dtype).scatter_add(1, index, torch.where(mask, paid, 0.0))
+        last = torch.where(mask, turns, -1).amax(-1, keepdim=True)
+        per_turn = per_turn[:, :number].scatter_add(1, last.clamp(min=0), rewards)
+        for turn in range(number - 2, -1, -1):
+            per_turn[:, turn] += self.discount * per_turn[:, turn + 1]
+        states = torch.zeros(len(mask), number + 1, dtype=torch.long).scatter(1, index, inputs.state_ids)[:, :number]
+        exists = torch.arange(number) <= last
+        # turns of one group that began in one state share an id
+        pairs = torch.stack([inputs.group_ids.expand_as(states)[exists], states[exists]], dim=1)
+        together = torch.unique(pairs, dim=0, return_inverse=True)[1][:, None]
+        compared = torch.zeros_like(per_turn)
+        compared[exists] = ops.group_centred(per_turn[exists][:, None], together)[:, 0]
+        episode = rewards + torch.where(mask, paid, 0.0).sum(-1, keepdim=True)
+        return ops.group_centred(episode, inputs.group_ids) + self.weight * compared.gather(1, turns.clamp(min=0))
+
+
+@hookimpl
+def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
+    """The estimators of this module."""
+    return [GroupNorm, GroupMean, LeaveOneOut, MaxRL, PassAtK, BatchNorm, Raw, Process, GiGPO]
+
+
+def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:
+    """``(values - mean) / (std + 1e-6)`` within each group, ``(N, 1)``, std with n - 1."""
+    centred = ops.group_centred(values, group_ids)
+    count = ops.group_sum(torch.ones_like(values), group_ids)
+    std = (ops.group_sum(centred.square(), group_ids) / (count - 1).clamp(min=1)).sqrt()
+    return centred / (std + STD_FLOOR)
+
+
+def _share_of_maxima(n: int, k: int) -> Tensor:
+    """For the j-th smallest of n numbers, the share of k-subsets whose largest it is, ``C(j - 1, k - 1) / C(n, k)``."""
+    return torch.tensor([math.comb(j, k - 1) / math.comb(n, k) for j in range(n)], dtype=torch.float64)

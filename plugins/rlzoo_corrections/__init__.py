@@ -1,0 +1,174 @@
+"""The mismatch corrections that come with rlzoo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+
+from rlzoo import Correction, CorrectionInputs, hookimpl, ops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Pool = Literal["token", "sum", "mean"]
+"""Whose ratio is judged: each token's, or the response's as the sum or mean of its log-ratios."""
+
+
+class Pooled(Correction):
+    """A correction by rho, the ratio ``exp(log pi_old - log pi_rollout)`` of each token or response."""
+
+    pool: Pool = Field("token", description="whose ratio is judged: each token's, or the response's as sum or mean")
+    high: float = Field(2.0, gt=0, description="largest ratio that is kept")
+
+    @property
+    def is_per_token(self) -> bool:
+        """See `Correction.is_per_token`."""
+        return self.pool == "token"
+
+    def ratio(self, inputs: CorrectionInputs) -> Tensor:
+        """The pooled ratio, limited to what can be exponentiated."""
+        if self.pool == "token":
+            return ops.limited_exp(inputs.log_ratio)
+        pool = ops.sequence_sum if self.pool == "sum" else ops.sequence_mean
+        return ops.limited_exp(pool(inputs.log_ratio, inputs.response_mask))
+
+
+class Truncate(Pooled):
+    """Truncates the ratio: truncated importance sampling.
+
+    Formula:
+        w = min(rho, high)
+
+    Reference:
+        Truncated importance sampling, Ionides 2008; as a correction for inference engines, by Yao et al. 2025.
+    """
+
+    name, paper = "tis", "none"
+
+    def weigh(self, inputs: CorrectionInputs) -> Tensor:
+        """See `Correction.weigh`."""
+        return self.ratio(inputs).clamp(max=self.high)
+
+
+class Mask(Pooled):
+    """Drops what has a large ratio, and weighs the rest by it: masked importance sampling.
+
+    Formula:
+        w = rho where rho <= high, else 0
+    """
+
+    name, paper = "mis", "none"
+
+    def weigh(self, inputs: CorrectionInputs) -> Tensor:
+        """See `Correction.weigh`."""
+        ratio = self.ratio(inputs)
+        return torch.where(ratio <= self.high, ratio, 0.0)
+
+
+class IcePop(Pooled):
+    """Drops what has a large or a small ratio, and weighs the rest by it.
+
+    Formula:
+        w = rho where low <= rho <= high, else 0
+
+    Reference:
+        Ring-1T, arXiv 2510.18855.
+    """
+
+    name, paper = "icepop", "arXiv 2510.18855"
+
+    low: float = Field(0.5, ge=0, description="smallest ratio that is kept")
+
+    def weigh(self, inputs: CorrectionInputs) -> Tensor:
+        """See `Correction.weigh`."""
+        ratio = self.ratio(inputs)
+        return torch.where((ratio >= self.low) & (ratio <= self.high), ratio, 0.0)
+
+
+class LengthFair(Correction):
+    """Drops responses whose summed log-ratio leaves a band that grows with the square root of their length.
+
+    Formula:
+        w = 1 where |sum of the log-ratios| <= width * sqrt(L), else 0
+
+    Reference:
+        Ours. A sum spreads with the square root of the length: bounds that do not grow with it drop long responses before
+        short ones, and bounds that do drop every length alike.
+    """
+
+    name, paper = "length_fair", "none"
+
+    width: float = Field(0.03, gt=0, description="half-width of the band per square root of a token, in nats")
+
+    def weigh(self, inputs: CorrectionInputs) -> Tensor:
+        """See `Correction.weigh`."""
+        total = ops.sequence_sum(inputs.log_ratio, inputs.response_mask)
+        return (total.abs() <= self.width * ops.lengths(inputs.response_mask).sqrt()).float()
+
+
+class TrustRegionMask(Correction):
+    """Drops a response if any token, or the mean over its tokens, diverges too far from the sampler.
+
+    Formula:
+        w = 1 where max_t l_t^2 / 2 <= max_divergence and mean_t (exp(l_t) - 1 - l_t) <= mean_divergence, else 0
+
+    Where:
+        l_t = log pi_old - log pi_rollout of the sampled token. The paper takes the KL over the whole vocabulary; these are its
+        estimators from the sampled token alone, k2 for the maximum and k3 for the mean, as it recommends.
+
+    Reference:
+        Trust Region Masking, arXiv 2512.23075; the thresholds .1 and .002 are those of its combined criterion with the whole
+        vocabulary. There the mask follows the current model; here it is computed once, before the first update.
+    """
+
+    name, paper = "trm", "arXiv 2512.23075"
+
+    max_divergence: float | None = Field(0.1, gt=0, description="largest divergence of a token; null for no limit")
+    mean_divergence: float | None = Field(0.002, gt=0, description="largest mean over the response; null for no limit")
+
+    def weigh(self, inputs: CorrectionInputs) -> Tensor:
+        """See `Correction.weigh`."""
+        log_ratio, mask = inputs.log_ratio.clamp(-ops.LOG_RATIO_LIMIT, ops.LOG_RATIO_LIMIT), inputs.response_mask
+        worst = (log_ratio.square() / 2).amax(-1, keepdim=True)
+        mean = ops.sequence_mean(torch.expm1(log_ratio) - log_ratio, mask)
+        kept = torch.ones_like(worst, dtype=torch.bool)
+        if self.max_divergence is not None:
+            kept &= worst <= self.max_divergence
+        if self.mean_divergence is not None:
+            kept &= mean <= self.mean_divergence
+        return kept.float()
+
+
+class TVGate(Correction):
+    """In responses that are far from the sampler, drops the tokens that would push further away.
+
+    Formula:
+        w_t = 0 where D > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
+
+    Where:
+        D = mean over the response's tokens of |rho_t - 1|, rho_t = pi_old / pi_rollout.
+
+    Reference:
+        VACO, arXiv 2603.01365, in the form of TVPO, which open-instruct's code applies once before the update; the paper
+        filters on the current model. The cap 2 is that code's. The threshold .2 is what a review quotes; it is ours.
+    """
+
+    name, paper, per_token = "tv_gate", "arXiv 2603.01365", True
+
+    threshold: float = Field(0.2, gt=0, description="mean |ratio - 1| of a response above which it is gated")
+    high: float = Field(2.0, gt=0, description="cap of the ratio of what is kept")
+
+    def weigh(self, inputs: CorrectionInputs) -> Tensor:
+        """See `Correction.weigh`."""
+        ratio = ops.limited_exp(inputs.log_ratio)
+        distance = ops.sequence_mean((ratio - 1).abs(), inputs.response_mask)
+        pushes = inputs.log_ratio.sign() * inputs.advantages > 0
+        return torch.where((distance > self.threshold) & pushes, 0.0, ratio.clamp(max=self.high))
+
+
+@hookimpl
+def rlzoo_corrections() -> list[type[Correction]]:
+    """The corrections of this module."""
+    return [Truncate, Mask, IcePop, LengthFair, TrustRegionMask, TVGate]

@@ -1,0 +1,303 @@
+"""The laws of advantage estimators and of mismatch corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Generic, TypeVar
+
+import annotated_types
+import pydantic
+import torch
+from torch import Tensor
+
+from rlzoo import ops
+from rlzoo.advantages import AdvantageEstimator, AdvantageInputs
+from rlzoo.corrections import Correction, CorrectionInputs
+
+Part = TypeVar("Part", AdvantageEstimator, Correction)
+SIZE = 32
+"""Responses per prompt in the examples: enough for estimators that look at subsets of up to 32."""
+BOUNDS = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt, annotated_types.Interval)
+
+
+class PartLaw(Generic[Part]):
+    """One law of an estimator or a correction: its name, what it says, and the check, which raises AssertionError.
+
+    Example:
+        ``for law in ADVANTAGE_LAWS: law(MyEstimator())``
+    """
+
+    def __init__(self, check: Callable[[Part], None]) -> None:
+        self.name = check.__name__
+        self.check: Callable[[Part], None] = check
+        self.statement = (check.__doc__ or "").partition("\n")[0]
+
+    def __call__(self, part: Part) -> None:
+        """Hold an estimator or a correction to this law."""
+        self.check(part)
+
+
+def broken(laws: tuple[PartLaw[Part], ...], part: Part) -> Iterator[tuple[str, str]]:
+    """The laws that an estimator or a correction breaks without having opted out, each with what was seen."""
+    for law in laws:
+        if law.name in part.exempt:
+            continue
+        try:
+            law(part)
+        except AssertionError as error:
+            yield law.name, str(error).partition("\n")[0]
+        except Exception as error:  # one that raises has broken the law, whatever it raises
+            yield law.name, f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def settings_are_complete(part: AdvantageEstimator | Correction) -> None:
+    """Settings have defaults, descriptions and bounds, round-trip through their dump, and are refused if unknown."""
+    kind = type(part)
+    assert kind.model_validate(kind().model_dump()) == kind(), "the dump of the defaults does not give the defaults back"
+    try:
+        kind.model_validate({"no_such_setting": 1})
+    except pydantic.ValidationError:
+        pass
+    else:
+        raise AssertionError("an unknown key is accepted")
+    for name, field in kind.model_fields.items():
+        assert field.description, f"field {name!r} has no description"
+        if any(
+            number in str(field.annotation).replace("Literal", "") for number in ("float", "int]", "'int'", "<class 'int'>")
+        ):
+            assert any(isinstance(mark, BOUNDS) for mark in field.metadata), f"number {name!r} has no bound"
+
+
+# estimators
+
+
+def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed: int = 0) -> AdvantageInputs:
+    """Three groups of ragged responses of one to three turns, with everything that an estimator may need."""
+    rng = torch.Generator().manual_seed(seed)
+    number, size = 3 * SIZE, 12
+    lengths = torch.randint(3, size + 1, (number, 1), generator=rng)
+    mask = torch.arange(size) < lengths
+    turns = torch.where(mask, torch.arange(size) // 4, -1)
+    rewards = torch.full((number, 1), 0.1) if equal else torch.randn(number, 1, generator=rng)
+    paid = torch.zeros(number, size)
+    if "token_rewards" in estimator.needs:
+        ends = (torch.arange(size) % 4 == 3) & (torch.arange(size) < lengths - 1)
+        paid = torch.where(ends, 0.1 if equal else torch.randn(number, size, generator=rng), 0.0)
+    states = torch.where(mask, torch.randint(0, 3, (number, size), generator=rng).gather(1, turns.clamp(min=0)), -1)
+    return AdvantageInputs(
+        rewards,
+        torch.arange(3).repeat_interleave(SIZE)[:, None],
+        mask,
+        turns,
+        paid if "token_rewards" in estimator.needs else None,
+        states,
+    )
+
+
+def _rows(inputs: AdvantageInputs, rows: Tensor) -> AdvantageInputs:
+    given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    return replace(inputs, **{name: value[rows] for name, value in given.items() if value is not None})
+
+
+def _assert_close(got: Tensor, expected: Tensor, what: str) -> None:
+    wrong = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5)
+    assert not wrong.any(), f"{what}: {got[wrong][0]:.6g} in place of {expected[wrong][0]:.6g}"
+
+
+def advantages_have_the_form(estimator: AdvantageEstimator) -> None:
+    """Advantages are finite float32 of shape (B, 1) or (B, T), without gradient, and 0 outside the mask."""
+    inputs = advantage_inputs(estimator)
+    got = estimator(replace(inputs, rewards=inputs.rewards.clone().requires_grad_()))
+    allowed = ((len(inputs.rewards), 1), tuple(inputs.response_mask.shape))
+    assert tuple(got.shape) in allowed, f"shape {tuple(got.shape)}, expected {' or '.join(map(str, allowed))}"
+    assert got.dtype == torch.float32, f"type {got.dtype}, expected torch.float32"
+    assert got.isfinite().all(), "an advantage is not finite"
+    assert not got.requires_grad, "an advantage carries a gradient"
+
+
+def rewards_are_not_changed(estimator: AdvantageEstimator) -> None:
+    """The inputs stay as they were, and the same inputs give the same advantages."""
+    inputs, fresh = advantage_inputs(estimator), advantage_inputs(estimator)
+    first, second = estimator(inputs), estimator(inputs)
+    assert torch.equal(first, second), "the same inputs gave other advantages"
+    for field in fields(inputs):
+        got, expected = getattr(inputs, field.name), getattr(fresh, field.name)
+        assert got is None or torch.equal(got, expected), f"{field.name} was changed"
+
+
+def equal_rewards_have_no_advantage(estimator: AdvantageEstimator) -> None:
+    """Where all rewards are equal, those of all steps too, every advantage is exactly 0."""
+    inputs = advantage_inputs(estimator, equal=True)
+    if "state_ids" in estimator.needs:
+        inputs = replace(inputs, rewards=torch.zeros_like(inputs.rewards))
+    got = estimator(inputs)
+    assert not got.any(), f"equal rewards have the advantage {got[got != 0][:1].tolist()}"
+
+
+def advantages_follow_their_rows(estimator: AdvantageEstimator) -> None:
+    """Responses in another order have their advantages in that order."""
+    inputs = advantage_inputs(estimator)
+    order = torch.randperm(len(inputs.rewards), generator=torch.Generator().manual_seed(1))
+    _assert_close(estimator(_rows(inputs, order)), estimator(inputs)[order], "another order of the rows")
+
+
+def prompts_are_independent(estimator: AdvantageEstimator) -> None:
+    """The advantages of a prompt's responses do not depend on those of another prompt."""
+    inputs = advantage_inputs(estimator)
+    first = inputs.group_ids == 0
+    changed = replace(inputs, rewards=torch.where(first, inputs.rewards, 7 * inputs.rewards + 3))
+    _assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "other rewards of another prompt")
+
+
+def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) -> None:
+    """Of two responses to a prompt that differ in the reward alone, the better has no smaller advantage."""
+    inputs = advantage_inputs(estimator)
+    same = _rows(inputs, torch.zeros(SIZE, dtype=torch.long))
+    paid = None if same.token_rewards is None else torch.zeros_like(same.token_rewards)
+    rewards = torch.rand(SIZE, 1, generator=torch.Generator().manual_seed(2)).sort(0).values
+    got = estimator(replace(same, rewards=rewards, token_rewards=paid)).sum(-1)
+    assert (got.diff() >= -1e-6).all(), "a better response has a smaller advantage"
+
+
+def padding_is_ignored(estimator: AdvantageEstimator) -> None:
+    """More padding columns, and what is on masked positions, change nothing."""
+    inputs = advantage_inputs(estimator)
+    expected = estimator(inputs)
+
+    def widened(values: Tensor | None, value: float) -> Tensor | None:
+        return None if values is None else torch.nn.functional.pad(values, (0, 3), value=value)
+
+    mask = torch.nn.functional.pad(inputs.response_mask, (0, 3))
+    paid = widened(inputs.token_rewards, float("nan"))
+    wide = AdvantageInputs(
+        inputs.rewards, inputs.group_ids, mask, widened(inputs.turn_ids, -1), paid, widened(inputs.state_ids, -1)
+    )
+    got = estimator(wide)
+    _assert_close(got[:, : expected.shape[-1]], expected, "three more columns of padding")
+
+
+ADVANTAGE_LAWS: tuple[PartLaw[AdvantageEstimator], ...] = tuple(
+    PartLaw(check)
+    for check in (
+        settings_are_complete,
+        advantages_have_the_form,
+        rewards_are_not_changed,
+        equal_rewards_have_no_advantage,
+        advantages_follow_their_rows,
+        prompts_are_independent,
+        the_better_response_has_the_larger_advantage,
+        padding_is_ignored,
+    )
+)
+"""The laws of an advantage estimator."""
+
+
+# corrections
+
+
+def correction_inputs(seed: int = 0, spread: float = 0.3) -> CorrectionInputs:
+    """Ragged responses with holes, sampled by a model whose log-probs differ by ``spread`` nats per token."""
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.arange(20) < torch.randint(1, 21, (24, 1), generator=rng)
+    mask[::3, 2] = False
+    mask[:, 0] = True
+    old = -torch.rand(24, 20, generator=rng) - 0.5
+    sampled = old - spread * torch.randn(24, 20, generator=rng)
+    return CorrectionInputs(old, sampled.clamp(max=-1e-3), mask, torch.randn(24, 1, generator=rng))
+
+
+def weights_have_the_form(correction: Correction) -> None:
+    """Weights are finite float32 of shape (B, 1), or (B, T) where they say so, not negative, and without gradient."""
+    inputs = correction_inputs()
+    got = correction(replace(inputs, old_log_probs=inputs.old_log_probs.clone().requires_grad_()))
+    expected = tuple(inputs.response_mask.shape) if correction.is_per_token else (len(inputs.response_mask), 1)
+    assert tuple(got.shape) == expected, f"shape {tuple(got.shape)}, expected {expected}"
+    assert got.dtype == torch.float32, f"type {got.dtype}, expected torch.float32"
+    assert not got.requires_grad, "a weight carries a gradient"
+    assert got.isfinite().all(), "a weight is not finite"
+    assert (got >= 0).all(), "a weight is negative: it would turn the gradient round"
+
+
+def agreement_weighs_one(correction: Correction) -> None:
+    """Where sampler and trainer agree, every weight is 1."""
+    inputs = correction_inputs()
+    weights = correction(replace(inputs, rollout_log_probs=inputs.old_log_probs))
+    wrong = weights[(weights - 1).abs() > 1e-5]
+    assert not len(wrong), f"a response on which sampler and trainer agree weighs {wrong[:1].tolist()}"
+
+
+def masked_values_are_ignored(correction: Correction) -> None:
+    """NaN on masked positions and more padding change no weight."""
+    inputs = correction_inputs()
+    mask, expected = inputs.response_mask, correction(inputs)
+    spoiled = replace(
+        inputs,
+        old_log_probs=inputs.old_log_probs.masked_fill(~mask, torch.nan),
+        rollout_log_probs=inputs.rollout_log_probs.masked_fill(~mask, torch.inf),
+    )
+    old, sampled, visible = (
+        torch.nn.functional.pad(values, (0, 3)) for values in (spoiled.old_log_probs, spoiled.rollout_log_probs, mask)
+    )
+    wide = CorrectionInputs(old, sampled, visible, inputs.advantages)
+    for what, weights in (("NaN in the padding", correction(spoiled)), ("more padding", correction(wide))):
+        got = weights[:, : expected.shape[-1]]
+        if expected.shape[-1] != 1:
+            got = torch.where(mask, got, expected)
+        _assert_close(got, expected, what)
+
+
+def weights_follow_their_rows(correction: Correction) -> None:
+    """The weight of a response does not depend on the others."""
+    inputs = correction_inputs()
+    whole = correction(inputs)
+    for row in range(len(whole)):
+        own = slice(row, row + 1)
+        old, sampled, mask, advantages = (values[own] for values in _tensors(inputs))
+        alone = CorrectionInputs(old, sampled, mask, advantages)
+        _assert_close(correction(alone), whole[own], f"row {row} alone")
+
+
+def weights_stay_finite(correction: Correction) -> None:
+    """Log-ratios of +-50 per token over 4096 tokens give finite weights that are not negative."""
+    shift = torch.tensor([[50.0], [-50.0], [0.01], [-0.01]]).expand(4, 4096)
+    old = torch.full((4, 4096), -60.0)
+    mask = torch.ones(4, 4096, dtype=torch.bool)
+    weights = correction(CorrectionInputs(old, old - shift, mask, torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])))
+    assert weights.isfinite().all(), "a weight is not finite"
+    assert (weights >= 0).all(), "a weight is negative"
+
+
+def inputs_are_not_changed(correction: Correction) -> None:
+    """The inputs stay as they were, and the same inputs give the same weights."""
+    inputs, fresh = correction_inputs(), correction_inputs()
+    assert torch.equal(correction(inputs), correction(inputs)), "the same inputs gave other weights"
+    for got, expected in zip(_tensors(inputs), _tensors(fresh), strict=True):
+        assert torch.equal(got, expected), "an input was changed"
+
+
+def _tensors(inputs: CorrectionInputs) -> tuple[Tensor, ...]:
+    return inputs.old_log_probs, inputs.rollout_log_probs, inputs.response_mask, inputs.advantages
+
+
+def it_corrects_something(correction: Correction) -> None:
+    """Of responses whose tokens differ by half a nat, some weigh other than 1."""
+    weights = correction(correction_inputs(spread=0.5))
+    assert ((weights - 1).abs() > 1e-4).any(), "every weight is 1"
+    assert (ops.per_response(weights, correction_inputs().response_mask) < 1.0).any(), "no response weighs less"
+
+
+CORRECTION_LAWS: tuple[PartLaw[Correction], ...] = tuple(
+    PartLaw(check)
+    for check in (
+        settings_are_complete,
+        weights_have_the_form,
+        inputs_are_not_changed,
+        agreement_weighs_one,
+        masked_values_are_ignored,
+        weights_follow_their_rows,
+        weights_stay_finite,
+        it_corrects_something,
+    )
+)
+"""The laws of a mismatch correction."""

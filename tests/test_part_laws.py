@@ -1,0 +1,166 @@
+"""Every advantage estimator and every correction keeps its laws, with all settings that change its form."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+from rlzoo_advantages import GroupNorm, PassAtK, Process
+from rlzoo_corrections import IcePop, LengthFair
+
+from rlzoo import AdvantageEstimator, AdvantageInputs, Correction, UserError, load_zoo, ops
+from rlzoo.testing.parts import ADVANTAGE_LAWS, CORRECTION_LAWS, broken
+from tests.estimates import estimator
+
+ZOO = load_zoo()
+ESTIMATORS = [
+    *(kind() for kind in ZOO.advantages.values()),
+    *(ZOO.advantages.build("advantage", alias) for alias in ZOO.advantages.aliases),
+]
+CORRECTIONS = [
+    kind(**({"pool": pool} if pool else {}))
+    for kind in ZOO.corrections.values()
+    for pool in (("token", "sum", "mean") if "pool" in kind.model_fields else (None,))
+]
+
+
+@pytest.mark.parametrize("law", ADVANTAGE_LAWS, ids=lambda law: law.name)
+@pytest.mark.parametrize("part", ESTIMATORS, ids=repr)
+def test_an_estimator_keeps_the_law(part, law):
+    if law.name in part.exempt:
+        with pytest.raises(AssertionError):
+            law(part)
+    else:
+        law(part)
+
+
+@pytest.mark.parametrize("law", CORRECTION_LAWS, ids=lambda law: law.name)
+@pytest.mark.parametrize("part", CORRECTIONS, ids=repr)
+def test_a_correction_keeps_the_law(part, law):
+    assert not part.exempt
+    law(part)
+
+
+def estimators_with_a_mistake():
+    def made(law, estimate):
+        wrong = type("Wrong", (GroupNorm,), {"estimate": estimate, "__module__": __name__})
+        return pytest.param(wrong(), law, id=law)
+
+    def by_row(self, inputs):
+        return plain(self, inputs) * torch.arange(len(inputs.rewards))[:, None]
+
+    plain = GroupNorm.estimate
+    yield made("advantages_have_the_form", lambda self, inputs: plain(self, inputs)[:, 0])
+    yield made("rewards_are_not_changed", lambda self, inputs: inputs.group_ids.add_(1) * 0 + plain(self, inputs))
+    yield made("equal_rewards_have_no_advantage", lambda self, inputs: inputs.rewards)
+    yield made(
+        "advantages_follow_their_rows", lambda self, inputs: plain(self, inputs) * torch.arange(len(inputs.rewards))[:, None]
+    )
+    yield made("prompts_are_independent", lambda self, inputs: inputs.rewards - inputs.rewards.mean())
+    yield made("the_better_response_has_the_larger_advantage", lambda self, inputs: -plain(self, inputs))
+    yield made("padding_is_ignored", lambda self, inputs: plain(self, inputs) / inputs.response_mask.shape[1])
+
+
+@pytest.mark.parametrize(("part", "law"), list(estimators_with_a_mistake()))
+def test_a_mistake_in_an_estimator_is_found(part, law):
+    assert law in dict(broken(ADVANTAGE_LAWS, part))
+
+
+def corrections_with_a_mistake():
+    def made(law, weigh):
+        return pytest.param(type("Wrong", (LengthFair,), {"weigh": weigh, "__module__": __name__})(), law, id=law)
+
+    yield made("weights_have_the_form", lambda self, inputs: inputs.log_ratio)
+    yield made("agreement_weighs_one", lambda self, inputs: 0.5 * LengthFair.weigh(self, inputs))
+    yield made(
+        "masked_values_are_ignored",
+        lambda self, inputs: (inputs.old_log_probs - inputs.rollout_log_probs).sum(-1, keepdim=True).exp(),
+    )
+    yield made(
+        "weights_follow_their_rows",
+        lambda self, inputs: (ops.lengths(inputs.response_mask) * 0 + inputs.log_ratio.mean()).exp(),
+    )
+    yield made("weights_stay_finite", lambda self, inputs: ops.sequence_sum(inputs.log_ratio, inputs.response_mask).exp())
+    yield made("it_corrects_something", lambda self, inputs: torch.ones_like(inputs.log_ratio[:, :1]))
+
+
+@pytest.mark.parametrize(("part", "law"), list(corrections_with_a_mistake()))
+def test_a_mistake_in_a_correction_is_found(part, law):
+    assert law in dict(broken(CORRECTION_LAWS, part))
+
+
+def test_estimators_are_frozen_and_bounded():
+    with pytest.raises(ValidationError):
+        PassAtK(k=1)
+    with pytest.raises(ValidationError):
+        PassAtK(k=2).k = 3
+    assert ZOO.advantages.build("clip.advantage", "pass@4") == PassAtK(k=4)
+    assert ZOO.advantages.build("clip.advantage", {"name": "pass_at_k", "k": 4}) == PassAtK(k=4)
+
+
+@pytest.mark.parametrize("part", ESTIMATORS, ids=repr)
+def test_too_small_a_group_is_zero_or_refused(part):
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    ones, zeros = torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.long)
+    inputs = AdvantageInputs(ones, zeros[:, :1], mask, zeros, torch.ones(1, 2) if part.per_token else None, zeros)
+    if part.min_group_size == 1 or part.takes_one:
+        assert part(inputs).isfinite().all()
+    else:
+        with pytest.raises(UserError, match=f"at least {part.min_group_size} responses per prompt, not 1"):
+            part(inputs)
+
+
+def test_process_rewards_worked_by_hand():
+    # one group; steps end at tokens 2 and 4 of the first response, at 1 of the second, and the reward is paid at the last token
+    paid = torch.tensor([[0.0, 1.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
+    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    rewards, groups = torch.tensor([2.0, 0.0]), torch.zeros(2, dtype=torch.long)
+    # steps 1, 2, 3, 0: mean 1.5, deviations -.5, .5, 1.5, -1.5, std sqrt(5 / 3) = 1.29099
+    unit = 1 / 1.2909944
+    expected = [[0.0, 0.0, 0.5, 0.5], [0.0, -1.5, 0.0, 0.0]]
+    got = estimator("process")(rewards, groups, paid, mask)
+    torch.testing.assert_close(got, torch.tensor(expected) * unit, rtol=1e-4, atol=1e-5)
+    assert Process().paper == "arXiv 2402.03300"
+
+
+def test_turns_from_one_state_are_compared_worked_by_hand():
+    # two episodes of one prompt, two turns each of one token; both begin in state 5, the second turns in 6 and 7
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    turns, states = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[5, 6], [5, 7]])
+    rewards, groups = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long)
+    paid = torch.tensor([[0.0, 0.0], [0.5, 0.0]])
+    got = estimator({"name": "gigpo", "discount": 0.5, "weight": 2.0})(
+        rewards, groups, paid, mask, turn_ids=turns, state_ids=states
+    )
+    # episodes 1 and .5: +-.25; the first turns return 0 + .5 * 1 and .5: equal, so nothing; the second turns stand alone
+    torch.testing.assert_close(got, torch.tensor([[0.25, 0.25], [-0.25, -0.25]]))
+    paid = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    got = estimator({"name": "gigpo", "discount": 0.5, "weight": 2.0})(
+        rewards, groups, paid, mask, turn_ids=turns, state_ids=states
+    )
+    # episodes 1 and 1: 0; first turns .5 and 1: -.25 and +.25, times 2
+    torch.testing.assert_close(got, torch.tensor([[-0.5, 0.0], [0.5, 0.0]]))
+
+
+def test_trust_region_and_gate_worked_by_hand():
+    mask = torch.tensor([[True, True], [True, True], [True, False]])
+    log_ratio = torch.tensor([[0.5, 0.0], [0.03, -0.03], [0.1, 9.0]])
+    zeros = torch.zeros_like(log_ratio)
+    trm = ZOO.corrections.build("correction", {"name": "trm", "max_divergence": 0.1, "mean_divergence": None})
+    from tests.estimates import weigh
+
+    # .5^2 / 2 = .125 is above .1; .03^2 / 2 and .1^2 / 2 are below, and the masked 9 is not read
+    assert weigh(trm, log_ratio, mask).tolist() == [[0.0], [1.0], [1.0]]
+    mean = ZOO.corrections.build("correction", {"name": "trm", "max_divergence": None, "mean_divergence": 0.001})
+    # means of e^l - 1 - l: (.14872 + 0) / 2, about .00045, and .00517
+    assert weigh(mean, log_ratio, mask).tolist() == [[0.0], [1.0], [0.0]]
+    gate = ZOO.corrections.build("correction", "tv_gate")
+    # mean |rho - 1|: .324 is above .2; token 1 pushes further where A > 0, token 2 has log rho = 0 and pushes nowhere
+    up = weigh(gate, log_ratio, mask, torch.ones(3, 1))
+    torch.testing.assert_close(up[0], torch.tensor([0.0, 1.0]))
+    down = weigh(gate, log_ratio, mask, -torch.ones(3, 1))
+    torch.testing.assert_close(down[0], torch.tensor([0.5, 0.0]).exp())
+    assert zeros.sum() == 0
+
+
+def test_what_a_plugin_may_bring_is_public():
+    assert issubclass(IcePop, Correction)
+    assert issubclass(PassAtK, AdvantageEstimator)
