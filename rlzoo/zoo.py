@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isabstract
-from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
@@ -26,8 +25,8 @@ from rlzoo.policy import ClipPolicy, Scope, contract_problem, required_fields
 
 logger = logging.getLogger("rlzoo")
 
-NAME = re.compile(r"[a-z][a-z0-9]*([-_@][a-z0-9]+)*")
-POLICY_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+PART_NAME = re.compile(r"[a-z][a-z0-9]*([-_@][a-z0-9]+)*")
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 SCOPES = get_args(Scope)
 
 Part = TypeVar("Part", ClipPolicy, AdvantageEstimator, Correction)
@@ -74,7 +73,8 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             return self.entries[name].kind
         for problem, names in self.problems.items():
             if name in names:
-                raise UserError(f"{self.what} {name!r} cannot be used: {problem}")
+                label = f"{self.what} {name!r} cannot be used: "
+                raise UserError(problem if problem.startswith(label) else label + problem)
         if any(name in (plugin.name, plugin.name.replace("_", "-")) for plugin in self.excluded):
             raise UserError(f"{self.what} {name!r} cannot be used: {_excluded(self.excluded)}")
         left_out = "".join(f"; left out: {problem}" for problem in self.problems)
@@ -124,7 +124,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         name = getattr(kind, "name", None)
         label = f"{self.what} {name!r}" if isinstance(name, str) else self.what
         if problem := self._problem(kind):
-            self.refuse(plugin, f"{label} cannot be used: {problem}", str(name or ""))
+            self.refuse(plugin, f"{label} cannot be used: {problem} ({plugin})", str(name or ""))
             return
         taken = self.entries.get(kind.name)
         if taken is None and kind.name not in self._contested and kind.name not in self.aliases:
@@ -132,7 +132,8 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             self.aliases |= {alias: (kind.name, settings) for alias, settings in getattr(kind, "aliases", {}).items()}
             return
         other = taken.source if taken else "another plugin"
-        self.refuse(plugin, f"{label} cannot be used: {other} has that name too; rename or uninstall one", kind.name)
+        problem = f"{other} has that name too; rename or uninstall one"
+        self.refuse(plugin, f"{label} cannot be used: {problem} ({plugin})", kind.name)
         if taken and not taken.plugin.bundled:  # nobody knows which of the two was meant
             self._contested.add(kind.name)
             del self.entries[kind.name]
@@ -141,17 +142,15 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         """What is wrong with what a hook returned, or None."""
         if not (isinstance(kind, type) and issubclass(kind, self._base)) or isabstract(kind):
             return f"{kind!r} is no complete class derived from {self._base.__name__}"
-        unset = (f"{kind.__qualname__} does not set {name!r}" for name in ("name", "paper") if not _is_text(kind, name))
-        return next(chain(unset, self._problems(kind)), None)
+        return next(iter(self._problems(kind)), None)
 
     def drop(self, name: str, problem: str) -> None:
         """Leave out a class that was taken in."""
         plugin = self.entries.pop(name).plugin
-        self.refuse(plugin, f"{self.what} {name!r} cannot be used: {problem}", name)
+        self.refuse(plugin, f"{self.what} {name!r} cannot be used: {problem} ({plugin})", name)
 
-    def refuse(self, plugin: Plugin, reason: str, *names: str) -> None:
-        """Leave out a plugin, or a class of it; one that the user named stops the run."""
-        line = f"{reason} ({plugin})"
+    def refuse(self, plugin: Plugin, line: str, *names: str) -> None:
+        """Leave out a plugin, or a class of it, with a line that says why; one that the user named stops the run."""
         if plugin.asked_for:
             raise UserError(line)
         self.problems[line] = {*names, plugin.name, plugin.name.replace("_", "-")}
@@ -197,19 +196,19 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
         try:
             answers = _answers(plugin, manager)
         except _UnusableError as error:
-            zoo.refuse(plugin, str(error))
+            zoo.refuse(plugin, f"{plugin} {error}")
             continue
         for shelf, hook in ((zoo, CLIPS), (zoo.advantages, ADVANTAGES), (zoo.corrections, CORRECTIONS)):
             for kind in answers.get(hook, ()):
                 shelf.add(plugin, kind)
         for name, reference in answers.get(TASKS, {}).items():
             if zoo.tasks.setdefault(name, reference) != reference:
-                zoo.refuse(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has that name too")
+                zoo.refuse(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has that name too ({plugin})")
+    for shelf in (zoo, zoo.advantages, zoo.corrections):
+        shelf.sort()
     for name, entry in list(zoo.entries.items()):
         if problem := _advantage_problem(zoo, entry.kind):
             zoo.drop(name, problem)
-    for shelf in (zoo, zoo.advantages, zoo.corrections):
-        shelf.sort()
     for problem in zoo.problems:
         _warn_once(problem)
     return zoo
@@ -231,7 +230,7 @@ def _allowed(zoo: Zoo, named: Sequence[Plugin]) -> list[Plugin]:
     return usable
 
 
-CLIPS, ADVANTAGES, CORRECTIONS, TASKS = "rlzoo_clip_policies", "rlzoo_advantages", "rlzoo_corrections", "rlzoo_tasks"
+HOOKS = CLIPS, ADVANTAGES, CORRECTIONS, TASKS = "rlzoo_clip_policies", "rlzoo_advantages", "rlzoo_corrections", "rlzoo_tasks"
 
 
 class _UnusableError(Exception):
@@ -262,13 +261,14 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
             manager.unregister(module)
         raise _UnusableError(f"is not valid: {_described(error)}") from error
     ours = manager.get_hookcallers(module) or []
-    known = [caller for caller in ours if caller.has_spec()]
-    for caller in ours:
-        if not caller.has_spec():  # of a later version, or misspelt
-            hint = did_you_mean(caller.name, (CLIPS, ADVANTAGES, CORRECTIONS, TASKS))
-            _warn_once(f"{plugin} has a hook {caller.name!r} that this rlzoo does not know; the rest is loaded{hint}")
+    known, unknown = ([caller for caller in ours if caller.has_spec() is wanted] for wanted in (True, False))
+    strange = [caller.name for caller in unknown]  # of a later version, or misspelt
+    if not known and strange:
+        raise _UnusableError(f"has no hook that this rlzoo knows, only {strange[0]!r}{did_you_mean(strange[0], HOOKS)}")
     if not known:
         raise _UnusableError("has no hook: add '@hookimpl def rlzoo_clip_policies(): return [YourPolicy]'")
+    for name in strange:
+        _warn_once(f"{plugin} has a hook that this rlzoo does not know, {name!r}; the rest of it is loaded")
     answers: dict[str, Any] = {}
     for caller in known:
         (implementation,) = (each for each in caller.get_hookimpls() if each.plugin is module)
@@ -289,7 +289,7 @@ def find_policies(name: str) -> list[type[ClipPolicy]]:
     Raises:
         UserError: no such policy, or a plugin that cannot be used.
     """
-    if not name.endswith(".py") and not Path(name).is_dir() and POLICY_NAME.fullmatch(name):
+    if not name.endswith(".py") and not Path(name).is_dir() and NAME.fullmatch(name):
         return [load_zoo()[name]]
     return [entry.kind for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
 
@@ -308,17 +308,16 @@ def _article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def _is_text(kind: type, name: str) -> bool:
-    return isinstance(getattr(kind, name, None), str)
+def _unset(kind: type, *names: str) -> Iterator[str]:
+    return (f"{kind.__qualname__} does not set {name!r}" for name in names if not isinstance(getattr(kind, name, None), str))
 
 
 def _policy_problems(policy: type[ClipPolicy]) -> Iterator[str]:
     """What is wrong with a clip policy."""
-    if not _is_text(policy, "scope"):
-        yield f"{policy.__qualname__} does not set 'scope'"
     if problem := contract_problem(policy):
         yield f"it {problem}"
-    if not POLICY_NAME.fullmatch(policy.name):
+    yield from _unset(policy, "name", "paper", "scope")
+    if not NAME.fullmatch(policy.name):
         yield "its name is not made of lower-case words with hyphens"
     if policy.scope not in SCOPES:
         yield f"it has scope {policy.scope!r} (allowed: {', '.join(SCOPES)})"
@@ -335,7 +334,8 @@ def _estimator_problems(estimator: type[AdvantageEstimator]) -> Iterator[str]:
 
 def _part_problems(kind: type[AdvantageEstimator] | type[Correction]) -> Iterator[str]:
     """What is wrong with an estimator or a correction."""
-    if not NAME.fullmatch(kind.name):
+    yield from _unset(kind, "name", "paper")
+    if not PART_NAME.fullmatch(kind.name):
         yield "its name is not made of lower-case words with underscores or hyphens"
     yield from _default_problems(kind)
 

@@ -90,7 +90,9 @@ def test_a_package_and_its_copy_are_one_plugin_until_one_is_changed(tmp_path):
     shutil.copytree(package, copy)
     assert load_zoo([package, copy]).outside() == {str(package): ["flat"]}
     (copy / "inner.py").write_text(SOURCE.format(paper="another"))
-    with pytest.raises(UserError, match=f"plugin '{copy}' returned clip policy 'flat', which {package} has too"):
+    with pytest.raises(
+        UserError, match=f"clip policy 'flat' cannot be used: {package} has that name too; .* \\(plugin '{copy}'\\)"
+    ):
         load_zoo([package, copy])
 
 
@@ -151,7 +153,7 @@ def test_what_rlzoo_plugins_leaves_out_may_be_asked_for_by_path(working_copy, mo
 
 
 def test_a_file_in_another_project_replaces_nothing(working_copy, flat):
-    with pytest.raises(UserError, match=r"returned clip policy 'flat', which RLZOO\.Flat 0\.1 has too"):
+    with pytest.raises(UserError, match=r"clip policy 'flat' cannot be used: RLZOO\.Flat 0\.1 has that name too"):
         load_zoo([flat])
 
 
@@ -170,5 +172,5 @@ def test_two_installed_entry_points_of_one_module_are_one_plugin(working_copy, t
 def test_a_file_with_the_name_of_a_bundled_module_replaces_nothing(tmp_path):
     file = tmp_path / "rlzoo_grpo.py"
     file.write_text(FLAT.replace('"flat"', '"grpo"'))
-    with pytest.raises(UserError, match=r"returned clip policy 'grpo', which rlzoo .* has too"):
+    with pytest.raises(UserError, match=r"clip policy 'grpo' cannot be used: rlzoo .* has that name too"):
         load_zoo([file])

@@ -149,11 +149,12 @@ def test_train_refuses_a_plugin_without_a_hook(refused, plugin):
 
 def test_train_refuses_a_plugin_whose_policy_has_a_name_that_is_taken(refused, plugin):
     file = plugin(SOUND.replace('"plain"', '"fspo"'), returned="Plain")
-    taken = f"returned clip policy 'fspo', which {OURS} has too: rename or uninstall one"
-    assert refused("train", "--plugin", file, "--clip", "fspo") == f"plugin '{file}' {taken}"
+    taken = f"clip policy 'fspo' cannot be used: {OURS} has that name too; rename or uninstall one"
+    assert refused("train", "--plugin", file, "--clip", "fspo") == f"{taken} (plugin '{file}')"
     first, second = (plugin(SOUND, returned="Plain", name=name) for name in ("first.py", "second.py"))
     line = refused("train", "--plugin", first, "--plugin", second, "--clip", "plain")
-    assert line == f"plugin '{second}' returned clip policy 'plain', which {first} has too: rename or uninstall one"
+    taken = f"{first} has that name too; rename or uninstall one"
+    assert line == f"clip policy 'plain' cannot be used: {taken} (plugin '{second}')"
 
 
 def test_train_refuses_settings_that_the_plugins_policy_has_not(refused, plugin):
