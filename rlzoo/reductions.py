@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 Reduction = Literal["token_mean", "sequence_mean", "sequence_mean_token_sum", "constant_length"]
 """How the objective becomes a scalar; see `reduce_objective`."""
 
-KLEstimator = Literal["k1", "k2", "k3"]
+KLEstimator = Literal["k1", "k2", "k3", "unbiased_k3"]
 """Estimators of KL(pi || pi_ref) per token (Schulman, "Approximating KL Divergence"): k1 = log(pi/pi_ref), k2 = k1^2 / 2,
-k3 = exp(-k1) - 1 + k1."""
+k3 = exp(-k1) - 1 + k1, unbiased_k3 = (pi/pi_old) k3 (DeepSeek-V3.2, arXiv 2512.02556, equation 7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,22 @@ def reduce_objective(
     return total / num_responses
 
 
-def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator) -> Tensor:
+def kl_estimate(
+    log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator, old_log_probs: Tensor | None = None
+) -> Tensor:
     """KL to a reference per token, in nats, same shape; differentiable in ``log_probs``.
 
     k1 is unbiased with high variance, k2 biased with low variance, k3 unbiased with low variance and never negative.
     The gradient that an estimator gives as a *loss* is another matter: in expectation, k2's is the KL's own, k1's is
-    zero (arXiv 2510.01555).
+    zero (arXiv 2510.01555), and k3's is that of the KL in the other direction. The ratio in ``unbiased_k3`` carries its
+    gradient, which makes both value and gradient those of KL(pi || pi_ref), whatever the policy that sampled.
+
+    Args:
+        log_probs: of the current model.
+        ref_log_probs: of the reference, same shape.
+        estimator: which of them.
+        old_log_probs: of the model that sampled; needed by ``unbiased_k3``, whose log-ratio is limited to
+            +-`rlzoo.ops.LOG_RATIO_LIMIT`.
 
     Raises:
         UserError: an unknown estimator.
@@ -102,4 +112,10 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator
     k1 = log_probs - ref_log_probs
     if estimator == "k1":
         return k1
-    return k1.square() / 2 if estimator == "k2" else torch.expm1(-k1) + k1
+    if estimator == "k2":
+        return k1.square() / 2
+    k3 = torch.expm1(-k1) + k1
+    if estimator == "k3":
+        return k3
+    assert old_log_probs is not None, "the learner gives them"
+    return ops.limited_exp(log_probs - old_log_probs) * k3

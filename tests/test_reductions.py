@@ -49,3 +49,21 @@ def test_kl_estimators():
     assert kl_estimate(log_probs, ref, "k1").item() == pytest.approx(0.5)
     assert kl_estimate(log_probs, ref, "k2").item() == pytest.approx(0.125)
     assert kl_estimate(log_probs, ref, "k3").item() == pytest.approx(math.exp(-0.5) - 0.5, abs=1e-6)
+    # pi/pi_old = e^0.2
+    old = torch.tensor([-1.2])
+    expected = math.exp(0.2) * (math.exp(-0.5) - 0.5)
+    assert kl_estimate(log_probs, ref, "unbiased_k3", old).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_expected_value_and_gradient_of_unbiased_k3_are_those_of_the_kl_whatever_sampled():
+    rng = torch.Generator().manual_seed(0)
+    logits, old, ref = torch.randn(3, 7, generator=rng, dtype=torch.float64)
+    old, ref = old.log_softmax(0), ref.log_softmax(0)
+    logits.requires_grad_()
+    exact = (logits.softmax(0) * (logits.log_softmax(0) - ref)).sum()
+    (expected,) = torch.autograd.grad(exact, logits)
+    for estimator, is_unbiased in (("unbiased_k3", True), ("k3", False)):
+        estimate = (old.exp() * kl_estimate(logits.log_softmax(0), ref, estimator, old)).sum()  # over all that may be drawn
+        (gradient,) = torch.autograd.grad(estimate, logits)
+        assert torch.allclose(estimate, exact) is is_unbiased
+        assert torch.allclose(gradient, expected) is is_unbiased

@@ -119,6 +119,7 @@ class LearnerConfig(Section):
     autocast: Literal["none", "bfloat16"] = Field("none", description="type of the matrix products")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0 for none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of that KL per token")
+    entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0 for none")
     optimizer: Literal["adamw", "adamw_8bit"] = Field("adamw", description="AdamW, or bitsandbytes' with 8-bit moments")
     master_weights: bool = Field(
         True, description="optimizer steps on float32 copies of bfloat16 weights; DeepSpeed always has such copies"

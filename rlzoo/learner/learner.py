@@ -29,7 +29,7 @@ from rlzoo.learner.batch import Batch, ScoredBatch
 from rlzoo.learner.judge import updated
 from rlzoo.learner.log_probs import ResponseLogProbs, check_packing
 from rlzoo.learner.micro_batches import MicroBatches, PaddingSide
-from rlzoo.learner.minibatch import Measured, Minibatch
+from rlzoo.learner.minibatch import Measured, Minibatch, learns_without_advantages
 from rlzoo.learner.on_policy import OnPolicyGradient
 from rlzoo.learner.optimization import make_optimization, make_scheduler, named_weights
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
@@ -105,7 +105,7 @@ class Learner:
             check_packing(language_model)
         prepare_for_training(language_model, config)
         self.language_model = language_model
-        module = ResponseLogProbs(language_model, temperature)
+        module = ResponseLogProbs(language_model, temperature, entropy_gradient=config.entropy_coef > 0)
         self.reference: ResponseLogProbs | None = None
         if self.has_reference and not has_adapter(language_model):
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
@@ -295,7 +295,10 @@ class Learner:
                 log_probs, entropy = self.micro_batches.forward(self.model, batch, piece.rows)
                 gradient = minibatch.gradient(piece, log_probs, entropy)
                 if piece.learns:
-                    self.optimization.backward(-(gradient * log_probs).sum())  # the loss is the negated objective
+                    objective = (gradient * log_probs).sum()
+                    if self.config.entropy_coef > 0:
+                        objective = objective + minibatch.entropy_bonus(piece, entropy)
+                    self.optimization.backward(-objective)  # the loss is the negated objective
         if self._on_policy.policy != self.policy:
             self._on_policy = OnPolicyGradient(self.policy)
         return minibatch.measured(self.micro_batches, self._on_policy)
@@ -341,4 +344,4 @@ class Learner:
 
     def _learns_from(self, advantages: Tensor) -> bool:
         """Whether any response can have a gradient."""
-        return self.config.kl_coef > 0 or self.policy.learns_without_advantages or bool((advantages != 0).any())
+        return learns_without_advantages(self.config, self.policy) or bool((advantages != 0).any())

@@ -30,8 +30,9 @@ class ResponseLogProbs(nn.Module):
     once, here, and takes the plain path.
     """
 
-    def __init__(self, language_model: PreTrainedModel, temperature: float = 1.0) -> None:
+    def __init__(self, language_model: PreTrainedModel, temperature: float = 1.0, *, entropy_gradient: bool = False) -> None:
         super().__init__()
+        self.entropy_gradient = entropy_gradient
         self.language_model = language_model
         self.temperature = temperature
         self.chunked = head_gives_the_logits(language_model)
@@ -45,7 +46,8 @@ class ResponseLogProbs(nn.Module):
             inputs: R rows of S tokens, of which the model chose N.
 
         Returns:
-            Two float32 ``(N,)`` tensors in nats, row by row: log-probabilities, with gradient, and entropies, without.
+            Two float32 ``(N,)`` tensors in nats, row by row: log-probabilities, with gradient, and entropies, with one if
+            ``entropy_gradient`` asks for it.
         """
         given = {
             "input_ids": inputs.input_ids,
@@ -57,11 +59,14 @@ class ResponseLogProbs(nn.Module):
         if self.chunked:
             hidden = self.language_model.base_model(**given).last_hidden_state[inputs.predicts]
             head = self.language_model.get_output_embeddings()
-            return chunked_log_probs(hidden, targets, head, self.temperature)
-        return _log_probs_of_logits(self.language_model(**given).logits[inputs.predicts], targets, self.temperature)
+            return chunked_log_probs(hidden, targets, head, self.temperature, entropy_gradient=self.entropy_gradient)
+        logits = self.language_model(**given).logits[inputs.predicts]
+        return _log_probs_of_logits(logits, targets, self.temperature, self.entropy_gradient)
 
 
-def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Linear, temperature: float) -> tuple[Tensor, Tensor]:
+def chunked_log_probs(
+    hidden: Tensor, targets: Tensor, head: nn.Linear, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of ``targets``, with at most `LOGITS_PER_CHUNK` logits alive.
 
     Args:
@@ -69,6 +74,7 @@ def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Linear, temperat
         targets: ``(N,)`` token ids.
         head: maps ``(n, H)`` to ``(n, V)`` logits.
         temperature: logits are divided by it.
+        entropy_gradient: whether the entropies carry a gradient.
 
     Returns:
         float32 ``(N,)`` each.
@@ -76,7 +82,7 @@ def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Linear, temperat
     chunk = max(1, LOGITS_PER_CHUNK // head.out_features)
 
     def of_chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        return _log_probs_of_logits(head(states), ids, temperature)
+        return _log_probs_of_logits(head(states), ids, temperature, entropy_gradient)
 
     pairs = zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
     if torch.is_grad_enabled() and len(targets) > chunk:
@@ -86,9 +92,10 @@ def chunked_log_probs(hidden: Tensor, targets: Tensor, head: nn.Linear, temperat
     return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
-def _log_probs_of_logits(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _log_probs_of_logits(logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
     log_probs = (logits.float() / temperature).log_softmax(dim=-1)
-    entropy = -(log_probs.detach().exp() * log_probs.detach()).sum(dim=-1)
+    all_log_probs = log_probs if entropy_gradient else log_probs.detach()
+    entropy = -(all_log_probs.exp() * all_log_probs).sum(dim=-1)
     return log_probs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 

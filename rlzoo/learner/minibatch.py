@@ -38,6 +38,11 @@ class Measured:
     learns: bool  # whether there is anything to learn from
 
 
+def learns_without_advantages(config: LearnerConfig, policy: ClipPolicy) -> bool:
+    """Whether a response with advantage 0 can have a gradient: by the rule, by a KL in the loss or by an entropy bonus."""
+    return policy.learns_without_advantages or config.kl_coef > 0 or config.entropy_coef > 0
+
+
 class Minibatch:
     """Collects the rule's judgements of one minibatch."""
 
@@ -68,7 +73,7 @@ class Minibatch:
         self._gradient: Tensor | None = None  # (B, T) of a rule of scope "batch", which is judged before the first pass
 
     def _learning(self) -> Tensor:
-        if self.config.kl_coef > 0 or self.policy.learns_without_advantages:
+        if learns_without_advantages(self.config, self.policy):
             return torch.ones(len(self.rows), dtype=torch.bool)
         return (self.batch.advantages[self.rows] != 0).any(dim=1)
 
@@ -83,7 +88,7 @@ class Minibatch:
         gradient = self.gradient(whole, log_probs[self.rows], entropy[self.rows])
         self._gradient = torch.zeros(self.log_probs.shape, device=gradient.device)
         self._gradient[self.rows] = gradient
-        acting = gradient.any(dim=1).cpu()
+        acting = gradient.any(dim=1).cpu() | (self.config.entropy_coef > 0)
         return self.rows[acting] if acting.any() else self.rows[:1]  # a step without any backward pass has no gradient at all
 
     def gradient(self, piece: MicroBatch, log_probs: Tensor, entropy: Tensor) -> Tensor:
@@ -116,11 +121,19 @@ class Minibatch:
                 f"gave the metrics {sorted(names)} for some responses and {sorted(before)} for others; give the same for all",
             )
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
-        self._judged.append((rows, judged, entropy, kl))
+        self._judged.append((rows, judged, entropy.detach(), kl))
         self.log_probs[rows] = log_probs.detach().float().cpu()
         if self.entropy is not None:
             self.entropy[rows] = entropy.detach().float().cpu()
         return gradient
+
+    def entropy_bonus(self, piece: MicroBatch, entropy: Tensor) -> Tensor:
+        """What the entropy of a micro-batch, ``(R, T)``, adds to the objective: its weight times the reduced entropy."""
+        if piece.is_idle:
+            return 0.0 * entropy.sum()
+        mask = self.batch.response_mask[piece.rows].to(entropy.device)
+        reduced = reduce_objective(entropy, mask, self.policy.reduction, self.counts, self.max_length)
+        return self.config.entropy_coef * reduced
 
     def measured(self, micro_batches: MicroBatches, on_policy: OnPolicyGradient) -> Measured:
         """Measure what was judged, over all processes."""
@@ -158,7 +171,7 @@ class Minibatch:
             entropy=torch.cat(entropies),
             kl=None if kls[0] is None else torch.cat(kls),
         )
-        has_gradient = bool(judged.gradient.any()) or self.config.kl_coef > 0
+        has_gradient = bool(judged.gradient.any()) or self.config.kl_coef > 0 or self.config.entropy_coef > 0
         mask, metrics = judged.inputs.response_mask, judged.result.metrics
         sums = {name: float(ops.per_response(values.detach().float(), mask).sum()) for name, values in metrics.items()}
         return table, sums, float(judged.objective), has_gradient
@@ -171,7 +184,7 @@ class Minibatch:
         leaf = inputs.log_probs.detach().requires_grad_()
         ref_log_probs = self.batch.ref_log_probs[rows].to(leaf.device)
         with torch.enable_grad():
-            kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator)
+            kl = kl_estimate(leaf, ref_log_probs, self.config.kl_estimator, inputs.old_log_probs)
             total = reduce_objective(kl, inputs.response_mask, self.policy.reduction, self.counts, self.max_length)
             (kl_gradient,) = torch.autograd.grad(total, leaf)
         return gradient - self.config.kl_coef * kl_gradient, kl.detach()

@@ -1,5 +1,6 @@
 """What a step does not compute: old log-probs that its own pass gives, and backward passes of rows without a gradient."""
 
+import copy
 import dataclasses
 from typing import ClassVar
 
@@ -137,8 +138,13 @@ def test_a_kl_pulls_rows_without_an_advantage_too(model):
     assert (sum(seen[True]), sum(seen[False])) == (18, 0)
 
 
-# dK/dlog_probs of each estimator, in k = log_probs - ref_log_probs
-KL_SLOPES = {"k1": torch.ones_like, "k2": lambda k: k, "k3": lambda k: 1 - (-k).exp()}
+# dK/dlog_probs of each estimator, in k = log_probs - ref_log_probs and old = log_probs - old_log_probs
+KL_SLOPES = {
+    "k1": lambda k, old: torch.ones_like(k),
+    "k2": lambda k, old: k,
+    "k3": lambda k, old: 1 - (-k).exp(),
+    "unbiased_k3": lambda k, old: old.exp() * k,
+}
 
 
 @pytest.mark.parametrize("estimator", KL_SLOPES)
@@ -153,10 +159,38 @@ def test_the_gradient_of_the_kl_is_the_float64_one(model, name, estimator):
 
     mask, lengths = batch.response_mask, batch.lengths[:, None].double()
     per_token = 1 / (18 * lengths) if policy.reduction == "sequence_mean" else 1 / lengths.sum()
-    slope = KL_SLOPES[estimator](current_log_probs(model, batch) - reference)
+    current = current_log_probs(model, batch)
+    slope = KL_SLOPES[estimator](current - reference, current - old)
     kl = plain_gradient(model, batch, torch.where(mask, slope * per_token, 0.0).numpy())
     got, _ = step_gradient(model, policy, batch, kl_coef=0.5, kl_estimator=estimator, max_tokens_per_micro_batch=60)
     assert relative_error(got.double() - without.double(), -0.5 * kl) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["grpo", "fspo", "m2po"])
+def test_the_gradient_of_the_entropy_bonus_is_the_float64_one(model, name):
+    policy = load_zoo()[name]()
+    batch = off_policy_batch(model, policy)
+    without, _ = step_gradient(model, policy, batch)
+    got, _ = step_gradient(model, policy, batch, entropy_coef=0.5, max_tokens_per_micro_batch=60)
+
+    mask, lengths = batch.response_mask, batch.lengths[:, None].double()
+    per_token = 1 / (18 * lengths) if policy.reduction == "sequence_mean" else (1 / lengths.sum()).expand_as(lengths)
+    exact = copy.deepcopy(model).double()
+    for row, sequence in enumerate(batch.sequences):
+        log_probs = exact(input_ids=sequence[None]).logits[0].log_softmax(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)[int(batch.prompt_lengths[row]) - 1 : -1]
+        (entropy[mask[row][: len(entropy)]].sum() * per_token[row]).sum().backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in exact.parameters()])
+    assert relative_error(got.double() - without.double(), 0.5 * expected) < 1e-4
+
+
+def test_rows_without_an_advantage_have_an_entropy_bonus(model):
+    batch = off_policy_batch(model, load_zoo()["grpo"]())
+    idle = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
+    learner = make_learner(model, load_zoo()["grpo"](), entropy_coef=0.1, num_minibatches=1)
+    _, (update,) = take_updates(learner, idle)
+    assert not update.skipped
+    assert update.grad_norm > 0
 
 
 @pytest.mark.parametrize("name", ["grpo", "m2po"])
