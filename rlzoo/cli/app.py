@@ -14,6 +14,7 @@ from rlzoo.cli.compare import compare
 from rlzoo.cli.doctor import doctor
 from rlzoo.cli.evaluate import evaluate
 from rlzoo.cli.new import clips_new
+from rlzoo.cli.parts import advantages, corrections
 from rlzoo.cli.replay import replay
 from rlzoo.cli.sweep import sweep
 from rlzoo.cli.sync import sync
@@ -41,6 +42,8 @@ clips.command("show")(clips_show)
 clips.command("check")(clips_check)
 clips.command("new")(clips_new)
 app.add_typer(clips, name="clips")
+app.add_typer(advantages, name="advantages")
+app.add_typer(corrections, name="corrections")
 
 
 def _version(show: bool) -> None:

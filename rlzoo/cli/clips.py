@@ -15,6 +15,10 @@ from rlzoo.cli.options import AsJson, Plugins, loading
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pydantic import BaseModel
+
     from rlzoo.policy import ClipPolicy
     from rlzoo.zoo import Entry
 
@@ -58,14 +62,7 @@ def clips_show(
     console = Plain()
     console.print(Text.assemble((name, "bold"), f"  {zoo.entries[name].source}  {policy.paper}\n"))
     console.print(inspect.getdoc(policy) or "")
-    rows = table("<name", "<default", "<allowed", "<meaning", title="\nSettings (--set clip.NAME=VALUE)")
-    rows.columns[2].min_width = max((len(word) for field in fields for word in field["allowed"].split()), default=None)
-    required = required_fields(policy)
-    for field in fields:
-        default = "required" if field["name"] in required else json.dumps(field["default"])
-        cells = (field["name"], default, field["allowed"], field["description"])
-        rows.add_row(*map(Text, cells))  # plain text: brackets in a description are no markup
-    console.print(rows)
+    print_settings(console, fields, "--set clip.NAME=VALUE", required_fields(policy))
     for title, notes in (("Watch these metrics", policy.watch), ("Laws it opts out of", policy.exempt)):
         if notes:
             console.print(f"\n{title}", style="bold")
@@ -73,13 +70,22 @@ def clips_show(
             console.print(Padding(Text(f"{key}: {text}"), (0, 0, 0, 2)))
 
 
-def settings(policy: type[ClipPolicy]) -> list[dict[str, Any]]:
-    """A policy's fields with defaults, bounds and descriptions, from its JSON schema."""
-    from rlzoo.policy import required_fields
+def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, required: Collection[str]) -> None:
+    """Print what `settings` found as a table."""
+    rows = table("<name", "<default", "<allowed", "<meaning", title=f"\nSettings ({option})")
+    rows.columns[2].min_width = max((len(word) for field in fields for word in field["allowed"].split()), default=None)
+    for field in fields:
+        default = "required" if field["name"] in required else json.dumps(field["default"])
+        cells = (field["name"], default, field["allowed"], field["description"])
+        rows.add_row(*map(Text, cells))  # plain text: brackets in a description are no markup
+    console.print(rows)
 
-    required = required_fields(policy)
-    defaults = {name: field.get_default() for name, field in policy.model_fields.items()} if required else policy().model_dump()
-    properties = policy.model_json_schema()["properties"]
+
+def settings(kind: type[BaseModel]) -> list[dict[str, Any]]:
+    """The fields of a policy, an estimator or a correction with defaults, bounds and descriptions, from its JSON schema."""
+    required = [name for name, field in kind.model_fields.items() if field.is_required()]
+    defaults = {name: field.get_default() for name, field in kind.model_fields.items()} if required else kind().model_dump()
+    properties = kind.model_json_schema()["properties"]
     return [
         {
             "name": name,

@@ -1,8 +1,9 @@
-"""`rlzoo clips new`: writes a distribution with a clip policy in it, that installs, keeps the laws and trains as it is."""
+"""``new``: writes a distribution with a policy, an estimator or a correction in it, which installs and works as it is."""
 
 from __future__ import annotations
 
 import keyword
+from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,47 +17,89 @@ from rlzoo.cli.options import loading
 from rlzoo.errors import UserError
 
 LONGEST = 40  # characters of a name
-TAKEN = {*keyword.kwlist, "Annotated", "ClassVar", "Field", "Width", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult"}
+TAKEN = {
+    *keyword.kwlist, "Annotated", "ClassVar", "Field", "Width", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult",
+    "AdvantageEstimator", "AdvantageInputs", "Correction", "CorrectionInputs", "Tensor",
+}  # fmt: skip
 """Class names that the written module could not have beside what it imports."""
 
-FILES = {
-    "pyproject.toml.txt": "pyproject.toml",
-    "README.md.txt": "README.md",
-    "module.py.txt": "$module.py",
-    "tests/test_module.py.txt": "tests/test_$short.py",
-}
+Name = Annotated[str, typer.Argument(help="Name of what is new: lower-case words with hyphens.")]
+Folder = Annotated[Path, typer.Option(help="Folder to put rlzoo-NAME in.")]
 
 
-def clips_new(
-    name: Annotated[str, typer.Argument(help="Name of the new policy: lower-case words with hyphens.")],
-    folder: Annotated[Path, typer.Option(help="Folder to put rlzoo-NAME in.")] = Path(),
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is written for one kind of plugin."""
+
+    command: str  # of rlzoo, such as clips
+    what: str  # with its article
+    folder: str  # of the assets
+    option: str  # of `rlzoo train`, with $part for the name
+
+
+POLICY = Kind("clips", "a clip policy", "policy", "--clip $part")
+ADVANTAGE = Kind("advantages", "an advantage estimator", "advantage", "--clip grpo --set clip.advantage=$part")
+CORRECTION = Kind("corrections", "a mismatch correction", "correction", "--clip grpo --set correction=$part")
+
+
+def clips_new(name: Name, folder: Folder = Path()) -> None:
     """Write a distribution with a new policy: module, test, page and packaging, ready to change."""
+    write(POLICY, name, folder)
+
+
+def advantages_new(name: Name, folder: Folder = Path()) -> None:
+    """Write a distribution with a new advantage estimator: module, test, page and packaging, ready to change."""
+    write(ADVANTAGE, name, folder)
+
+
+def corrections_new(name: Name, folder: Folder = Path()) -> None:
+    """Write a distribution with a new correction: module, test, page and packaging, ready to change."""
+    write(CORRECTION, name, folder)
+
+
+def write(kind: Kind, name: str, folder: Path) -> None:
+    """Write a distribution into a folder of its own.
+
+    Raises:
+        UserError: the name is taken or cannot be one, or the folder cannot be written.
+    """
     with loading():
         from rlzoo.hookspecs import API_VERSION
         from rlzoo.zoo import NAME, load_zoo
     if not NAME.fullmatch(name):
         raise UserError(f"name {name!r}: lower-case words of letters and digits with hyphens between them, such as 'my-rule'")
     zoo = load_zoo()
-    if name in zoo:
-        raise UserError(f"name {name!r} is taken by {zoo.entries[name].source}; choose another")
+    shelf = {"clips": zoo, "advantages": zoo.advantages, "corrections": zoo.corrections}[kind.command]
     short, title = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
+    part = name if kind is POLICY else short
+    if part in shelf:
+        raise UserError(f"name {part!r} is taken by {shelf.entries[part].source}; choose another")
     if len(name) > LONGEST or title in TAKEN or find_spec(f"rlzoo_{short}"):
         raise UserError(f"name {name!r} cannot be used: too long, or Python or rlzoo has its module or class; choose another")
     words = {
         "name": name,
+        "part": part,
         "short": short,
         "module": f"rlzoo_{short}",
         "title": title,
+        "what": kind.what,
+        "command": kind.command,
+        "option": Template(kind.option).substitute(part=part),
         "version": ".".join(version("rlzoo").split(".")[:2]),
         "api": "{}.{}".format(*API_VERSION),
     }
     target = folder / f"rlzoo-{name}"
     if target.exists():
         raise UserError(f"{str(target)!r} exists already; choose another name or folder")
-    templates = resources.files("rlzoo") / "assets" / "new_policy"
+    files = {
+        "pyproject.toml.txt": "pyproject.toml",
+        "README.md.txt": "README.md",
+        f"{kind.folder}/module.py.txt": "$module.py",
+        f"{kind.folder}/test_module.py.txt": "tests/test_$short.py",
+    }
+    templates = resources.files("rlzoo") / "assets" / "new"
     try:
-        for source, pattern in FILES.items():
+        for source, pattern in files.items():
             path = target / Template(pattern).substitute(words)
             path.parent.mkdir(parents=True, exist_ok=True)
             text = templates.joinpath(*source.split("/")).read_text(encoding="utf-8")
@@ -64,7 +107,7 @@ def clips_new(
     except OSError as error:
         raise UserError(f"{str(target)!r} cannot be written: {error.strerror or error}") from error
     module = target / f"{words['module']}.py"
-    print(f"wrote {target}; the rule is in {module}")
-    print(f"  rlzoo clips check {module}")
-    print(f"  rlzoo train --plugin {module} --clip {name} --steps 2")
-    print(f"  pip install -e {target} && rlzoo train --clip {name} --steps 2")
+    print(f"wrote {target}; {'the rule' if kind is POLICY else kind.what} is in {module}")
+    print(f"  rlzoo {kind.command} check {module}")
+    print(f"  rlzoo train --plugin {module} {words['option']} --steps 2")
+    print(f"  pip install -e {target} && rlzoo train {words['option']} --steps 2")

@@ -1,0 +1,90 @@
+"""`rlzoo advantages` and `rlzoo corrections`: listed, shown, held to the laws, and written anew."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rlzoo.testing import ADVANTAGE_LAWS, CORRECTION_LAWS
+from tests.cli.test_new import QUICK, STYLE
+
+KINDS = {
+    "advantages": ("leave_one_out", ADVANTAGE_LAWS, "clip.advantage"),
+    "corrections": ("icepop", CORRECTION_LAWS, "correction"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_installed_is_listed_and_shown(rlzoo, kind):
+    name, _, key = KINDS[kind]
+    code, out, err = rlzoo(kind, "list", "--json")
+    assert (code, err) == (0, "")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert name in rows
+    assert all(row["what it does"].endswith((".", ":")) and row["paper"] for row in rows.values())
+    listed = rlzoo(kind, "list")[1]
+    assert all(row in listed for row in rows)
+    shown = rlzoo(kind, "show", name)[1]
+    assert "Formula:" in shown
+    settings = json.loads(rlzoo(kind, "show", name, "--json")[1])["settings"]
+    assert (f"--set {key}={name}" in shown) is bool(settings)
+    for setting in settings:
+        assert setting["name"] in shown
+
+
+def test_an_alias_is_shown_as_what_it_stands_for(rlzoo):
+    assert rlzoo("advantages", "show", "pass@8")[1].startswith("pass_at_k  ")
+    assert "pass_at_k  also pass@2, pass@4" in rlzoo("advantages", "list")[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_that_is_not_there_is_refused(refused, kind):
+    line = refused(kind, "show", "icepob" if kind == "corrections" else "group_mena")
+    assert line.startswith("unknown ")
+    assert "did you mean" in line
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_is_held_to_its_laws(rlzoo, kind):
+    name, laws, _ = KINDS[kind]
+    code, out, _ = rlzoo(kind, "check", name)
+    assert (code, out.count("pass")) == (0, len(laws))
+    (report,) = json.loads(rlzoo(kind, "check", name, "--json")[1])
+    assert [law["law"] for law in report["laws"]] == [law.name for law in laws]
+
+
+def test_a_part_that_breaks_a_law_is_named_with_what_was_seen(rlzoo, tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text(
+        "import torch\nfrom rlzoo import Correction, hookimpl\n"
+        "class Wrong(Correction):\n    'Wrong.'\n    name, paper = 'wrong', 'none'\n"
+        "    def weigh(self, inputs):\n        return torch.full((len(inputs.advantages), 1), 0.5)\n"
+        "@hookimpl\ndef rlzoo_corrections():\n    return [Wrong]\n"
+    )
+    code, out, _ = rlzoo("corrections", "check", file)
+    assert code == 1
+    assert "agreement_weighs_one" in out
+    assert "a response on which sampler and trainer agree weighs [0.5]" in out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_part_is_written_keeps_its_laws_and_trains(rlzoo, zygote, kind, tmp_path):
+    code, out, _ = rlzoo(kind, "new", "my-part", "--folder", tmp_path)
+    folder = tmp_path / "rlzoo-my-part"
+    module = folder / "rlzoo_my_part.py"
+    assert code == 0
+    assert f"rlzoo {kind} check {module}" in out
+    assert rlzoo(kind, "check", module)[0] == 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    for words in (("format", "--check"), ("check", "--extend-select", "I")):
+        subprocess.run([sys.executable, "-m", "ruff", *words, *STYLE], cwd=folder, check=True, capture_output=True)
+    key = KINDS[kind][2]
+    words = ["train", "--plugin", module, "--clip", "grpo", "--set", f"{key}=my_part", "--output", "run", *QUICK]
+    done = zygote.run(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "my_part" in (tmp_path / "run" / "config.yaml").read_text()
