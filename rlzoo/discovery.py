@@ -45,6 +45,16 @@ class Plugin:
         """What `RESTRICT` may call it."""
         return {_normal(self.name), self.distribution}
 
+    @property
+    def package(self) -> Path | None:
+        """The folder of the plugin's package, found without importing it; None for a plugin of one file."""
+        if self.file is not None:
+            return self.file.parent if self.file.name == "__init__.py" else None
+        if "." in self.module or self.asked_for:
+            return None  # to look for a module in a package imports the package
+        spec = importlib.util.find_spec(self.module)
+        return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+
     def __str__(self) -> str:
         return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} of {self.source}"
 
@@ -73,6 +83,27 @@ def allowed_names() -> set[str] | None:
     """The installed plugins and distributions that `RESTRICT` allows beside the bundled ones; None: all of them."""
     allowed = os.environ.get(RESTRICT)
     return None if allowed is None else {_normal(name) for name in allowed.split(",") if name.strip()}
+
+
+def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
+    """The configs of plugins that did not come with rlzoo: the files ``configs/FILE.yaml`` of their packages.
+
+    Args:
+        paths: plugins that the user named, beside the installed ones that `RESTRICT` allows.
+
+    Returns:
+        Their files by name, ``PLUGIN/FILE``.
+
+    Raises:
+        UserError: a path that holds no plugin.
+    """
+    allowed = allowed_names()
+    installed = (plugin for plugin in installed_plugins() if not plugin.bundled and (allowed is None or plugin.names & allowed))
+    found: dict[str, Path] = {}
+    for plugin in [*installed, *named_plugins(paths)]:
+        if package := plugin.package:
+            found |= {f"{plugin.name}/{file.stem}": file for file in sorted((package / "configs").glob("*.yaml"))}
+    return found
 
 
 def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:

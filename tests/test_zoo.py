@@ -332,3 +332,24 @@ def test_an_estimator_that_a_run_cannot_serve_is_refused():
     for name, missing in (("gigpo", "state_ids"), ("process", "token_rewards")):
         with pytest.raises(UserError, match=f"advantage {name!r} needs {missing}, which task 'arithmetic' does not give"):
             RunConfig.compose(clip="grpo", overrides=[f"clip.advantage={name}"])
+
+
+def test_a_plugin_may_ship_configs_by_name(tmp_path, monkeypatch):
+    package = tmp_path / "rlzoo_fast"
+    (package / "configs").mkdir(parents=True)
+    (package / "__init__.py").write_text(SOUND)
+    (package / "configs" / "short.yaml").write_text("clip: free\nsteps: 3\n")
+    config = RunConfig.compose(["rlzoo_fast/short"], plugins=[package])
+    assert (config.clip.name, config.steps) == ("free", 3)
+    info = tmp_path / "rlzoo_fast-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlzoo-fast\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[rlzoo]\nfast = rlzoo_fast\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    assert RunConfig.compose(["fast/short"]).steps == 3
+    with pytest.raises(UserError, match=r"no config 'fast/shorter' \(.*fast/short\); did you mean 'fast/short'"):
+        RunConfig.compose(["fast/shorter"])
+    monkeypatch.setenv("RLZOO_PLUGINS", "")
+    with pytest.raises(UserError, match=r"no config 'fast/short' "):
+        RunConfig.compose(["fast/short"])

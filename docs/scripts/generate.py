@@ -20,10 +20,12 @@ import grimp
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from rlzoo.advantages import AdvantageEstimator
 from rlzoo.cli.clips import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
-from rlzoo.zoo import load_zoo
+from rlzoo.corrections import Correction
+from rlzoo.zoo import Shelf, load_zoo
 
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "docs" / "images" / "map.svg"
@@ -49,6 +51,20 @@ def rules() -> str:
         link = f"[`{name}`](../plugins/{policy.__module__}/README.md)"
         rows.append(f"| {link} | {line} | {policy.scope} | {policy.paper.removeprefix('arXiv ')} |")
     return "\n".join(rows)
+
+
+def parts(shelf: Shelf[AdvantageEstimator] | Shelf[Correction]) -> str:
+    """A section for each estimator or correction: its docstring, and its settings."""
+    sections = []
+    for name, kind in shelf.items():
+        also = ", ".join(f"`{alias}`" for alias, (of, _) in shelf.aliases.items() if of == name)
+        sections.append(f"### {name}\n\n```text\n{inspect.getdoc(kind)}\n```\n")
+        if fields := settings(kind):
+            rows = [f"| `{each['name']}` | {each['default']} | {each['allowed']} | {each['description']} |" for each in fields]
+            sections.append("\n".join(["| setting | default | allowed | meaning |", "|---|---|---|---|", *rows, ""]))
+        if also:
+            sections.append(f"Other names, which set them: {also}.\n")
+    return "\n".join(sections).strip()
 
 
 def parameters(name: str) -> str:
@@ -170,6 +186,8 @@ def part(name: str) -> str:
         "command-line": command_line,
         "configuration": configuration,
         "structure": structure,
+        "advantages": lambda: parts(load_zoo().advantages),
+        "corrections": lambda: parts(load_zoo().corrections),
     }
     return plain[name]() if name in plain else ", ".join(f"`{config}`" for config in config_names())
 

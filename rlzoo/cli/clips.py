@@ -90,7 +90,7 @@ def settings(kind: type[BaseModel]) -> list[dict[str, Any]]:
         {
             "name": name,
             "default": None if name in required else defaults[name],
-            "allowed": _allowed(schema),
+            "allowed": "an estimator's name" if name == "advantage" and "enum" not in schema else _allowed(schema),
             "description": schema.get("description", ""),
         }
         for name, schema in properties.items()
@@ -105,6 +105,8 @@ def _allowed(schema: dict[str, Any]) -> str:
         if option.get("type") == "array":
             words.append(f"list, each {_allowed(option.get('items', {}))}")
             continue
+        if option.get("type") == "object":
+            continue  # settings with a name, in place of the name
         bounds = [f"{sign} {option[key]:g}" for key, sign in signs.items() if key in option]
         words.append(", ".join(option.get("enum", bounds)) or option.get("type", ""))
     return " or ".join(words)

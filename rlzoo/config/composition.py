@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from rlzoo.discovery import plugin_configs
 from rlzoo.errors import UserError, did_you_mean, shown
 from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_yaml
 from rlzoo.support.reading import SETTINGS, NotReadError, read_text
@@ -24,16 +25,23 @@ def config_names() -> list[str]:
     return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
 
 
-def read_config(config: str | Path) -> dict[str, Any]:
-    """A config file as a dict: a shipped one by name, or any file by path."""
-    shipped = [folder / f"{config}.yaml" for folder in config_folders()]
+def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[str, Any]:
+    """A config file as a dict: one of rlzoo or of a plugin by name, or any file by path.
+
+    Args:
+        config: its name or path.
+        plugins: plugin files and folders whose configs have names too, beside the installed ones.
+    """
     try:
+        shipped = [folder / f"{config}.yaml" for folder in config_folders()]
+        if not any(file.is_file() for file in [*shipped, Path(config)]):
+            shipped += [file for name, file in plugin_configs(plugins).items() if name == str(config)]
         path = next((file for file in shipped if file.is_file()), Path(config))
         text = read_text(path, SETTINGS)
     except NotReadError as error:
         raise UserError(f"config {str(path)!r} {error.strerror}") from error
     except (OSError, ValueError) as error:  # not there, not a text, or a name that no file can have
-        names = config_names()
+        names = [*config_names(), *plugin_configs(plugins)]
         hint = did_you_mean(str(config), names)
         raise UserError(f"no config {shown(str(config))} (a file, or one of: {', '.join(names)}){hint}") from error
     try:

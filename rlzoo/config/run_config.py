@@ -234,7 +234,7 @@ class RunConfig(Section):
         Raises:
             UserError: one line that says what was given, what is allowed, what to do.
         """
-        layers = [read_config(config) for config in configs]
+        layers = [read_config(config, plugins) for config in configs]
         if not any("model" in layer for layer in layers):
             layers.insert(0, read_config(DEFAULT_RUN))
         layers.append(parse_overrides(overrides))
