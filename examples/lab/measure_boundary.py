@@ -41,13 +41,13 @@ def shares(name: str) -> tuple[float, float, float]:
         run = Run(config, task)
         learner = run.learner
         batch = learner.score(collate(run.sample(1).groups))
-    rows = learner.minibatches(len(batch), 0)[1]
+    rows = learner.minibatches(batch, 0)[1]
     mask = batch.response_mask[rows]
     noise = 0.01 * torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
     leaf = (batch.old_log_probs[rows] + noise).requires_grad_()
-    inputs = batch.clip_inputs(rows, leaf)
-    counts = StepCounts.of(mask)
     limit = config.rollout.max_new_tokens
+    inputs = batch.clip_inputs(rows, leaf, needs=config.clip.needs, max_length=limit, progress=0.5)
+    counts = StepCounts.of(mask)
 
     def boundary() -> None:
         judgement(config.clip, inputs, counts, limit)
