@@ -1,0 +1,55 @@
+"""SAPO: a sigmoid gate on every token's ratio, in place of a hard clip."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from rlzoo import ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
+
+
+class SAPO(ClipPolicy):
+    """Lets the gradient of a token fade as its ratio leaves 1, faster where the advantage is negative.
+
+    Formula:
+        J = mean over responses of mean_t (4 / tau) sigmoid(tau (r_t - 1)) A
+        tau = tau_positive where A > 0, tau_negative where A <= 0
+
+    Where:
+        r_t = pi_t / pi_old_t, A = (R - mean) / std of the rewards R in the group. The weight of a token's gradient is
+        r_t sech^2(tau (r_t - 1) / 2), which is 1 at ratio 1.
+
+    Differences from GRPO:
+        The gradient fades and is never cut: nothing counts as clipped. It fades on both sides of 1, whatever the sign of the
+        advantage.
+
+    Reference:
+        Soft Adaptive Policy Optimization, arXiv 2511.20347; tau 1.0 and 1.05 as there.
+    """
+
+    name = "sapo"
+    paper = "arXiv 2511.20347"
+    scope = "token"
+    watch: ClassVar = {
+        "fairness/ess": "how many responses carry the gradient",
+        "ratio/log_ratio_max": "of a token: its weight is largest at a ratio of 2 and below 0.02 from 9 on",
+    }
+    exempt: ClassVar = {"clipped_means_no_gradient": "the gradient fades and is never cut"}
+
+    tau_positive: float = Field(1.0, gt=0, le=100, description="steepness of the gate where A > 0")
+    tau_negative: float = Field(1.05, gt=0, le=100, description="steepness of the gate where A < 0")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Gate each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
+        tau = torch.where(advantages > 0, self.tau_positive, self.tau_negative)
+        objective = advantages * 4 / tau * torch.sigmoid(tau * (ops.limited_exp(log_ratio) - 1))
+        return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [SAPO]
