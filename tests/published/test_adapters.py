@@ -11,7 +11,6 @@ import pytest
 import torch
 import verl_policy_loss
 from datasets import Dataset
-from rlzoo_sapo import SAPO
 from tensordict import TensorDict
 from trl import GRPOConfig, GRPOTrainer
 from trl_trainer import ClipPolicyTrainer, share_of_digits
@@ -142,7 +141,7 @@ def test_the_trl_trainer_takes_a_batch_rule_whose_step_is_one_micro_batch(tmp_pa
 
 def through_verl(policy, inputs, mode, weights=None, **info):
     """Loss, gradient and metrics of the adapter, called as verl calls it: float32, advantages per token."""
-    name = verl_policy_loss.register(policy.name, **policy.model_dump()) if policy.name in ZOO else "rlzoo-sapo"
+    name = verl_policy_loss.register(policy.name, **policy.model_dump())
     log_probs = inputs.log_probs.detach().clone().requires_grad_()
     loss, metrics = get_policy_loss_fn(name)(
         old_log_prob=inputs.old_log_probs, log_prob=log_probs, advantages=inputs.advantages.expand(log_probs.shape).clone(),
@@ -214,8 +213,9 @@ def test_the_verl_loss_refuses_what_it_would_get_wrong():
 
 
 def test_the_verl_loss_of_a_rule_from_outside_the_tree():
-    inputs = shared_inputs(SAPO())
-    loss = verl_policy_loss.policy_loss(SAPO())
+    outside = type("Outside", (ZOO["sapo"],), {"name": "outside", "__module__": __name__})()
+    inputs = shared_inputs(outside)
+    loss = verl_policy_loss.policy_loss(outside)
     log_probs = inputs.log_probs.detach().clone().requires_grad_()
     value, _ = loss(inputs.old_log_probs, log_probs, inputs.advantages.expand(log_probs.shape), inputs.response_mask,
                     "seq-mean-token-mean", config_of({}))  # fmt: skip
