@@ -95,6 +95,7 @@ def off_policy_batch(model, policy, num_responses=18, seed=1, *, holes=True):
         group_ids=torch.arange(num_responses) // 6,
         advantages=advantages,
         old_log_probs=old,
+        old_entropy=-old,
     )
 
 
