@@ -20,7 +20,7 @@ BY_ROW = [name for name, policy in ZOO.items() if policy.scope != "batch"]
 PENALISED = {name for name, policy in ZOO.items() if "zero_advantage_zero_gradient" in policy.exempt}
 WIDE = [name for name, policy in ZOO.items() if policy.width_fields() and name != "clip-cov"]  # its draw depends on the band
 # the size of A decides, not only its sign: covariance bounds, and penalties that A does not multiply
-SIZE_MATTERS = {"clip-cov", "kl-cov", "opmd"}
+SIZE_MATTERS = {"clip-cov", "dro", "kl-cov", "opmd"}
 PROPORTIONAL = [name for name, policy in ZOO.items() if name not in SIZE_MATTERS and "rewards" not in policy.needs]
 
 NOTHING = Batch(rows=((0, 1.0), (0, -1.0)))  # two responses without a token
