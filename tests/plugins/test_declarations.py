@@ -12,13 +12,8 @@ from rlzoo.reductions import StepCounts
 from rlzoo.testing.data import filled
 
 RULES = load_zoo()
-LEARN_WITHOUT_ADVANTAGES = {
-    "dro",
-    "gvpo",
-    "kl-cov",
-    "opmd",
-    "real",
-}  # written out: a rule that lost its declaration must fail here
+# written out: a rule that lost its declaration must fail here
+LEARN_WITHOUT_ADVANTAGES = {"dro", "gvpo", "kl-cov", "opmd", "real"}
 RATIO_TO_SAMPLER = {"cppo", "dppo-kl", "dppo-tv", "ipo"}
 NAMES = sorted(RULES.keys() | LEARN_WITHOUT_ADVANTAGES | RATIO_TO_SAMPLER)
 DENSE = {"kl-cov": {"fraction": 0.5}, "clip-cov": {"fraction": 0.5}}  # else too few tokens of a small batch are picked
