@@ -37,6 +37,7 @@ class DRO(ClipPolicy):
         "ratio/sigma_token": "times beta, the pull that A has to overcome",
     }
     exempt: ClassVar = {
+        "advantages_scale_the_gradient": "the penalty does not grow with the advantage",
         "zero_advantage_zero_gradient": "the penalty acts whatever the advantage",
         "clipped_means_no_gradient": "the gradient turns round and is never cut",
     }

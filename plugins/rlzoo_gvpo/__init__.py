@@ -40,6 +40,7 @@ class GVPO(ClipPolicy):
         "ratio/mu_token": "falls where the fit is reached by making all responses of a group unlikelier",
     }
     exempt: ClassVar = {
+        "advantages_scale_the_gradient": "rewards are read, not advantages",
         "zero_advantage_zero_gradient": "rewards are read, not advantages, and the fit pulls every response",
         "clipped_means_no_gradient": "the gradient turns round and is never cut",
     }
@@ -49,8 +50,8 @@ class GVPO(ClipPolicy):
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Fit each group; shapes as in `ClipInputs`, objective ``(B, 1)``."""
-        assert inputs.group_ids is not None, "named in needs"
-        assert inputs.rewards is not None, "named in needs"
+        assert inputs.group_ids is not None, "gvpo needs group_ids: fill ClipInputs.group_ids"
+        assert inputs.rewards is not None, "gvpo needs rewards: fill ClipInputs.rewards"
         total = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
         size = ops.group_sum(torch.ones_like(total), inputs.group_ids)
         pull = self.beta * (total - ops.group_mean(total, inputs.group_ids))

@@ -31,13 +31,14 @@ class IPO(ClipPolicy):
     """
 
     name = "ipo"
-    paper = "none"
+    paper = "github.com/PrimeIntellect-ai/prime-rl"
     scope = "token"
     ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose probability moved by more than eps; they learn nothing, even backwards",
         "ratio/log_ratio_max": "not bounded by this rule: a rare token may multiply its probability",
     }
+    exempt: ClassVar = {"only_cuts_outward": "a token is dropped wherever its probability moved, also against its advantage"}
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")

@@ -39,6 +39,7 @@ class REAL(ClipPolicy):
         "ratio/sigma_token": "in units of tau, how far responses are told apart; beyond 1 the weights have settled",
     }
     exempt: ClassVar = {
+        "advantages_scale_the_gradient": "rewards are read, not advantages",
         "zero_advantage_zero_gradient": "rewards are read, not advantages",
         "clipped_means_no_gradient": "weights fade and are never cut",
     }
@@ -49,8 +50,8 @@ class REAL(ClipPolicy):
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Classify each group; shapes as in `ClipInputs`, objective ``(B, 1)``, its prompt's J for every response."""
-        assert inputs.group_ids is not None, "named in needs"
-        assert inputs.rewards is not None, "named in needs"
+        assert inputs.group_ids is not None, "real needs group_ids: fill ClipInputs.group_ids"
+        assert inputs.rewards is not None, "real needs rewards: fill ClipInputs.rewards"
         score = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
         present = inputs.response_mask.any(dim=-1, keepdim=True)
         together = (inputs.group_ids == inputs.group_ids.T) & present.T

@@ -38,6 +38,7 @@ class REC(ClipPolicy):
         "clip/fraction": "the share of tokens that are masked; more for two-side than for one-side at the same clips",
         "ratio/sigma_token": "how far off policy the data is; only the mask corrects for it",
     }
+    exempt: ClassVar = {"only_cuts_outward": "`two-side` masks on both sides, and `ring` learns again further out"}
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")

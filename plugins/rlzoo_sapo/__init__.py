@@ -45,7 +45,9 @@ class SAPO(ClipPolicy):
         """Gate each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         tau = torch.where(advantages > 0, self.tau_positive, self.tau_negative)
-        objective = advantages * 4 / tau * torch.sigmoid(tau * (ops.limited_exp(log_ratio) - 1))
+        far = tau * (ops.limited_exp(log_ratio) - 1)
+        gate = torch.where(far > 0, 1 - torch.sigmoid(-far), torch.sigmoid(far))  # equal, but the second rounds to 1 above 17
+        objective = advantages * 4 / tau * gate
         return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))
 
 

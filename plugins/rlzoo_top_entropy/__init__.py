@@ -42,6 +42,7 @@ class TopEntropy(ClipPolicy):
     exempt: ClassVar = {
         "ratio_one_is_reinforce": "only the tokens of highest entropy have a gradient",
         "clipped_means_no_gradient": "a token of lower entropy has no gradient and does not count as clipped",
+        "clipped_means_held_back": "a token of lower entropy has no gradient and does not count as clipped",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
@@ -53,7 +54,7 @@ class TopEntropy(ClipPolicy):
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Clip the tokens at the top; shapes as in `ClipInputs`, objective ``(B, T)``."""
-        assert inputs.old_entropy is not None, "named in needs"
+        assert inputs.old_entropy is not None, "top-entropy needs old_entropy: fill ClipInputs.old_entropy"
         mask, number = inputs.response_mask, inputs.response_mask.sum().clamp(min=1)
         ordered = inputs.old_entropy.float().masked_fill(~mask, -torch.inf).flatten().sort(descending=True).values
         last = (self.top_share * number.double()).ceil().long() - 1
@@ -64,7 +65,7 @@ class TopEntropy(ClipPolicy):
         result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)
         objective = torch.where(top, result.objective * (number / top.sum().clamp(min=1)), 0.0)
         metrics = {"entropy_threshold": threshold.expand(len(mask), 1)}
-        return ClipResult(objective, result.log_ratio, result.clipped & top, band, metrics)
+        return ClipResult(objective, result.log_ratio, result.clipped & top, metrics=metrics)
 
 
 @hookimpl

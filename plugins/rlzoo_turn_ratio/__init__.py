@@ -45,7 +45,7 @@ class TurnRatio(ClipPolicy):
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Clip each turn's mean log-ratio; shapes as in `ClipInputs`, objective ``(B, T)``."""
-        assert inputs.turn_ids is not None, "named in needs"
+        assert inputs.turn_ids is not None, "turn-ratio needs turn_ids: fill ClipInputs.turn_ids"
         token = ops.log_ratio(inputs)
         log_ratio = ops.turn_mean(token.detach(), inputs.turn_ids) + token - token.detach()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)

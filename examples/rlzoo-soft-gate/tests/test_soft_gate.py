@@ -13,7 +13,7 @@ test_soft_gate_keeps_the_laws = parametrize_with_checks([SoftGate()])
 
 
 def test_gate_on_a_hand_worked_number():
-    # r = 2, A = 3, tau = 0.5: 3 * tanh(0.5) / 0.5 = 6 * 0.4621172 = 2.7727030
+    # r = 2, A = 4, tau = 1: 4 * arctan(1) = pi
     old = torch.tensor([[-1.0]])
-    inputs = ClipInputs(old + math.log(2), old, torch.tensor([[3.0]]), torch.tensor([[True]]))
-    assert SoftGate()(inputs).objective.item() == pytest.approx(2.7727030, rel=1e-5)
+    inputs = ClipInputs(old + math.log(2), old, torch.tensor([[4.0]]), torch.tensor([[True]]))
+    assert SoftGate()(inputs).objective.item() == pytest.approx(math.pi, rel=1e-5)
