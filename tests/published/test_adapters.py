@@ -26,6 +26,7 @@ from tests.published.test_verl_losses import MODES, config_of, theirs
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # transformers' own deprecations
 ZOO = load_zoo()
+TAKEN = [name for name, policy in ZOO.items() if policy.updated is ClipPolicy.updated and not policy.needs]
 
 
 def trainer_of(folder, policy=None, **settings):
@@ -125,6 +126,7 @@ def test_the_trl_trainer_counts_the_whole_step(tmp_path):
      (ZOO["grpo"](), {"loss_type": "grpo"}, "loss_type: "),
      (ZOO["m2po"](), {}, "m2po judges a whole step"),
      (ZOO["fspo-adaptive"](), {}, "fspo-adaptive adapts to the run"),
+     (ZOO["turn-ratio"](), {}, "turn-ratio needs turn_ids"),
      (ZOO["grpo"](), {"steps_per_generation": 1}, "multiple of gradient_accumulation_steps")],
     ids=str,
 )  # fmt: skip
@@ -152,7 +154,7 @@ def through_verl(policy, inputs, mode, weights=None, **info):
 
 
 @pytest.mark.parametrize("reduction", MODES)
-@pytest.mark.parametrize("name", [name for name in ZOO if ZOO[name].updated is ClipPolicy.updated and name != "clip-cov"])
+@pytest.mark.parametrize("name", [name for name in TAKEN if name != "clip-cov"])
 def test_the_verl_loss_equals_reduce_objective(name, reduction):
     if ZOO[name].scope == "sequence" and reduction == "token_mean":
         return  # refused, see below
@@ -210,6 +212,8 @@ def test_the_verl_loss_refuses_what_it_would_get_wrong():
         through_verl(ZOO["grpo"](), inputs, "token-mean", dp_size=2)
     with pytest.raises(ValueError, match="fspo-adaptive adapts to the run"):
         verl_policy_loss.register("fspo-adaptive")
+    with pytest.raises(ValueError, match="turn-ratio needs turn_ids"):
+        verl_policy_loss.register("turn-ratio")
 
 
 def test_the_verl_loss_of_a_rule_from_outside_the_tree():
