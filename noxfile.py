@@ -296,13 +296,13 @@ def outside_plugin(session: nox.Session) -> None:
     """Plugin distributions from outside the tree, one of them just written, beside an installed rlzoo: tested and trained."""
     bin_folder = installed(session)
     folder = Path(session.create_tmp()).resolve()
-    for leftover in ("run-sapo", "run-my-rule", "rlzoo-my-rule"):
+    for leftover in ("run-soft-gate", "run-my-rule", "rlzoo-my-rule"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
     with session.chdir(folder):
         session.run(str(bin_folder / "rlzoo"), "clips", "new", "my-rule", external=True, env=OFFLINE)
-        plugins = {"sapo": ROOT / "examples" / "rlzoo-sapo", "my-rule": folder / "rlzoo-my-rule"}
+        plugins = {"soft-gate": ROOT / "examples" / "rlzoo-soft-gate", "my-rule": folder / "rlzoo-my-rule"}
         install(session, bin_folder, *map(str, plugins.values()))
         named = [f"{name}={plugin}" for name, plugin in plugins.items()]
         session.run(str(bin_folder / "python"), str(ROOT / "tests" / "outside.py"), *named, external=True, env=OFFLINE)
-        uninstall = [str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-sapo", "rlzoo-my-rule"]
+        uninstall = [str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-soft-gate", "rlzoo-my-rule"]
         session.run(*uninstall, external=True)

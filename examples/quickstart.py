@@ -10,6 +10,7 @@ token has moved far enough. A real model's tokens are not independent: measure y
 import torch
 
 from rlzoo import ClipInputs, load_zoo
+from rlzoo.testing.data import filled
 
 LENGTHS = (16, 64, 256, 1024)  # tokens
 RESPONSES = 200  # of each length; half of them right (A = 1), half wrong (A = -1)
@@ -29,7 +30,7 @@ inputs = ClipInputs(
 print("share that each rule clips with its default settings, by the length of the response in tokens")
 print(f"{'rule':15}", *(f"{tokens:>6}" for tokens in LENGTHS))
 for name, policy in load_zoo().items():
-    clipped = policy()(inputs).clipped
+    clipped = policy()(filled(policy, inputs)).clipped  # with groups, turns and the like for the rules that need them
     clipped = clipped.expand_as(response_mask) & response_mask  # of a token rule a share of the response's tokens
     share = clipped.sum(-1) / length[:, 0]
     print(f"{name:15}", *(f"{part.mean():6.2f}" for part in share.split(RESPONSES)))

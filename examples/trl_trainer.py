@@ -35,8 +35,9 @@ class ClipPolicyTrainer(GRPOTrainer):
     processes. ``constant_length`` divides by ``max_completion_length``.
 
     Not supported, and refused: the other terms of TRL's loss (KL to a reference, entropy bonus, router loss) and its
-    correction for vLLM's log-probs; rules that adapt to the run; rules of scope "batch" unless a step is one micro-batch of one
-    process; generating more often than the optimizer steps, since a step's counts are then not known in time. Text only.
+    correction for vLLM's log-probs; rules that adapt to the run; rules with `needs`; rules of scope "batch"
+    unless a step is one micro-batch of one process; generating more often than the optimizer steps, since a step's counts are
+    then not known in time. Text only.
     """
 
     def __init__(self, policy: ClipPolicy, **kwargs: Any) -> None:
@@ -51,6 +52,8 @@ class ClipPolicyTrainer(GRPOTrainer):
             raise ValueError("router_aux_loss_coef must be 0 and vllm_importance_sampling_correction False")
         if type(policy).updated is not ClipPolicy.updated:
             raise ValueError(f"{policy.name} adapts to the run, which only rlzoo's own learner does")
+        if policy.needs:
+            raise ValueError(f"{policy.name} needs {', '.join(sorted(policy.needs))}, which only rlzoo's own learner gives")
         if args.steps_per_generation % args.gradient_accumulation_steps:
             raise ValueError("steps_per_generation must be a multiple of gradient_accumulation_steps")
         if policy.scope == "batch" and args.gradient_accumulation_steps * self.accelerator.num_processes > 1:

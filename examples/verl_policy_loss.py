@@ -40,11 +40,14 @@ def policy_loss(policy: ClipPolicy) -> PolicyLossFn:
     Ours: the objective; the fields of the policy replace clip_ratio, clip_ratio_low, clip_ratio_high and clip_ratio_c. Rules
     that look at the sampler's log-probs get ``old_log_prob``: verl hands over no others.
 
-    Not supported, and refused: rules that adapt to the run; rules of scope "batch" on less than a whole step; for rules with
-    one objective per response, advantages or weights that differ between its tokens, and the token modes of ``loss_agg_mode``.
+    Not supported, and refused: rules that adapt to the run; rules with `needs`; rules of scope "batch" on less than a whole
+    step; for rules with one objective per response, advantages or weights that differ between its tokens, and the token modes
+    of ``loss_agg_mode``.
     """
     if type(policy).updated is not ClipPolicy.updated:
         raise ValueError(f"{policy.name} adapts to the run, which only rlzoo's own learner does")
+    if policy.needs:
+        raise ValueError(f"{policy.name} needs {', '.join(sorted(policy.needs))}, which only rlzoo's own learner gives")
 
     def loss(
         old_log_prob: Tensor,

@@ -51,7 +51,7 @@ NEEDS = {
     "lab/measure_vllm.py": "vLLM",
     "lab/race.py": "hours",
     "replay_and_plot.ipynb": "Jupyter: nox -s examples",
-    "rlzoo-sapo/": "to be installed: nox -s outside_plugin",
+    "rlzoo-soft-gate/": "to be installed: nox -s outside_plugin",
     "trl_trainer.py": "TRL: nox -s published",
     "verl_policy_loss.py": "verl: nox -s published",
 }

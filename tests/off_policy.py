@@ -7,6 +7,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlzoo import ClipInputs, ops
 from rlzoo.learner.batch import ScoredBatch
+from rlzoo.testing.data import filled
 
 VOCABULARY, PAD = 97, 0
 
@@ -74,7 +75,7 @@ def off_policy_batch(model, policy, num_responses=18, seed=1, *, holes=True):
     for _ in range(60):
         spread = (low * high) ** 0.5
         old = torch.where(mask, current - spread * noise, 0.0)
-        fraction = clip_fraction(policy, ClipInputs(current, old, advantages, mask))
+        fraction = clip_fraction(policy, filled(policy, ClipInputs(current, old, advantages, mask)))
         if 0.2 <= fraction <= 0.3:
             break
         low, high = (spread, high) if fraction < 0.2 else (low, spread)
@@ -94,6 +95,7 @@ def off_policy_batch(model, policy, num_responses=18, seed=1, *, holes=True):
         group_ids=torch.arange(num_responses) // 6,
         advantages=advantages,
         old_log_probs=old,
+        old_entropy=-old,
     )
 
 

@@ -44,7 +44,7 @@ def test_clips_list_names_every_policy(rlzoo):
     _, out, _ = rlzoo("clips", "list", "--json")
     rows = json.loads(out)
     assert [row["name"] for row in rows] == list(load_zoo())
-    assert all(row["paper"].startswith("arXiv") and row["from"].startswith("rlzoo ") for row in rows)
+    assert all(row["paper"].startswith(("arXiv ", "github.com/")) and row["from"].startswith("rlzoo ") for row in rows)
     assert "fspo" in rlzoo("clips", "list")[1]
 
 

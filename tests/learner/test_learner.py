@@ -131,7 +131,7 @@ def test_gradient_does_not_depend_on_the_micro_batch_size(model, policy, max_tok
 
 def narrow(policy):
     """The policy, with a narrower band where it looks at probabilities, which are small in a model of random weights."""
-    return policy.scaled(0.1) if policy.name.startswith("dppo") else policy
+    return policy.scaled(0.1) if policy.ratio_to_sampler else policy
 
 
 @pytest.mark.parametrize("name", list(load_zoo()))

@@ -14,6 +14,7 @@ from rlzoo import ClipInputs, load_zoo
 from rlzoo.journal.tracking.rows import curves
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs, prompt_ids
+from rlzoo.testing.data import filled
 from tests.measured import table_of
 
 
@@ -71,10 +72,10 @@ def test_gradient_mass_and_weight_are_those_of_finite_differences(name):
     policy = load_zoo()[name]()
 
     def objective(log_probs):
-        inputs = ClipInputs(log_probs, old, advantages, mask, rollout_log_probs=old)
+        inputs = filled(policy, ClipInputs(log_probs, old, advantages, mask, rollout_log_probs=old))
         return policy(inputs).objective.double().sum()
 
-    inputs = ClipInputs(old + log_ratio, old, advantages, mask, rollout_log_probs=old)
+    inputs = filled(policy, ClipInputs(old + log_ratio, old, advantages, mask, rollout_log_probs=old))
     summed = policy.replace(reduction="sequence_mean_token_sum")
     table = table_of(summed, inputs, group=torch.zeros(size))
     step = 1e-3

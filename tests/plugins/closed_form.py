@@ -22,7 +22,8 @@ class ClosedForm:
 
 
 Rule = Callable[..., ClosedForm]
-"""``rule(log_probs, old_log_probs, rollout_log_probs, advantages, mask, **settings)``, float64 arrays; mask is bool (B, T)."""
+"""``rule(log_probs, old_log_probs, rollout_log_probs, advantages, mask, **needed, **settings)``, float64 arrays; mask is bool
+(B, T); ``needed`` are the arrays that the policy names in `needs`."""
 
 
 def inputs_for(policy, seed=0, widen=1.0, token_advantages=False):
@@ -52,7 +53,8 @@ def assert_equals_closed_form(name, rule: Rule, settings=None, *, seed=0, widen=
     settings = settings or {}
     policy = load_zoo()[name](**settings)
     inputs = inputs_for(policy, seed, widen, token_advantages)
-    expected = rule(*arrays_of(inputs), **settings)
+    needed = {name: getattr(inputs, name).numpy() for name in policy.needs}
+    expected = rule(*arrays_of(inputs), **needed, **settings)
     result, gradient = evaluate(policy, inputs)
     mask = inputs.response_mask.numpy()
     for got, wanted, what in (

@@ -9,10 +9,12 @@ from rlzoo import ClipInputs, UserError, load_zoo
 from rlzoo.config.run_config import RunConfig
 from rlzoo.learner.judge import judgement
 from rlzoo.reductions import StepCounts
+from rlzoo.testing.data import filled
 
 RULES = load_zoo()
-LEARN_WITHOUT_ADVANTAGES = {"kl-cov", "opmd"}  # written out: a rule that lost its declaration must fail here
-RATIO_TO_SAMPLER = {"dppo-kl", "dppo-tv"}
+# written out: a rule that lost its declaration must fail here
+LEARN_WITHOUT_ADVANTAGES = {"dro", "gvpo", "kl-cov", "opmd", "real"}
+RATIO_TO_SAMPLER = {"cppo", "dppo-kl", "dppo-tv", "ipo"}
 NAMES = sorted(RULES.keys() | LEARN_WITHOUT_ADVANTAGES | RATIO_TO_SAMPLER)
 DENSE = {"kl-cov": {"fraction": 0.5}, "clip-cov": {"fraction": 0.5}}  # else too few tokens of a small batch are picked
 
@@ -31,7 +33,7 @@ def off_policy_inputs():
 
 def gradient(name, inputs):
     policy = RULES[name](**DENSE.get(name, {}))
-    counts = StepCounts(len(inputs.response_mask), int(inputs.response_mask.sum()))
+    counts, inputs = StepCounts.of(inputs.response_mask), filled(policy, inputs)
     return judgement(policy, inputs, counts, 14).gradient
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlzoo import load_zoo
 from rlzoo.testing import evaluate
-from rlzoo.testing.data import map_tensors, visible
+from rlzoo.testing.data import filled, map_tensors, visible
 from tests.test_properties import BATCHES, EXTREME, LONGEST, POISONS, Batch
 
 ZOO = load_zoo()
@@ -20,14 +20,19 @@ BY_ROW = [name for name, policy in ZOO.items() if policy.scope != "batch"]
 PENALISED = {name for name, policy in ZOO.items() if "zero_advantage_zero_gradient" in policy.exempt}
 WIDE = [name for name, policy in ZOO.items() if policy.width_fields() and name != "clip-cov"]  # its draw depends on the band
 # the size of A decides, not only its sign: covariance bounds, and penalties that A does not multiply
-SIZE_MATTERS = {"clip-cov", "kl-cov", "opmd"}
-PROPORTIONAL = [name for name in ZOO if name not in SIZE_MATTERS]
+SIZE_MATTERS = {"clip-cov", "dro", "kl-cov", "opmd"}
+PROPORTIONAL = [name for name, policy in ZOO.items() if name not in SIZE_MATTERS and "rewards" not in policy.needs]
 
 NOTHING = Batch(rows=((0, 1.0), (0, -1.0)))  # two responses without a token
 ONE = Batch(rows=((1, 1e6),), push=1)
 
 policies = partial(pytest.mark.parametrize, "name")
 EVERY = policies(ZOO)
+
+
+def inputs_of(name, batch, *padding, **fill):
+    """A batch's tensors, with those that a rule needs."""
+    return filled(ZOO[name], batch.inputs(*padding, **fill))
 
 
 def chosen(values, inputs):
@@ -50,7 +55,7 @@ def assert_same(first, second, first_inputs, second_inputs):
 @example(batch=ONE)
 @example(batch=NOTHING)
 def test_shapes_and_types_are_those_of_the_contract(name, batch):
-    policy, inputs = ZOO[name](), batch.inputs()
+    policy, inputs = ZOO[name](), inputs_of(name, batch)
     result = policy(inputs)
     size, length = inputs.response_mask.shape
     either = {(size, 1), (size, length)}
@@ -68,7 +73,7 @@ def test_shapes_and_types_are_those_of_the_contract(name, batch):
 @example(batch=ONE, padding="right")
 @example(batch=NOTHING, padding="right")
 def test_value_and_gradient_are_finite(name, batch, padding):
-    inputs = batch.inputs(padding)
+    inputs = inputs_of(name, batch, padding)
     result, gradient = evaluate(ZOO[name](), inputs)
     assert visible(result.objective, inputs).isfinite().all()
     assert visible(result.log_ratio, inputs).isfinite().all()
@@ -81,7 +86,7 @@ def test_value_and_gradient_are_finite(name, batch, padding):
 @example(batch=EXTREME, poison=float("nan"), padding="left")
 @example(batch=NOTHING, poison=float("nan"), padding="right")
 def test_what_stands_in_the_padding_never_matters(name, batch, poison, padding):
-    policy, inputs, poisoned = ZOO[name](), batch.inputs(padding), batch.inputs(padding, fill=poison)
+    policy, inputs, poisoned = ZOO[name](), inputs_of(name, batch, padding), inputs_of(name, batch, padding, fill=poison)
     (expected, expected_gradient), (result, gradient) = evaluate(policy, inputs), evaluate(policy, poisoned)
     assert torch.equal(gradient, expected_gradient)
     assert (gradient[~inputs.response_mask] == 0).all()
@@ -94,7 +99,7 @@ def test_what_stands_in_the_padding_never_matters(name, batch, poison, padding):
 @given(batch=BATCHES, padding=st.sampled_from(["left", "scattered"]))
 @example(batch=EXTREME, padding="left")
 def test_where_the_padding_is_never_matters(name, batch, padding):
-    right, other = batch.inputs(), batch.inputs(padding)
+    right, other = inputs_of(name, batch), inputs_of(name, batch, padding)
     assert_same(evaluate(ZOO[name](), right), evaluate(ZOO[name](), other), right, other)
 
 
@@ -103,7 +108,7 @@ def test_where_the_padding_is_never_matters(name, batch, padding):
 @given(batch=BATCHES)
 @example(batch=EXTREME)
 def test_a_row_alone_is_the_row_in_its_batch(name, batch):
-    policy, inputs = ZOO[name](), batch.inputs()
+    policy, inputs = ZOO[name](), inputs_of(name, batch)
     whole, gradient = evaluate(policy, inputs)
     for row in range(len(batch.rows)):
         cut = slice(row, row + 1)
@@ -119,7 +124,7 @@ def test_a_row_alone_is_the_row_in_its_batch(name, batch):
 @given(batch=BATCHES, order=st.permutations([0, 1, 2, 3]))
 @example(batch=EXTREME, order=[3, 1, 0, 2])
 def test_rows_in_another_order_give_the_answer_in_that_order(name, batch, order):
-    policy, inputs = ZOO[name](), batch.inputs()
+    policy, inputs = ZOO[name](), inputs_of(name, batch)
     order = [row for row in order if row < len(batch.rows)]
     result, gradient = evaluate(policy, inputs)
     moved = map_tensors(inputs, lambda values: values[order])
@@ -133,7 +138,7 @@ def test_rows_in_another_order_give_the_answer_in_that_order(name, batch, order)
 def test_rules_of_the_covariance_take_equal_advantages_for_what_they_are(name):
     # A = 1e6 everywhere: A - mean A is 0, and so is every covariance, wherever the padding stands
     batch = Batch(rows=((258, 1e6), (559, 1e6), (561, 1e6)), push=-1)
-    right, other = batch.inputs(), batch.inputs("left")
+    right, other = inputs_of(name, batch), inputs_of(name, batch, "left")
     assert_same(evaluate(ZOO[name](), right), evaluate(ZOO[name](), other), right, other)
 
 
@@ -143,7 +148,7 @@ def test_rules_of_the_covariance_take_equal_advantages_for_what_they_are(name):
 @example(batch=EXTREME)
 @example(batch=Batch(rows=((LONGEST, 0.0), (3, 0.0)), push=-1))
 def test_zero_advantage_has_no_gradient_and_is_not_clipped(name, batch):
-    inputs = batch.inputs()
+    inputs = inputs_of(name, batch)
     result, gradient = evaluate(ZOO[name](), inputs)
     zero = inputs.advantages == 0
     assert not (result.clipped & zero).any()
@@ -156,7 +161,7 @@ def test_zero_advantage_has_no_gradient_and_is_not_clipped(name, batch):
 @example(batch=EXTREME, poison=float("nan"))
 def test_advantages_that_differ_by_token_keep_all_of_it(name, batch, poison):
     policy, batch = ZOO[name](), dataclasses.replace(batch, by_token=True)
-    inputs, other = batch.inputs(), batch.inputs("left", fill=poison)
+    inputs, other = inputs_of(name, batch), inputs_of(name, batch, "left", fill=poison)
     first, second = evaluate(policy, inputs), evaluate(policy, other)
     assert_same(first, second, inputs, other)
     result, gradient = first
@@ -171,7 +176,7 @@ def test_advantages_that_differ_by_token_keep_all_of_it(name, batch, poison):
 @given(batch=BATCHES, narrow=st.floats(0.01, 1.0), wide=st.floats(1.0, 100.0))
 @example(batch=EXTREME, narrow=0.5, wide=2.0)
 def test_a_wider_band_clips_nothing_that_a_narrower_one_does_not(name, batch, narrow, wide):
-    inputs = batch.inputs()
+    inputs = inputs_of(name, batch)
     fewer, more = (ZOO[name]().scaled(factor)(inputs).clipped for factor in (wide, narrow))
     assert not (fewer & ~more).any()
 
@@ -181,7 +186,7 @@ def test_a_wider_band_clips_nothing_that_a_narrower_one_does_not(name, batch, na
 @given(batch=BATCHES, factor=st.sampled_from([2.0**-10, 0.5, 2.0, 2.0**10]))
 @example(batch=EXTREME, factor=2.0)
 def test_a_multiple_of_the_advantage_gives_that_multiple_of_the_objective(name, batch, factor):
-    policy, inputs = ZOO[name](), batch.inputs()
+    policy, inputs = ZOO[name](), inputs_of(name, batch)
     result, gradient = evaluate(policy, inputs)
     scaled, scaled_gradient = evaluate(policy, dataclasses.replace(inputs, advantages=factor * inputs.advantages))
     assert torch.equal(scaled.clipped, result.clipped)

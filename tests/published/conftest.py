@@ -12,5 +12,4 @@ needs = {
 }
 collect_ignore = [file for file, names in needs.items() if not all(map(importlib.util.find_spec, names))]
 
-examples = Path(__file__).parents[2] / "examples"
-sys.path[:0] = [str(examples), str(examples / "rlzoo-sapo")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

@@ -11,7 +11,6 @@ import pytest
 import torch
 import verl_policy_loss
 from datasets import Dataset
-from rlzoo_sapo import SAPO
 from tensordict import TensorDict
 from trl import GRPOConfig, GRPOTrainer
 from trl_trainer import ClipPolicyTrainer, share_of_digits
@@ -27,6 +26,7 @@ from tests.published.test_verl_losses import MODES, config_of, theirs
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # transformers' own deprecations
 ZOO = load_zoo()
+TAKEN = [name for name, policy in ZOO.items() if policy.updated is ClipPolicy.updated and not policy.needs]
 
 
 def trainer_of(folder, policy=None, **settings):
@@ -126,6 +126,7 @@ def test_the_trl_trainer_counts_the_whole_step(tmp_path):
      (ZOO["grpo"](), {"loss_type": "grpo"}, "loss_type: "),
      (ZOO["m2po"](), {}, "m2po judges a whole step"),
      (ZOO["fspo-adaptive"](), {}, "fspo-adaptive adapts to the run"),
+     (ZOO["turn-ratio"](), {}, "turn-ratio needs turn_ids"),
      (ZOO["grpo"](), {"steps_per_generation": 1}, "multiple of gradient_accumulation_steps")],
     ids=str,
 )  # fmt: skip
@@ -142,7 +143,7 @@ def test_the_trl_trainer_takes_a_batch_rule_whose_step_is_one_micro_batch(tmp_pa
 
 def through_verl(policy, inputs, mode, weights=None, **info):
     """Loss, gradient and metrics of the adapter, called as verl calls it: float32, advantages per token."""
-    name = verl_policy_loss.register(policy.name, **policy.model_dump()) if policy.name in ZOO else "rlzoo-sapo"
+    name = verl_policy_loss.register(policy.name, **policy.model_dump())
     log_probs = inputs.log_probs.detach().clone().requires_grad_()
     loss, metrics = get_policy_loss_fn(name)(
         old_log_prob=inputs.old_log_probs, log_prob=log_probs, advantages=inputs.advantages.expand(log_probs.shape).clone(),
@@ -153,7 +154,7 @@ def through_verl(policy, inputs, mode, weights=None, **info):
 
 
 @pytest.mark.parametrize("reduction", MODES)
-@pytest.mark.parametrize("name", [name for name in ZOO if ZOO[name].updated is ClipPolicy.updated and name != "clip-cov"])
+@pytest.mark.parametrize("name", [name for name in TAKEN if name != "clip-cov"])
 def test_the_verl_loss_equals_reduce_objective(name, reduction):
     if ZOO[name].scope == "sequence" and reduction == "token_mean":
         return  # refused, see below
@@ -211,11 +212,14 @@ def test_the_verl_loss_refuses_what_it_would_get_wrong():
         through_verl(ZOO["grpo"](), inputs, "token-mean", dp_size=2)
     with pytest.raises(ValueError, match="fspo-adaptive adapts to the run"):
         verl_policy_loss.register("fspo-adaptive")
+    with pytest.raises(ValueError, match="turn-ratio needs turn_ids"):
+        verl_policy_loss.register("turn-ratio")
 
 
 def test_the_verl_loss_of_a_rule_from_outside_the_tree():
-    inputs = shared_inputs(SAPO())
-    loss = verl_policy_loss.policy_loss(SAPO())
+    outside = type("Outside", (ZOO["sapo"],), {"name": "outside", "__module__": __name__})()
+    inputs = shared_inputs(outside)
+    loss = verl_policy_loss.policy_loss(outside)
     log_probs = inputs.log_probs.detach().clone().requires_grad_()
     value, _ = loss(inputs.old_log_probs, log_probs, inputs.advantages.expand(log_probs.shape), inputs.response_mask,
                     "seq-mean-token-mean", config_of({}))  # fmt: skip

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from datasets import Dataset
-from rlzoo_sapo import SAPO
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
@@ -47,7 +46,7 @@ CASES = [
 
 
 def rule(name, settings):
-    return SAPO(**settings) if name == "sapo" else load_zoo()[name](**settings)
+    return load_zoo()[name](**settings)
 
 
 def trainer_of(folder, name="grpo", **settings):

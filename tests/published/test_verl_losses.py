@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from rlzoo_sapo import SAPO
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
@@ -54,7 +53,7 @@ NEVER_CUT = ("sapo", "gpg")
 
 
 def rule(name, settings):
-    return SAPO(**settings) if name == "sapo" else load_zoo()[name](**settings)
+    return load_zoo()[name](**settings)
 
 
 def config_of(settings, **global_batch_info):

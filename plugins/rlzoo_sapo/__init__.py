@@ -14,21 +14,28 @@ class SAPO(ClipPolicy):
     """Lets the gradient of a token fade as its ratio leaves 1, faster where the advantage is negative.
 
     Formula:
-        J = mean over responses of mean_t A (4 / tau) sigmoid(tau (r_t - 1)),   tau = tau_positive or tau_negative by A's sign
+        J = mean over responses of mean_t (4 / tau) sigmoid(tau (r_t - 1)) A
+        tau = tau_positive where A > 0, tau_negative where A <= 0
 
     Where:
-        r_t = pi_t / pi_old_t. At ratio 1 the gradient is A, as it is without a gate.
+        r_t = pi_t / pi_old_t, A = (R - mean) / std of the rewards R in the group. The weight of a token's gradient is
+        r_t sech^2(tau (r_t - 1) / 2), which is 1 at ratio 1.
 
     Differences from GRPO:
-        No token is ever cut off, so nothing counts as clipped.
+        The gradient fades and is never cut: nothing counts as clipped. It fades on both sides of 1, whatever the sign of the
+        advantage.
 
     Reference:
-        Soft Adaptive Policy Optimization, arXiv 2511.20347.
+        Soft Adaptive Policy Optimization, arXiv 2511.20347; tau 1.0 and 1.05 as there.
     """
 
     name = "sapo"
     paper = "arXiv 2511.20347"
     scope = "token"
+    watch: ClassVar = {
+        "fairness/ess": "how many responses carry the gradient",
+        "ratio/log_ratio_max": "of a token: its weight is largest at a ratio of 2 and below 0.02 from 9 on",
+    }
     exempt: ClassVar = {"clipped_means_no_gradient": "the gradient fades and is never cut"}
 
     tau_positive: float = Field(1.0, gt=0, le=100, description="steepness of the gate where A > 0")
@@ -36,11 +43,11 @@ class SAPO(ClipPolicy):
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Gate each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
-        log_ratio = ops.log_ratio(inputs)
-        advantages = inputs.advantages.detach().float()
-        ratio = log_ratio.clamp(-ops.LOG_RATIO_LIMIT, ops.LOG_RATIO_LIMIT).exp()
+        log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         tau = torch.where(advantages > 0, self.tau_positive, self.tau_negative)
-        objective = advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1))
+        far = tau * (ops.limited_exp(log_ratio) - 1)
+        gate = torch.where(far > 0, 1 - torch.sigmoid(-far), torch.sigmoid(far))  # equal, but the second rounds to 1 above 17
+        objective = advantages * 4 / tau * gate
         return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))
 
 

@@ -1,0 +1,65 @@
+"""CTPO: clips the cumulative ratio of a response's tokens so far, in a band that grows with the token's position."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
+
+
+class CTPO(ClipPolicy):
+    """Weighs each token by the product of the ratios up to it, clipped to a band that grows with the token's position.
+
+    Formula:
+        J = mean over responses of mean_t min(x_t A, clip(x_t, exp(-width_low t^power), exp(width_high t^power)) A)
+        x_t = sg[rho_t] pi_t / sg[pi_t],   log rho_t = sum_{k <= t} log(pi_k / pi_old_k)
+
+    Where:
+        t = 1, 2, ... counts the model's own tokens; sg[.] is a constant for the gradient. x_t has the value rho_t and the
+        gradient of token t alone. A = (R - mean) / std of the rewards R in the group.
+
+    Differences from GRPO:
+        The ratio of a token is that of the whole prefix, which is what the state and the token together call for. The band
+        widens with the spread of a sum of t token log-ratios: with `power` 1/2, as their standard deviation.
+
+    Reference:
+        Cumulative Token Policy Optimization, arXiv 2605.07331; widths 0.025 and 0.05 and power 0.5 as there. Its formula
+        prints rho_t as a function of the current policy; the prefix is constant here, as in the released code. The released
+        code also has a dual clip, exp(0.05 t^power) where A < 0 (`width_ceiling`), and takes the mean over all tokens.
+    """
+
+    name = "ctpo"
+    paper = "arXiv 2605.07331"
+    scope = "token"
+    watch: ClassVar = {
+        "clip/fraction_length_bin_<k>": "level where `power` is right: rising with length says larger",
+        "ratio/sigma_token": "a width of about this clips a third of the tokens, at every position",
+    }
+
+    width_low: Annotated[float, Width()] = Field(
+        0.025, gt=0, le=100, description="the cumulative log-ratio stays above -width_low t^power where A < 0"
+    )
+    width_high: Annotated[float, Width()] = Field(
+        0.05, gt=0, le=100, description="the cumulative log-ratio stays below width_high t^power where A > 0"
+    )
+    width_ceiling: Annotated[float | None, Width()] = Field(
+        None, gt=0, le=100, description="dual clip where A < 0: ceiling of the log-ratio per t^power; null for none"
+    )
+    power: float = Field(0.5, ge=0, le=2, description="power of the token's position with which the band grows")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Clip each prefix; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        log_ratio = ops.log_ratio(inputs)
+        prefix = ops.prefix_sum(log_ratio.detach(), inputs.response_mask)
+        growth = ops.positions(inputs.response_mask) ** self.power
+        ceiling = None if self.width_ceiling is None else self.width_ceiling * growth
+        band = ClipBand(-self.width_low * growth, self.width_high * growth, ceiling)
+        return ops.clipped_surrogate(prefix + log_ratio - log_ratio.detach(), inputs.advantages, band)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [CTPO]

@@ -1,0 +1,61 @@
+"""DRO: a quadratic penalty on every token's log-ratio, in place of a clip."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, hookimpl, ops
+
+
+class DRO(ClipPolicy):
+    """Follows the log-probability of every token times its advantage, held back by the square of its log-ratio.
+
+    Formula:
+        J = mean over the step's tokens of A log pi_t - (beta / 2) (log r_t)^2,   r_t = pi_t / pi_old_t
+
+    Where:
+        A = R - mean of the rewards R in the group. The gradient vanishes at log r_t = A / beta and turns round beyond it; a
+        token counts as clipped there.
+
+    Differences from GRPO:
+        No exponential and no clip: the penalty is the trust region, on every token. No division by std; mean over all
+        tokens.
+
+    Reference:
+        Direct Reward Optimisation, arXiv 2405.19107, by token as in verl's implementation, which leaves beta to the user;
+        0.05 is the example of Tinker's documentation. The paper learns a value function; the group's mean stands for it.
+    """
+
+    name = "dro"
+    paper = "arXiv 2405.19107"
+    scope = "token"
+    learns_without_advantages = True
+    watch: ClassVar = {
+        "clip/fraction": "the share of tokens that are pulled back",
+        "ratio/sigma_token": "times beta, the pull that A has to overcome",
+    }
+    exempt: ClassVar = {
+        "advantages_scale_the_gradient": "the penalty does not grow with the advantage",
+        "zero_advantage_zero_gradient": "the penalty acts whatever the advantage",
+        "clipped_means_no_gradient": "the gradient turns round and is never cut",
+    }
+
+    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
+    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    beta: float = Field(0.05, gt=0, le=1e6, description="weight of the penalty")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Penalise each token's log-ratio; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
+        pull = self.beta * log_ratio.detach()
+        reversed_ = ((advantages > 0) & (pull > advantages)) | ((advantages < 0) & (pull < advantages))
+        objective = advantages * ops.log_probs(inputs) - self.beta / 2 * log_ratio.square()
+        return ClipResult(objective, log_ratio.detach(), reversed_)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [DRO]

@@ -1,0 +1,88 @@
+"""FIPO: GRPO's clip, with each token weighed by how the policy has changed on the tokens after it."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
+
+
+class FIPO(ClipPolicy):
+    """Weighs each token's advantage by how much likelier the rest of the response has become, with GRPO's clip.
+
+    Formula:
+        J = mean over the step's tokens of min(r_t f_t A, clip(r_t, 1 - clip_low, 1 + clip_high) f_t A),   r_t = pi_t / pi_old_t
+        f_t = sg clip(exp F_t, 1 - weight_low, 1 + weight_high),   but 1 where A < 0 and r_t > safety
+        F_t = sum_{k >= t} 2^(-(k - t) / half_life) m_k log r_k,   m_k = 0 where A < 0 and r_k > dual_clip, else 1
+        With `dual_clip` c, where A < 0: max(that minimum, c f_t A)
+
+    Where:
+        t counts the model's own tokens; sg is a constant for the gradient; A = (R - mean) / std of the rewards R in the
+        group.
+
+    Differences from GRPO:
+        Credit within a response: tokens that lead to text which the policy now prefers get up to 1 + weight_high times the
+        advantage. A higher ceiling, as in DAPO; mean over all tokens. On the first update f is 1.
+
+    Reference:
+        Future-KL Influenced Policy Optimization, arXiv 2603.19835, equations 5 to 8, with the settings of its 32B model:
+        weights in [1, 1.2], half-life 32, clips 0.2 and 0.28, dual clip and safety 10. Equation 8 does not print the dual
+        clip; the text names it. The released code also sets m_k to 0 where A > 0, clips f to [0.8, 1] where the paper sets 1,
+        and leaves out responses with more than one token above the dual clip.
+    """
+
+    name = "fipo"
+    paper = "arXiv 2603.19835"
+    scope = "token"
+    watch: ClassVar = {
+        "response/length_mean": "the weights are meant to let responses grow",
+        "ratio/sigma_token": "times about the root of half_life, the spread of F; near 0 the rule is DAPO",
+    }
+
+    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
+    clip_high: Annotated[float, Width()] = Field(
+        0.28, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
+    )
+    dual_clip: float | None = Field(10.0, gt=1, le=1e6, description="largest ratio where A < 0, also in F; null for none")
+    weight_low: float = Field(0.0, ge=0, lt=1, description="a token's weight stays above 1 - weight_low")
+    weight_high: float = Field(0.2, ge=0, le=100, description="a token's weight stays below 1 + weight_high")
+    half_life: float = Field(32.0, gt=0, le=1e6, description="distance in tokens at which a later token counts half")
+    safety: float = Field(10.0, gt=1, le=1e6, description="a token with A < 0 and a larger ratio has weight 1")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Weigh and clip each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
+        judged = log_ratio.detach()
+        band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
+        left_out = (advantages < 0) & (judged > (torch.inf if band.ceiling is None else band.ceiling))
+        future = discounted_future(torch.where(left_out, 0.0, judged), inputs.response_mask, self.half_life)
+        weight = ops.limited_exp(future).clamp(1 - self.weight_low, 1 + self.weight_high)
+        runaway = (advantages < 0) & (ops.limited_exp(judged) > self.safety)
+        result = ops.clipped_surrogate(log_ratio, torch.where(runaway, 1.0, weight) * advantages, band)
+        return ClipResult(result.objective, result.log_ratio, result.clipped, band, {"future_weight": weight})
+
+
+def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -> Tensor:
+    """``sum_{k >= t} 2^(-(k - t) / half_life) values_k`` over a response's own tokens, ``(B, T)``; 0 where masked.
+
+    Sums windows of 1, 2, 4, ... tokens, so that nothing overflows however long the response is.
+    """
+    order = (~response_mask).long().argsort(dim=-1, stable=True)  # tokens to the front, in their order
+    summed = torch.where(response_mask, values, 0.0).gather(-1, order)
+    window = 1
+    while window < values.shape[-1]:
+        later = torch.nn.functional.pad(summed[:, window:], (0, window))
+        summed = summed + 2 ** (-window / half_life) * later
+        window *= 2
+    return torch.where(response_mask, torch.zeros_like(summed).scatter(-1, order, summed), 0.0)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [FIPO]

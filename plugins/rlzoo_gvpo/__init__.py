@@ -1,0 +1,67 @@
+"""GVPO: fits the differences between a group's summed log-ratios to the differences between its rewards."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
+
+
+class GVPO(ClipPolicy):
+    """Fits the log-ratios of a prompt's responses to their rewards: a square error of both, each less its group's mean.
+
+    Formula:
+        J = mean over prompts of -1 / (2 (G - 1)) sum_i [beta (S_i - mean_j S_j) - (R_i - mean_j R_j)]^2
+        S_i = sum_t log(pi_t / pi_old_t)
+
+    Where:
+        i and j run over the G responses to one prompt, R_i is the reward. A response counts as clipped where its log-ratio is
+        ahead of its reward, so that the gradient turns back.
+
+    Differences from GRPO:
+        No ratio is exponentiated and nothing is cut: the error is 0 where the policy is the one that maximises the reward
+        under a KL penalty of beta. Rewards are read as they are, without std.
+
+    Reference:
+        Group Variance Policy Optimization, arXiv 2504.19599; beta 0.1 as in the released code, which sums over the prompts
+        of a micro-batch where this is their mean.
+    """
+
+    name = "gvpo"
+    paper = "arXiv 2504.19599"
+    scope = "batch"
+    needs: ClassVar = frozenset({"group_ids", "rewards"})
+    learns_without_advantages = True
+    watch: ClassVar = {
+        "clip/fraction": "the share of responses that are pulled back: beta is large, or the update goes far",
+        "ratio/mu_token": "falls where the fit is reached by making all responses of a group unlikelier",
+    }
+    exempt: ClassVar = {
+        "advantages_scale_the_gradient": "rewards are read, not advantages",
+        "zero_advantage_zero_gradient": "rewards are read, not advantages, and the fit pulls every response",
+        "clipped_means_no_gradient": "the gradient turns round and is never cut",
+    }
+
+    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages; not in the formula")
+    beta: float = Field(0.1, gt=0, le=1e6, description="weight of the KL penalty whose optimum is fitted")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Fit each group; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        assert inputs.group_ids is not None, "gvpo needs group_ids: fill ClipInputs.group_ids"
+        assert inputs.rewards is not None, "gvpo needs rewards: fill ClipInputs.rewards"
+        total = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
+        size = ops.group_sum(torch.ones_like(total), inputs.group_ids)
+        pull = self.beta * (total - ops.group_mean(total, inputs.group_ids))
+        gap = inputs.rewards - ops.group_mean(inputs.rewards, inputs.group_ids)
+        objective = -(pull - gap).square() * size / (2 * (size - 1).clamp(min=1))  # times size: a mean over responses follows
+        ahead = (gap * pull.detach() > 0) & (pull.detach().abs() > gap.abs()) & (inputs.advantages != 0)
+        return ClipResult(objective, total.detach(), ahead)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [GVPO]

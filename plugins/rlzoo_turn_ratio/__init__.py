@@ -1,0 +1,58 @@
+"""A ratio for each turn of a conversation: the geometric mean of its tokens' ratios."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
+
+
+class TurnRatio(ClipPolicy):
+    """Clips the geometric mean of the token ratios of each turn, so that a turn is kept or clipped whole.
+
+    Formula:
+        J = mean over responses of mean_t min(x_t A, clip(x_t, 1 - clip_low, 1 + clip_high) A)
+        x_t = sg[exp(mean over the tokens k of t's turn of log(pi_k / pi_old_k))] pi_t / sg[pi_t]
+
+    Where:
+        A turn is what the model writes between two messages of an environment; sg[.] is a constant for the gradient, so that
+        each token follows its own advantage. A = (R - mean) / std of the rewards R in the group.
+
+    Differences from GRPO:
+        One ratio for all tokens of a turn. A response of one turn is judged as in GSPO, with a wider band.
+
+    Reference:
+        The ratio by segment of ROLL (github.com/alibaba/ROLL), with its clip of 0.2, and of Workflow-R1, arXiv 2602.01202,
+        which takes the mean over turns in place of tokens. 0.2 is as wide as the band of a single token, and a mean over n
+        tokens varies 1 / sqrt(n) as much: narrow it where nothing is clipped.
+    """
+
+    name = "turn-ratio"
+    paper = "arXiv 2602.01202"
+    scope = "token"
+    needs: ClassVar = frozenset({"turn_ids"})
+    watch: ClassVar = {
+        "clip/fraction": "the share of tokens in clipped turns; 0 for long turns says that the band is too wide",
+        "clip/fraction_length_bin_<k>": "falls with length, as the mean over more tokens varies less",
+    }
+
+    clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
+    clip_high: Annotated[float, Width()] = Field(
+        0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
+    )
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Clip each turn's mean log-ratio; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        assert inputs.turn_ids is not None, "turn-ratio needs turn_ids: fill ClipInputs.turn_ids"
+        token = ops.log_ratio(inputs)
+        log_ratio = ops.turn_mean(token.detach(), inputs.turn_ids) + token - token.detach()
+        band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+
+
+@hookimpl
+def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
+    """The policies of this plugin."""
+    return [TurnRatio]

@@ -1,0 +1,55 @@
+"""IPO against loops in float64: a token is dropped where its probability moved too far, whichever way."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlzoo import ClipInputs, load_zoo
+from rlzoo.testing import evaluate
+from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
+
+
+def ipo(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, eps=0.3):
+    objective = np.zeros(mask.shape)
+    clipped = np.zeros(mask.shape, dtype=bool)
+    for b, t in np.argwhere(mask):
+        advantage = advantages[b, 0] if advantages.shape[1] == 1 else advantages[b, t]
+        dropped = abs(math.exp(log_probs[b, t]) - math.exp(rollout_log_probs[b, t])) > eps
+        objective[b, t] = 0.0 if dropped else math.exp(log_probs[b, t] - rollout_log_probs[b, t]) * advantage
+        clipped[b, t] = dropped and advantage != 0
+    return ClosedForm(objective, objective, clipped)
+
+
+def tokens(before, now, advantages):
+    before, now = torch.tensor([before]).log(), torch.tensor([now]).log()
+    return ClipInputs(now, now, torch.tensor(advantages)[None], torch.ones_like(now, dtype=torch.bool), before)
+
+
+@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("settings", [{}, {"eps": 0.1}], ids=["defaults", "other"])
+def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
+    _, expected = assert_equals_closed_form("ipo", ipo, settings, seed=seed, token_advantages=token_advantages)
+    assert expected.clipped.any()
+
+
+def test_far_off_policy_equals_the_closed_form():
+    assert_equals_closed_form("ipo", ipo, seed=5, widen=6.0, rtol=2e-4)
+
+
+def test_hand_worked_tokens():
+    # .4 to .6 is .2: kept, ratio 1.5, A = 2. .4 to .8 is .4: dropped upwards and, with A < 0, also where it is pushed back.
+    # .001 to .1: kept with a ratio of 100. .8 to .4: dropped. A = 0: dropped, and no clip.
+    inputs = tokens([0.4, 0.4, 0.4, 0.001, 0.8, 0.8], [0.6, 0.8, 0.8, 0.1, 0.4, 0.4], [2.0, 2.0, -2.0, 1.0, 1.0, 0.0])
+    result, gradient = evaluate(load_zoo()["ipo"](), inputs)
+    assert result.objective[0].tolist() == pytest.approx([3.0, 0.0, 0.0, 100.0, 0.0, 0.0], rel=1e-4)
+    assert gradient[0].tolist() == pytest.approx([3.0, 0.0, 0.0, 100.0, 0.0, 0.0], rel=1e-4)
+    assert result.clipped.tolist() == [[False, True, True, False, True, False]]
+
+
+def test_only_the_sampler_s_probability_counts():
+    inputs = tokens([0.4], [0.8], [1.0])
+    assert load_zoo()["ipo"]()(inputs).clipped.all()
+    assert inputs.old_log_probs.equal(inputs.log_probs), "the old policy is where the current one is"

@@ -1,0 +1,102 @@
+"""REC against loops in float64: the plain policy gradient within a band of one side, two sides, or with a ring."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlzoo import ClipInputs, load_zoo
+from rlzoo.testing import check, evaluate
+from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form, inputs_for
+
+SETTINGS = [
+    {},
+    {"importance": True, "clip_low": 0.1},
+    {"side": "two-side"},
+    {"side": "two-side", "importance": True, "clip_high": 0.5},
+    {"side": "ring", "ring_low": 0.3, "ring_high": 0.4},
+    {"side": "ring", "importance": True, "ring_low": 0.4, "ring_high": 0.5},
+]
+
+
+def rec(
+    log_probs,
+    old_log_probs,
+    rollout_log_probs,
+    advantages,
+    mask,
+    *,
+    side="one-side",
+    importance=False,
+    clip_low=0.2,
+    clip_high=0.2,
+    ring_low=0.6,
+    ring_high=2.0,
+):
+    objective, derivative = np.zeros(mask.shape), np.zeros(mask.shape)
+    clipped = np.zeros(mask.shape, dtype=bool)
+    for b, t in np.argwhere(mask):
+        advantage = advantages[b, 0] if advantages.shape[1] == 1 else advantages[b, t]
+        if advantage == 0:
+            continue
+        ratio = math.exp(log_probs[b, t] - old_log_probs[b, t])
+        inside = 1 - clip_low <= ratio <= 1 + clip_high
+        if side == "one-side":
+            keep = ratio <= 1 + clip_high if advantage > 0 else ratio >= 1 - clip_low
+        elif side == "two-side":
+            keep = inside
+        else:
+            keep = inside or (ratio <= 1 - ring_low if advantage > 0 else ratio >= 1 + ring_high)
+        clipped[b, t] = not keep
+        derivative[b, t] = advantage * (ratio if importance else 1.0) if keep else 0.0
+        objective[b, t] = derivative[b, t] * log_probs[b, t]
+    return ClosedForm(objective, derivative, clipped)
+
+
+@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
+    _, expected = assert_equals_closed_form("rec", rec, settings, seed=seed, token_advantages=token_advantages)
+    assert expected.clipped.any()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_far_off_policy_equals_the_closed_form(settings):
+    assert_equals_closed_form("rec", rec, settings, seed=5, widen=6.0, rtol=2e-4)
+
+
+@pytest.mark.parametrize("settings", SETTINGS[1:], ids=str)
+def test_every_side_keeps_the_laws(settings):
+    assert [outcome.detail for outcome in check(load_zoo()["rec"](**settings)) if outcome.status == "fail"] == []
+
+
+@pytest.mark.parametrize(
+    ("side", "good", "bad"),
+    [
+        # ratios .3, .7, 1, 1.5, 4 with A = 2 and A = -3: what learns
+        ("one-side", [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]),
+        ("two-side", [0, 0, 1, 0, 0], [0, 0, 1, 0, 0]),
+        ("ring", [1, 0, 1, 0, 0], [0, 0, 1, 0, 1]),
+    ],
+)
+def test_hand_worked_tokens(side, good, bad):
+    ratios = torch.tensor([[0.3, 0.7, 1.0, 1.5, 4.0]]).repeat(2, 1)
+    old = torch.full_like(ratios, -2.0)
+    mask = torch.ones_like(ratios, dtype=torch.bool)
+    inputs = ClipInputs(old + ratios.log(), old, torch.tensor([[2.0], [-3.0]]), mask)
+    result, gradient = evaluate(load_zoo()["rec"](side=side), inputs)
+    assert gradient.tolist() == [[2.0 * keep for keep in good], [-3.0 * keep for keep in bad]]
+    assert result.clipped.tolist() == [[not keep for keep in good], [not keep for keep in bad]]
+    assert result.objective[0, 2].item() == pytest.approx(2 * -2.0)
+    _, weighted = evaluate(load_zoo()["rec"](side=side, importance=True), inputs)
+    torch.testing.assert_close(weighted, gradient * ratios)
+
+
+def test_one_side_with_importance_is_grpo_s_gradient():
+    policy = load_zoo()["rec"](importance=True)
+    inputs = inputs_for(policy, seed=2)
+    (ours, gradient), (theirs, expected) = evaluate(policy, inputs), evaluate(load_zoo()["grpo"](), inputs)
+    torch.testing.assert_close(gradient, expected)
+    assert torch.equal(ours.clipped, theirs.clipped)
