@@ -1,6 +1,6 @@
 """Writes the parts of the documentation that come from the code; with --check, only says which are out of date.
 
-A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, in README.md, a plugin's README.md or a page of docs.
+The pages of policies are listed in the site's navigation. A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, in README.md, a plugin's README.md or a page of docs.
 The map of the package is drawn from its imports.
 """
 
@@ -30,6 +30,7 @@ from rlzoo.zoo import Shelf, load_zoo
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "docs" / "images" / "map.svg"
 ROW_HEIGHT, BOX, GAP = 46, 132, 8  # of the picture, in pixels
+NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -174,6 +175,11 @@ def draw_map() -> str:
     return "\n".join([head, *shapes, "</svg>\n"])
 
 
+def pages_of_policies() -> list[str]:
+    """The site's pages of clip policies: one for each plugin folder with a page."""
+    return [folder.parent.name.removeprefix("rlzoo_").replace("_", "-") for folder in (ROOT / "plugins").glob("*/README.md")]
+
+
 def part(name: str) -> str:
     """The text of one generated part."""
     kind, _, argument = name.partition(" ")
@@ -203,6 +209,14 @@ def main() -> int:
             stale.append(str(page.relative_to(ROOT)))
             if "--check" not in sys.argv:
                 page.write_text(fresh, encoding="utf-8")
+    site = ROOT / "zensical.toml"
+    text = site.read_text(encoding="utf-8")
+    pages = "".join(f'      "policies/{name}.md",\n' for name in sorted(pages_of_policies()))
+    fresh = NAVIGATION.sub(lambda match: f"{match[1]}{pages}{match[2]}", text)
+    if fresh != text:
+        stale.append("zensical.toml")
+        if "--check" not in sys.argv:
+            site.write_text(fresh, encoding="utf-8")
     if not MAP.exists() or MAP.read_text(encoding="utf-8") != draw_map():
         stale.append(str(MAP.relative_to(ROOT)))
         if "--check" not in sys.argv:
