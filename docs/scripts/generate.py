@@ -1,6 +1,7 @@
 """Writes the parts of the documentation that come from the code; with --check, only says which are out of date.
 
-The pages of policies are listed in the site's navigation. A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, in README.md, a plugin's README.md or a page of docs.
+A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, in README.md, a plugin's README.md or a page of docs.
+The pages of policies in the site's navigation are those of the plugins' folders.
 The map of the package is drawn from its imports.
 """
 
