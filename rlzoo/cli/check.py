@@ -93,4 +93,5 @@ def _tensors(inputs: ClipInputs) -> dict[str, Any]:
     """Inputs as plain lists; those of the extreme law are long and are cut to `SHOWN`."""
     from rlzoo.testing.data import ALL_FIELDS
 
-    return {name: getattr(inputs, name)[:SHOWN, :SHOWN].tolist() for name in ALL_FIELDS}
+    given = {name: values for name in ALL_FIELDS if (values := getattr(inputs, name)) is not None}
+    return {name: values[:SHOWN, :SHOWN].tolist() for name, values in given.items()}

@@ -13,8 +13,11 @@ from rlzoo import ops
 from rlzoo.policy import ClipPolicy, ClipStats
 from rlzoo.types import ClipInputs, ClipResult
 
-TOKEN_FIELDS = ("log_probs", "old_log_probs", "rollout_log_probs")
-ALL_FIELDS = (*TOKEN_FIELDS, "advantages", "response_mask")
+TOKEN_FIELDS = ("log_probs", "old_log_probs", "rollout_log_probs", "old_entropy", "ref_log_probs")
+INTEGER_TOKEN_FIELDS = ("turn_ids", "token_ids")
+ROW_FIELDS = ("group_ids", "rewards", "finished")
+ALL_FIELDS = (*TOKEN_FIELDS, "advantages", "response_mask", *INTEGER_TOKEN_FIELDS, *ROW_FIELDS)
+GROUP, TURN = 6, 8  # responses to a prompt, tokens of a turn
 Change = Callable[[Tensor], Tensor]
 
 
@@ -34,7 +37,7 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
 
     def with_spread(spread: float) -> ClipInputs:
         rollout = old_log_probs + 0.001 * noise
-        return ClipInputs(old_log_probs + spread * noise, old_log_probs, advantages, mask, rollout)
+        return filled(policy, ClipInputs(old_log_probs + spread * noise, old_log_probs, advantages, mask, rollout))
 
     spread, low, high = 0.1, 1e-6, 8.0  # from the middle, for rules that look at signs alone and take any spread
     for _ in range(40):
@@ -65,7 +68,26 @@ def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
     shift = torch.tensor([50.0, 50.0, 50.0, -50.0, -50.0, -50.0])[:, None].expand(6, 4096)
     old = torch.full((6, 4096), -1.0)
     advantages = torch.tensor([1.0, 0.0, -1.0, 1.0, 0.0, -1.0])[:, None]
-    return ClipInputs(old + shift, old, advantages, torch.ones(6, 4096, dtype=torch.bool), old)
+    return filled(policy, ClipInputs(old + shift, old, advantages, torch.ones(6, 4096, dtype=torch.bool), old))
+
+
+def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInputs:
+    """The inputs with the fields that the policy needs: groups of 6 rows, turns of 8 tokens, reward 1 where A > 0, else 0."""
+    mask, row = inputs.response_mask, torch.arange(len(inputs.response_mask))[:, None]
+    place = mask.cumsum(dim=-1) - 1
+    tokens = torch.where(mask, inputs.old_log_probs, 0.0)
+    values: dict[str, Any] = {
+        "group_ids": row // GROUP,
+        "turn_ids": torch.where(mask, place // TURN, -1),
+        "old_entropy": -tokens,
+        "ref_log_probs": tokens,
+        "rewards": (inputs.advantages.sum(dim=-1, keepdim=True) > 0).float(),
+        "token_ids": torch.where(mask, place, 0),
+        "finished": row % 3 > 0,
+        "max_length": mask.shape[-1],
+        "progress": 0.5,
+    }
+    return dataclasses.replace(inputs, **{name: values[name] for name in policy.needs})
 
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
