@@ -17,7 +17,7 @@ from torch import Tensor
 from rlzoo import ops
 from rlzoo.policy import ClipPolicy
 from rlzoo.testing import data
-from rlzoo.testing.data import TOKEN_FIELDS, evaluate, left_padded, map_tensors, visible
+from rlzoo.testing.data import INTEGER_TOKEN_FIELDS, TOKEN_FIELDS, evaluate, left_padded, map_tensors, visible
 from rlzoo.types import ClipInputs
 
 Example = Callable[[ClipPolicy], ClipInputs]
@@ -98,7 +98,7 @@ def masked_positions_are_ignored(policy: ClipPolicy, inputs: ClipInputs) -> None
         result, gradient = evaluate(policy, spoiled)
         _assert_close(visible(result.objective, inputs), visible(expected.objective, inputs), f"{poison} in the padding")
         _assert_close(gradient, expected_gradient, f"gradient with {poison} in the padding")
-        left = map_tensors(spoiled, lambda values: left_padded(values, mask), TOKEN_FIELDS)
+        left = map_tensors(spoiled, lambda values: left_padded(values, mask), (*TOKEN_FIELDS, *INTEGER_TOKEN_FIELDS))
         result, gradient = evaluate(policy, dataclasses.replace(left, response_mask=left_padded(mask, mask)))
         _assert_close(gradient, left_padded(expected_gradient, mask), "gradient with the padding on the left")
 
@@ -180,16 +180,15 @@ def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
 @law(shrinks=False)
 def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """10. Traces in one graph with ``torch.compile(fullgraph=True, backend="aot_eager")``, to the same values."""
+    given = {name: values for name in data.ALL_FIELDS if (values := getattr(inputs, name)) is not None}
+    constants: dict[str, Any] = {name: getattr(inputs, name) for name in ("max_length", "progress")}
 
-    def objective(*tensors: Any) -> Tensor:
-        return policy(ClipInputs(*tensors)).objective
+    def objective(**tensors: Any) -> Tensor:
+        return policy(ClipInputs(**tensors, **constants)).objective
 
     torch.compiler.reset()  # what other policies left in its caches counts against this one
     traced: Any = torch.compile(objective, fullgraph=True, backend="aot_eager")
-    tensors: list[Any] = [
-        getattr(inputs, name) for name in ("log_probs", "old_log_probs", "advantages", "response_mask", TOKEN_FIELDS[2])
-    ]
-    _assert_close(traced(*tensors), objective(*tensors), "compiled objective")
+    _assert_close(traced(**given), objective(**given), "compiled objective")
 
 
 @law(shrinks=False)
