@@ -92,7 +92,7 @@ class Zoo(Mapping[str, type[ClipPolicy]]):
 
     def add(self, plugin: Plugin, policy: Any) -> None:
         """Take a policy in, unless something is wrong with it or its name is taken."""
-        if problem := _policy_problem(policy):
+        if problem := policy_problem(policy):
             self.refuse(plugin, f"returned {problem}", str(getattr(policy, "name", "")))
             return
         taken = self.entries.get(policy.name)
@@ -211,7 +211,7 @@ def _excluded(plugins: Sequence[Plugin]) -> str:
     return f"{RESTRICT} leaves out {names}; add what you trust to it"
 
 
-def _policy_problem(policy: Any) -> str | None:
+def policy_problem(policy: Any) -> str | None:
     """What is wrong with what a hook returned, or None."""
     if not (isinstance(policy, type) and issubclass(policy, ClipPolicy)) or isabstract(policy):
         return f"{policy!r}, which is no ClipPolicy class with a __call__"

@@ -37,6 +37,7 @@ class OPMD(ClipPolicy):
     }
     exempt: ClassVar = {
         "zero_advantage_zero_gradient": "the penalty acts whatever the advantage",
+        "advantages_scale_the_gradient": "the penalty does not grow with the advantages",
         "clipped_means_no_gradient": "the gradient turns round and is never cut",
     }
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlzoo.testing import Outcome
     from rlzoo.types import ClipInputs
 
-STYLES = {"pass": "green", "fail": "bold red", "opted out": "dim"}
+STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "opted out": "dim"}
 SHOWN = 8  # rows and tokens of a failing input that are printed
 
 

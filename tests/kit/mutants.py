@@ -38,6 +38,12 @@ def surrogate(log_ratio, inputs, width, advantages=None):
     return ops.clipped_surrogate(log_ratio, given, ClipBand(low=-edge, high=edge))
 
 
+def ppo(self, log_ratio, inputs, advantages=None):
+    """The clipped surrogate of `Token`, of another log-ratio or other advantages."""
+    band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+    return ops.clipped_surrogate(log_ratio, inputs.advantages if advantages is None else advantages, band)
+
+
 # padding, rows and shapes
 
 
@@ -50,7 +56,7 @@ def mean_over_the_width(self, inputs):
 @mutant(Root)
 def band_by_the_width(self, inputs):
     log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
-    return surrogate(log_ratio, inputs, 0.03 * inputs.log_probs.shape[-1] ** 0.5)
+    return surrogate(log_ratio, inputs, self.width * inputs.log_probs.shape[-1] ** 0.5)
 
 
 @mutant(Token)
@@ -62,8 +68,8 @@ def objective_by_the_width(self, inputs):
 @mutant(Token)
 def position_by_column(self, inputs):
     log_ratio = ops.log_ratio(inputs)
-    edge = 0.05 * torch.arange(1, log_ratio.shape[-1] + 1, device=log_ratio.device).float().sqrt()
-    return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+    root = torch.arange(1, log_ratio.shape[-1] + 1, device=log_ratio.device).float().sqrt()
+    return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-self.clip_low * root, high=self.clip_high * root))
 
 
 @mutant(Mean)
@@ -88,7 +94,7 @@ def first_token_alone(self, inputs):
 
 @mutant(Token)
 def baseline_of_the_batch(self, inputs):
-    return surrogate(ops.log_ratio(inputs), inputs, 0.2, inputs.advantages - inputs.advantages.mean())
+    return ppo(self, ops.log_ratio(inputs), inputs, inputs.advantages - inputs.advantages.mean())
 
 
 @mutant(Mean)
@@ -149,48 +155,48 @@ def reduced_to_a_scalar(self, inputs):
 
 @mutant(Token)
 def advantages_of_a_row_collapsed(self, inputs):
-    return surrogate(ops.log_ratio(inputs), inputs, 0.2, inputs.advantages[:, :1])
+    return ppo(self, ops.log_ratio(inputs), inputs, inputs.advantages[:, :1])
 
 
 @mutant(Token)
 def advantages_of_a_row_averaged(self, inputs):
     averaged = ops.per_response(inputs.advantages.expand_as(inputs.response_mask), inputs.response_mask)
-    return surrogate(ops.log_ratio(inputs), inputs, 0.2, averaged)
+    return ppo(self, ops.log_ratio(inputs), inputs, averaged)
 
 
 @mutant(Token)
 def band_by_the_sign_of_the_row(self, inputs):
     log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
     row = ops.per_response(advantages, inputs.response_mask)
-    edge = torch.tensor(0.2, device=log_ratio.device)
-    clamped, clipped = ops.clamp_by_advantage(log_ratio, row, ClipBand(-edge, edge))
+    band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+    clamped, clipped = ops.clamp_by_advantage(log_ratio, row, band)
     return ClipResult(clamped.exp() * advantages, log_ratio.detach(), clipped & (advantages != 0))
 
 
 @mutant(Token)
 def advantage_squared(self, inputs):
-    return surrogate(ops.log_ratio(inputs), inputs, 0.2, inputs.advantages * inputs.advantages.abs())
+    return ppo(self, ops.log_ratio(inputs), inputs, inputs.advantages * inputs.advantages.abs())
 
 
 @mutant(Token)
 def sign_of_the_advantage_alone(self, inputs):
-    return surrogate(ops.log_ratio(inputs), inputs, 0.2, inputs.advantages.sign())
+    return ppo(self, ops.log_ratio(inputs), inputs, inputs.advantages.sign())
 
 
 @mutant(Token)
 def sign_of_the_advantage_dropped(self, inputs):
-    return surrogate(ops.log_ratio(inputs), inputs, 0.2, inputs.advantages.abs())
+    return ppo(self, ops.log_ratio(inputs), inputs, inputs.advantages.abs())
 
 
 @mutant(Token)
 def negative_advantages_halved(self, inputs):
     halved = torch.where(inputs.advantages < 0, inputs.advantages / 2, inputs.advantages)
-    return surrogate(ops.log_ratio(inputs), inputs, 0.2, halved)
+    return ppo(self, ops.log_ratio(inputs), inputs, halved)
 
 
 @mutant(Token)
 def advantages_limited(self, inputs):
-    return surrogate(ops.log_ratio(inputs), inputs, 0.2, inputs.advantages.clamp(-1, 1))
+    return ppo(self, ops.log_ratio(inputs), inputs, inputs.advantages.clamp(-1, 1))
 
 
 @mutant(Shared)
@@ -219,14 +225,14 @@ def penalty_where_the_advantage_is_zero(self, inputs):
 @mutant(Token)
 def cuts_on_both_sides_whatever_the_sign(self, inputs):
     log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
-    clipped = (log_ratio.abs() > 0.2) & (advantages != 0)
-    return ClipResult(log_ratio.clamp(-0.2, 0.2).exp() * advantages, log_ratio.detach(), clipped)
+    clipped = (log_ratio.abs() > self.clip_high) & (advantages != 0)
+    return ClipResult(log_ratio.clamp(-self.clip_low, self.clip_high).exp() * advantages, log_ratio.detach(), clipped)
 
 
 @mutant(Token)
 def cuts_inward(self, inputs):
     log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
-    cut = ((advantages > 0) & (log_ratio < -0.2)) | ((advantages < 0) & (log_ratio > 0.2))
+    cut = ((advantages > 0) & (log_ratio < -self.clip_low)) | ((advantages < 0) & (log_ratio > self.clip_high))
     return ClipResult(torch.where(cut, 0.0, log_ratio.clamp(-20, 20).exp() * advantages), log_ratio.detach(), cut)
 
 
@@ -234,8 +240,8 @@ def cuts_inward(self, inputs):
 def maximum_for_minimum(self, inputs):
     moved = ops.log_ratio(inputs)
     ratio, advantages = moved.clamp(-20, 20).exp(), inputs.advantages.detach().float()
-    objective = torch.maximum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    clipped = ((advantages > 0) & (ratio > 1.2)) | ((advantages < 0) & (ratio < 0.8))
+    objective = torch.maximum(ratio * advantages, ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages)
+    clipped = ((advantages > 0) & (ratio > 1 + self.clip_high)) | ((advantages < 0) & (ratio < 1 - self.clip_low))
     return ClipResult(objective, moved.detach(), clipped)
 
 
@@ -243,16 +249,15 @@ def maximum_for_minimum(self, inputs):
 def maximum_for_minimum_and_reported(self, inputs):
     moved = ops.log_ratio(inputs)
     ratio, advantages = moved.clamp(-20, 20).exp(), inputs.advantages.detach().float()
-    objective = torch.maximum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    clipped = ((advantages > 0) & (ratio < 0.8)) | ((advantages < 0) & (ratio > 1.2))
+    objective = torch.maximum(ratio * advantages, ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages)
+    clipped = ((advantages > 0) & (ratio < 1 - self.clip_low)) | ((advantages < 0) & (ratio > 1 + self.clip_high))
     return ClipResult(objective, moved.detach(), clipped)
 
 
 @mutant(Token)
 def negative_side_cut_above(self, inputs):
     log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
-    cut = (advantages != 0) & (log_ratio > 0)
-    cut = cut & ((advantages < 0) | (log_ratio > 0.2))
+    cut = ((advantages > 0) & (log_ratio > self.clip_high)) | ((advantages < 0) & ((log_ratio > 0) | (log_ratio < -self.clip_low)))
     return ClipResult(torch.where(cut, 0.0, log_ratio.clamp(-20, 20).exp() * advantages), log_ratio.detach(), cut)
 
 
@@ -266,7 +271,7 @@ def edge_with_the_wrong_sign(self, inputs):
 @mutant(Token)
 def lets_go_again_far_out(self, inputs):
     log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
-    cut = ((advantages > 0) & (log_ratio > 0.1) & (log_ratio < 0.5)) | ((advantages < 0) & (log_ratio < -0.1))
+    cut = ((advantages > 0) & (log_ratio > self.clip_high) & (log_ratio < 3 * self.clip_high)) | ((advantages < 0) & (log_ratio < -self.clip_low))
     return ClipResult(torch.where(cut, 0.0, log_ratio.clamp(-20, 20).exp() * advantages), log_ratio.detach(), cut)
 
 
@@ -304,13 +309,13 @@ def floor_holds_nothing(self, inputs):
 @mutant(Token)
 def everything_is_clipped_at_ratio_one(self, inputs):
     log_ratio = ops.log_ratio(inputs) + 0.3
-    return surrogate(log_ratio, inputs, 0.2)
+    return ppo(self, log_ratio, inputs)
 
 
 @mutant(DualClip)
 def dual_clip_not_reported(self, inputs):
     log_ratio = ops.log_ratio(inputs)
-    band = ops.ratio_band(0.2, 0.2, 1.2, like=log_ratio)
+    band = ops.ratio_band(self.clip_low, self.clip_high, 1.2, like=log_ratio)
     result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)
     return dataclasses.replace(result, clipped=result.clipped & ~((inputs.advantages < 0) & (log_ratio > 0)))
 
@@ -457,8 +462,8 @@ def gradient_alone_is_random(self, inputs):
 
 @mutant(Token)
 def remembers_the_last_call(self, inputs, seen={}):  # noqa: B006
-    width = seen.get("width", 0.2)
-    seen["width"] = float(inputs.old_log_probs.mean().abs())
+    width = seen.get("width", self.clip_high)
+    seen["width"] = self.clip_high * float(inputs.log_probs.mean().abs())
     return surrogate(ops.log_ratio(inputs), inputs, width)
 
 
@@ -466,7 +471,7 @@ def remembers_the_last_call(self, inputs, seen={}):  # noqa: B006
 def gradient_into_the_old_log_probs(self, inputs):
     mask = inputs.response_mask
     log_ratio = torch.where(mask, inputs.log_probs.float(), 0.0) - torch.where(mask, inputs.old_log_probs.float(), 0.0)
-    return surrogate(log_ratio, inputs, 0.2)
+    return ppo(self, log_ratio, inputs)
 
 
 @mutant(Token)
@@ -482,8 +487,8 @@ def nothing_to_learn_from(self, inputs):
 def exp_before_the_clamp(self, inputs):
     moved = ops.log_ratio(inputs)
     ratio, advantages = moved.exp(), inputs.advantages.detach().float()
-    objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    clipped = ((advantages > 0) & (ratio > 1.2)) | ((advantages < 0) & (ratio < 0.8))
+    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages)
+    clipped = ((advantages > 0) & (ratio > 1 + self.clip_high)) | ((advantages < 0) & (ratio < 1 - self.clip_low))
     return ClipResult(objective, moved.detach(), clipped)
 
 
@@ -491,33 +496,33 @@ def exp_before_the_clamp(self, inputs):
 def weight_before_the_cap(self, inputs):
     log_ratio = ops.log_ratio(inputs).detach()
     ratio = log_ratio.exp()
-    objective = ratio.clamp(max=1.3) * inputs.advantages.detach().float() * ops.log_probs(inputs)
+    objective = ratio.clamp(max=self.cap) * inputs.advantages.detach().float() * ops.log_probs(inputs)
     weight = ratio / ratio  # of a ratio that has overflowed
-    return ClipResult(objective * weight, log_ratio, (inputs.advantages > 0) & (ratio > 1.3))
+    return ClipResult(objective * weight, log_ratio, (inputs.advantages > 0) & (ratio > self.cap))
 
 
 @mutant(Token)
 def in_float64(self, inputs):
     log_ratio = ops.log_ratio(inputs).double()
-    result = surrogate(log_ratio, inputs, 0.2)
+    result = ppo(self, log_ratio, inputs)
     return dataclasses.replace(result, objective=result.objective.float(), log_ratio=result.log_ratio.float())
 
 
 @mutant(Token)
 def answers_in_float64(self, inputs):
-    return surrogate(ops.log_ratio(inputs).double(), inputs, 0.2, inputs.advantages.double())
+    return ppo(self, ops.log_ratio(inputs).double(), inputs, inputs.advantages.double())
 
 
 @mutant(Token)
 def in_bfloat16(self, inputs):
-    result = surrogate(ops.log_ratio(inputs).bfloat16(), inputs, 0.2)
+    result = ppo(self, ops.log_ratio(inputs).bfloat16(), inputs)
     return dataclasses.replace(result, objective=result.objective.float(), log_ratio=result.log_ratio.float())
 
 
 @mutant(Token)
 def subtracts_before_the_cast(self, inputs):
     moved = torch.where(inputs.response_mask, inputs.log_probs - inputs.old_log_probs.detach(), 0.0)
-    return surrogate(moved.float(), inputs, 0.2)
+    return ppo(self, moved.float(), inputs)
 
 
 @mutant(Token)
@@ -681,6 +686,6 @@ class BandsReadTheWord(Kind):
     def __call__(self, inputs):
         sign = -1 if self.measure == "interval" else 1
         log_ratio = ops.log_ratio(inputs)
-        edge = torch.tensor(0.2, device=log_ratio.device)
-        clamped, clipped = ops.clamp_by_advantage(log_ratio, sign * inputs.advantages, ClipBand(-edge, edge))
+        band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+        clamped, clipped = ops.clamp_by_advantage(log_ratio, sign * inputs.advantages, band)
         return ClipResult(clamped.exp() * inputs.advantages.float(), log_ratio.detach(), clipped)
