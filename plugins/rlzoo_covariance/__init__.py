@@ -39,7 +39,6 @@ class ClipCov(ClipPolicy):
     }
     exempt: ClassVar = {
         "ratio_one_is_reinforce": "tokens are dropped at ratio 1 too",
-        "advantages_scale_the_gradient": "which tokens are dropped depends on the size of the advantages",
         "compiles": "how many tokens are drawn depends on the data",
     }
 
@@ -97,7 +96,6 @@ class KLCov(ClipPolicy):
     }
     exempt: ClassVar = {
         "zero_advantage_zero_gradient": "a penalised token is pulled back whatever its advantage",
-        "advantages_scale_the_gradient": "the penalty does not grow with the advantages",
         "clipped_means_no_gradient": "a penalised token is pulled back, not cut",
     }
 

@@ -37,7 +37,6 @@ class OPMD(ClipPolicy):
     }
     exempt: ClassVar = {
         "zero_advantage_zero_gradient": "the penalty acts whatever the advantage",
-        "advantages_scale_the_gradient": "the penalty does not grow with the advantages",
         "clipped_means_no_gradient": "the gradient turns round and is never cut",
     }
 

@@ -85,7 +85,8 @@ def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> Cli
             while start < inputs.log_probs.shape[dimension] and trials < MAX_TRIALS:
                 trials += 1
                 smaller = _without(inputs, dimension, range(start, start + chunk))
-                if smaller.response_mask.numel() and smaller.response_mask.any(dim=-1).all() and still_fails(smaller):  # a response without a token shows nothing
+                has_tokens = smaller.response_mask.numel() and smaller.response_mask.any(dim=-1).all()
+                if has_tokens and still_fails(smaller):  # a response without a token shows nothing
                     inputs = smaller
                 else:
                     start += chunk

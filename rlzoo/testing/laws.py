@@ -126,8 +126,10 @@ def _unbounded(annotation: Any) -> bool:
     if origin is typing.Annotated:
         marks = [mark for part in parts[1:] for mark in (part.metadata if hasattr(part, "metadata") else [part])]
         return not any(isinstance(mark, BOUNDS) for mark in marks) and _unbounded(parts[0])
-    return origin is not Literal and isinstance(origin, type | type(typing.Union) | types.UnionType) and any(
-        map(_unbounded, parts)
+    return (
+        origin is not Literal
+        and isinstance(origin, type | type(typing.Union) | types.UnionType)
+        and any(map(_unbounded, parts))
     )
 
 
@@ -245,7 +247,7 @@ class _Devices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         devices = {tensor.device.type for tensor in _all_tensors((args, kwargs or {})) if tensor.dim()}
         is_mixed = len(devices) > 1 and func not in self.FREE
-        if self.mixed is None and (is_mixed or func in (Tensor.numpy, Tensor.__array__) and devices == {"meta"}):
+        if self.mixed is None and (is_mixed or (func in (Tensor.numpy, Tensor.__array__) and devices == {"meta"})):
             self.mixed = getattr(func, "__name__", str(func))
         try:
             return func(*args, **(kwargs or {}))
@@ -296,16 +298,17 @@ def rollout_log_probs_are_optional(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law(example=data.on_policy_inputs)
 def ratio_is_to_the_old_model(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """8. Unless `ratio_to_sampler` is set, rollout_log_probs change neither the log_ratio nor the gradient at ratio 1."""
+    """8. Unless `ratio_to_sampler` is set, rollout_log_probs change nothing at ratio 1; otherwise it warns."""
     if policy.ratio_to_sampler:
         return
     noise = torch.linspace(-0.02, 0.03, inputs.log_probs.numel()).view_as(inputs.log_probs)
     expected, expected_gradient = evaluate(policy, inputs)
-    other = dataclasses.replace(inputs, rollout_log_probs=inputs.old_log_probs + noise)
-    result, gradient = evaluate(policy, other)
-    what = "at ratio 1 depends on rollout_log_probs; set ratio_to_sampler"
-    _assert_close(visible(result.log_ratio, inputs), visible(expected.log_ratio, inputs), f"the log_ratio {what}")
-    _assert_close(gradient, expected_gradient, f"the gradient {what}")
+    result, gradient = evaluate(policy, dataclasses.replace(inputs, rollout_log_probs=inputs.old_log_probs + noise))
+    moved = not torch.allclose(visible(result.log_ratio, inputs), visible(expected.log_ratio, inputs), atol=1e-5)
+    if moved or not torch.allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6):
+        what = "log_ratio" if moved else "gradient"
+        advice = "if its ratio is to the sampler, set ratio_to_sampler, or a mismatch correction corrects twice"
+        warnings.warn(f"the {what} at ratio 1 depends on rollout_log_probs: {advice}", LawWarning, stacklevel=2)
 
 
 # numbers
@@ -437,10 +440,36 @@ def ratio_one_is_reinforce(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 @law()
+def zero_advantage_zero_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
+    """17. Where the advantage is zero, so is the gradient; and nothing counts as clipped there."""
+    rows = inputs.advantages[:, 0] == 0
+    result, gradient = evaluate(policy, inputs)
+    assert (gradient[rows] == 0).all(), (
+        "a response with zero advantage has a gradient; if it should, set learns_without_advantages and opt out of this law"
+    )
+    assert not result.clipped[rows].any(), "a response with zero advantage counts as clipped"
+
+
+@law()
+def learning_without_advantages_is_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
+    """18. A rule that gives a response with zero advantage a gradient sets `learns_without_advantages`."""
+    without = dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages))
+    _, gradient = evaluate(policy, without)
+    assert policy.learns_without_advantages or (gradient == 0).all(), (
+        "without advantages there is a gradient, which the learner skips unless learns_without_advantages is set"
+    )
+
+
+@law()
 def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """17. Advantages times 4 give 4 times the gradient; at ratio 1 the opposite advantages give the opposite gradient."""
+    """19. Advantages times 4 give 4 times the gradient; at ratio 1 the opposite advantages give the opposite gradient."""
+    if "rewards" in policy.needs or ratio_one_is_reinforce.name in policy.exempt:
+        return
     at_one = dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
-    for what, given, factor in (("", inputs, 4.0), (" at ratio 1", at_one, 4.0), (" at ratio 1", at_one, -1.0)):
+    cases = [(" at ratio 1", at_one, 4.0), (" at ratio 1", at_one, -1.0)]
+    if not policy.learns_without_advantages:  # a penalty does not grow with the advantages
+        cases.append(("", inputs, 4.0))
+    for what, given, factor in cases:
         _, expected = evaluate(policy, given)
         _, gradient = evaluate(policy, dataclasses.replace(given, advantages=factor * given.advantages))
         _assert_close(gradient, factor * expected, f"gradient{what} with advantages times {factor:g}")
@@ -448,7 +477,7 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 @law()
 def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """18. Advantages (B, T) count for their own token; equal ones in a row give what (B, 1) gives (objectives per token)."""
+    """20. Advantages (B, T) count for their own token; equal ones in a row give what (B, 1) gives (objectives per token)."""
     expected, expected_gradient = evaluate(policy, inputs)
     if policy.scope == "sequence" or expected.objective.shape[-1] == 1 != inputs.log_probs.shape[-1]:
         return
@@ -474,27 +503,6 @@ def _token_advantages(inputs: ClipInputs) -> Tensor:
     noise = torch.randn(inputs.response_mask.shape, generator=torch.Generator().manual_seed(1))
     noise[:, 2::5] = 0
     return torch.where(inputs.response_mask & (inputs.advantages != 0), noise, 0.0)
-
-
-@law()
-def zero_advantage_zero_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """19. Where the advantage is zero, so is the gradient; and nothing counts as clipped there."""
-    rows = inputs.advantages[:, 0] == 0
-    result, gradient = evaluate(policy, inputs)
-    assert (gradient[rows] == 0).all(), (
-        "a response with zero advantage has a gradient; if it should, set learns_without_advantages and opt out of this law"
-    )
-    assert not result.clipped[rows].any(), "a response with zero advantage counts as clipped"
-
-
-@law()
-def learning_without_advantages_is_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """20. A rule that gives a response with zero advantage a gradient sets `learns_without_advantages`."""
-    without = dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages))
-    _, gradient = evaluate(policy, without)
-    assert policy.learns_without_advantages or (gradient == 0).all(), (
-        "without advantages there is a gradient, which the learner skips unless learns_without_advantages is set"
-    )
 
 
 @law(example=data.on_policy_inputs)
@@ -561,15 +569,19 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         is_seen = gradient.abs() > 1e-20 * gradient_at_one.abs()  # a weight that fades may become too small for float32
         flat, reversed_ = is_flat(given, gradient, 1) & is_seen & ~flat_at_one, gradient * side < 0
         capped = flat & (log_ratio * side > 0)
-        cut = (gradient == 0) & (log_ratio.abs() < 3)
         _assert_nowhere(relevant & ~clipped & reversed_, "the gradient is reversed, and it does not count as clipped")
         _assert_nowhere(relevant & ~clipped & capped, "the weight is capped, and it does not count as clipped")
-        _assert_nowhere(relevant & ~clipped & cut, "the gradient is cut, and it does not count as clipped")
         held = flat | is_flat(given, gradient, -1) & ~flat_at_one | reversed_ | (gradient == 0)
         if policy.learns_without_advantages:  # a penalty's pull back counts, too
             unclipped = gradient_at_one * ops.limited_exp(given.log_probs - given.old_log_probs)
             held = held | ((gradient - unclipped) * log_ratio < 0)
         _assert_nowhere(relevant & clipped & ~held, "counts as clipped, and is neither cut nor capped nor reversed")
+    for advantage in (1.0, -1.0):
+        swept = data.uniform_inputs(policy, [advantage * each for each in (0.0, *SWEEP)], 1, advantage)
+        result, gradient = evaluate(policy, swept)
+        size = gradient[:, 0].abs()
+        drops = (size[1:] == 0) & (size[:-1] > 0.05 * size[0])  # a weight that fades is small before it is 0
+        assert result.clipped[1:, 0][drops].all(), "the gradient is cut, and it does not count as clipped"
 
 
 @law()
@@ -596,7 +608,13 @@ def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
                 assert decisions == sorted(decisions), f"a {sign} advantage is cut, and further out it is not"
 
 
-SWEEP = (1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.2)
+SWEEP = tuple(1e-5 * 1.25**step for step in range(54))  # up to 1.4
+
+
+def _swept(policy: ClipPolicy) -> list[ClipInputs]:
+    """Responses whose tokens share a log-ratio, of two lengths and both signs of A."""
+    steps = (*SWEEP, *(-log_ratio for log_ratio in SWEEP))
+    return [data.uniform_inputs(policy, steps, length, advantage) for length in (1, 16) for advantage in (1.0, -1.0)]
 
 
 def _cuts(policy: ClipPolicy, log_ratios: tuple[float, ...], length: int, advantage: float) -> list[tuple[bool, bool]]:
@@ -611,8 +629,8 @@ def _cuts(policy: ClipPolicy, log_ratios: tuple[float, ...], length: int, advant
 
 @law()
 def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """25. Where a band is reported, ``clipped`` is exactly where ``log_ratio`` lies beyond the edge that the sign of A picks."""
-    for given in _spread_out(policy, inputs):
+    """25. Beyond the edge that the sign of A picks, everything is clipped; and where all tokens agree, nothing is within it."""
+    for number, given in enumerate([inputs, *_swept(policy)]):
         result = policy(fresh(given))
         band, judged = result.band, result.log_ratio
         if band is None:
@@ -623,8 +641,10 @@ def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
         if band.ceiling is not None:
             beyond, near = beyond | (negative & (judged > band.ceiling)), near | _near(judged, band.ceiling)
         relevant = _relevant(result, given) & ~near
-        _assert_nowhere(relevant & result.clipped & ~beyond, "counts as clipped within the band that is reported")
-        _assert_nowhere(relevant & ~result.clipped & beyond, "does not count as clipped beyond the band that is reported")
+        if number:
+            _assert_nowhere(relevant & result.clipped & ~beyond, "counts as clipped within the band that is reported")
+        if clipped_means_no_gradient.name not in policy.exempt:
+            _assert_nowhere(relevant & ~result.clipped & beyond, "does not count as clipped beyond the band that is reported")
 
 
 def _near(log_ratio: Tensor, edge: Tensor) -> Tensor:
@@ -654,9 +674,7 @@ def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 def _spread_out(policy: ClipPolicy, inputs: ClipInputs) -> list[ClipInputs]:
     """The inputs with log-ratios of several sizes, and responses whose tokens share one."""
-    steps = (*SWEEP, *(-log_ratio for log_ratio in SWEEP))
-    swept = [data.uniform_inputs(policy, steps, length, advantage) for length in (1, 16) for advantage in (1.0, -1.0)]
-    return [*(data.moved(inputs, factor) for factor in (1.0, 0.25, 4.0, 16.0)), *swept]
+    return [*(data.moved(inputs, factor) for factor in (1.0, 0.25, 4.0, 16.0)), *_swept(policy)]
 
 
 @law(shrinks=False)
@@ -678,7 +696,7 @@ def every_width_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 def _other_widths(policy: ClipPolicy, name: str, width: float) -> Iterator[ClipPolicy]:
     """The policy with other values of one width, as far as its bounds allow them."""
-    for factor in (0.5, 2.0, 0.1, 10.0):
+    for factor in (0.5, 2.0, 0.1, 10.0, 0.01, 100.0):
         try:
             yield policy.replace(**{name: width * factor})
         except ValueError:
@@ -730,7 +748,7 @@ def many_updates_stay_valid(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(shrinks=False)
 def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """30. With ``torch.compile(fullgraph=True, backend="aot_eager")`` it gives the same values; warns if it has no one graph."""
+    """30. With ``torch.compile(fullgraph=True, backend="aot_eager")`` the values are the same; warns if it has no graph."""
     given = {name: values for name in data.ALL_FIELDS if (values := getattr(inputs, name)) is not None}
     constants: dict[str, Any] = {name: getattr(inputs, name) for name in ("max_length", "progress")}
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -75,7 +75,8 @@ def position_by_column(self, inputs):
 @mutant(Mean)
 def mask_by_multiplication(self, inputs):
     mask = inputs.response_mask
-    log_ratio = ((inputs.log_probs - inputs.old_log_probs) * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    total = ((inputs.log_probs - inputs.old_log_probs) * mask).sum(-1, keepdim=True)
+    log_ratio = total / mask.sum(-1, keepdim=True).clamp(min=1)
     return surrogate(log_ratio.float(), inputs, self.width)
 
 
@@ -257,7 +258,8 @@ def maximum_for_minimum_and_reported(self, inputs):
 @mutant(Token)
 def negative_side_cut_above(self, inputs):
     log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
-    cut = ((advantages > 0) & (log_ratio > self.clip_high)) | ((advantages < 0) & ((log_ratio > 0) | (log_ratio < -self.clip_low)))
+    cut = (advantages > 0) & (log_ratio > self.clip_high)
+    cut = cut | (advantages < 0) & ((log_ratio > 0) | (log_ratio < -self.clip_low))
     return ClipResult(torch.where(cut, 0.0, log_ratio.clamp(-20, 20).exp() * advantages), log_ratio.detach(), cut)
 
 
@@ -271,7 +273,8 @@ def edge_with_the_wrong_sign(self, inputs):
 @mutant(Token)
 def lets_go_again_far_out(self, inputs):
     log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
-    cut = ((advantages > 0) & (log_ratio > self.clip_high) & (log_ratio < 3 * self.clip_high)) | ((advantages < 0) & (log_ratio < -self.clip_low))
+    cut = (advantages > 0) & (log_ratio > self.clip_high) & (log_ratio < 3 * self.clip_high)
+    cut = cut | (advantages < 0) & (log_ratio < -self.clip_low)
     return ClipResult(torch.where(cut, 0.0, log_ratio.clamp(-20, 20).exp() * advantages), log_ratio.detach(), cut)
 
 
@@ -357,8 +360,7 @@ def log_ratio_with_a_gradient(self, inputs):
 @mutant(Token)
 def band_of_ratios(self, inputs):
     result = Token.__call__(self, inputs)
-    band = ClipBand(low=torch.tensor(0.8, device=result.objective.device), high=torch.tensor(1.2, device=result.objective.device))
-    return dataclasses.replace(result, band=band)
+    return dataclasses.replace(result, band=ClipBand(low=result.band.low.exp(), high=result.band.high.exp()))
 
 
 @mutant(Token)
@@ -460,8 +462,12 @@ def gradient_alone_is_random(self, inputs):
     return dataclasses.replace(result, objective=result.objective + torch.where(result.clipped, 0.0, noise * inputs.advantages))
 
 
+SEEN: dict[str, float] = {}
+
+
 @mutant(Token)
-def remembers_the_last_call(self, inputs, seen={}):  # noqa: B006
+def remembers_the_last_call(self, inputs):
+    seen = SEEN
     width = seen.get("width", self.clip_high)
     seen["width"] = self.clip_high * float(inputs.log_probs.mean().abs())
     return surrogate(ops.log_ratio(inputs), inputs, width)
@@ -619,7 +625,7 @@ class UnknownLaw(Token):
     """Opts out of a law that there is not."""
 
     name = "unknown-law"
-    exempt = {"clips_are_zero": "a law of another name"}  # noqa: RUF012
+    exempt: ClassVar = {"clips_are_zero": "a law of another name"}
 
 
 @register
@@ -689,3 +695,17 @@ class BandsReadTheWord(Kind):
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         clamped, clipped = ops.clamp_by_advantage(log_ratio, sign * inputs.advantages, band)
         return ClipResult(clamped.exp() * inputs.advantages.float(), log_ratio.detach(), clipped)
+
+
+@mutant(GroupBand)
+def groups_by_their_number(self, inputs):
+    mean = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+    edge = self.width * (1 + inputs.group_ids.float() / 100)
+    return ops.clipped_surrogate(mean, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@mutant(Token, exempt={"zero_advantage_zero_gradient": "adds a penalty"})
+def penalty_that_is_not_declared(self, inputs):
+    result = Token.__call__(self, inputs)
+    penalty = torch.where(result.clipped, 0.0, 0.1 * ops.log_ratio(inputs).square())
+    return dataclasses.replace(result, objective=result.objective - penalty)
