@@ -13,7 +13,7 @@ import torch
 
 from rlzoo.policy import ClipPolicy
 from rlzoo.testing.data import TOKEN_FIELDS, map_tensors
-from rlzoo.testing.laws import LAWS, Law, LawWarning
+from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning
 from rlzoo.types import ClipInputs
 
 MAX_TRIALS = 300  # shrinking stops here; a trial takes about a millisecond
@@ -47,21 +47,24 @@ def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
         return Outcome(law.name, "fail", _describe(error))
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always", LawWarning)
-        failure = _failure(policy, law, inputs)
-    if failure is None:
+        error = _error(policy, law, inputs)
+    if error is None:
         told = next((str(each.message) for each in advice if issubclass(each.category, LawWarning)), None)
         return Outcome(law.name, "warn", told) if told else Outcome(law.name, "pass")
+    failure = _describe(error)
+    if isinstance(error, LawError):
+        return Outcome(law.name, "fail", failure, error.inputs)
     if not law.shrinks:
         return Outcome(law.name, "fail", failure)
-    smallest = shrink(inputs, lambda candidate: _kind(_failure(policy, law, candidate)) == _kind(failure))
-    return Outcome(law.name, "fail", _failure(policy, law, smallest) or failure, smallest)
+    smallest = shrink(inputs, lambda candidate: _kind(_error(policy, law, candidate)) == _kind(error))
+    return Outcome(law.name, "fail", _describe(_error(policy, law, smallest) or error), smallest)
 
 
-def _failure(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> str | None:
+def _error(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> Exception | None:
     try:
         law(policy, inputs)
     except Exception as error:  # as above
-        return _describe(error)
+        return error
     return None
 
 
@@ -70,9 +73,9 @@ def _describe(error: Exception) -> str:
     return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
 
 
-def _kind(failure: str | None) -> str | None:
+def _kind(error: Exception | None) -> str | None:
     """A failure without its numbers, so that the same one is known on smaller inputs."""
-    return None if failure is None else re.sub(r"\d+", "", failure.partition(":")[0])
+    return None if error is None else type(error).__name__ + re.sub(r"\d+", "", _describe(error).partition(":")[0])
 
 
 def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> ClipInputs:

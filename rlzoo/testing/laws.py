@@ -71,11 +71,25 @@ def _assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = 1
     assert not wrong.any(), f"{what}: {got[wrong][0]:.4g} in place of {expected[wrong][0]:.4g}"
 
 
-def _assert_nowhere(places: Tensor, what: str) -> None:
-    """Fail with the first of the places, ``(B, T)``, where something is wrong."""
+class LawError(AssertionError):
+    """A failure on other inputs than those the law was given, which it brings with it."""
+
+    def __init__(self, what: str, inputs: ClipInputs) -> None:
+        super().__init__(what)
+        self.inputs = inputs
+
+
+def _assert_nowhere(places: Tensor, what: str, inputs: ClipInputs | None = None) -> None:
+    """Fail with the first of the places, ``(B, T)``, where something is wrong; on inputs of the law's own, with its row."""
     if places.any():
         row, token = places.nonzero()[0].tolist()
-        raise AssertionError(f"{what} (row {row}, token {token})")
+        what = f"{what} (row {row}, token {token})"
+        raise AssertionError(what) if inputs is None else LawError(what, _row(inputs, row))
+
+
+def _row(inputs: ClipInputs, row: int) -> ClipInputs:
+    """The inputs of one response."""
+    return map_tensors(inputs, operator.itemgetter(slice(row, row + 1)))
 
 
 def _tokens(values: Tensor, inputs: ClipInputs) -> Tensor:
@@ -324,10 +338,14 @@ def small_batches_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
                     given = data.uniform_inputs(policy, [log_ratio] * rows, length, advantage)
                     result, gradient = evaluate(policy, given)
                     where = f"with {rows} equal rows of {length} tokens, log-ratios {log_ratio:g} and A = {advantage:g}"
-                    assert result.objective.isfinite().all(), f"the objective is not finite {where}"
-                    assert gradient.isfinite().all(), f"the gradient is not finite {where}"
                     edges = () if result.band is None else (result.band.low, result.band.high, result.band.ceiling)
-                    assert not any(edge is not None and edge.isnan().any() for edge in edges), f"an edge is NaN {where}"
+                    for what, is_right in (
+                        ("the objective is not finite", result.objective.isfinite().all()),
+                        ("the gradient is not finite", gradient.isfinite().all()),
+                        ("an edge is NaN", not any(edge is not None and edge.isnan().any() for edge in edges)),
+                    ):
+                        if not is_right:
+                            raise LawError(f"{what} {where}", given)
 
 
 @law(example=data.extreme_inputs)
@@ -569,19 +587,21 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         is_seen = gradient.abs() > 1e-20 * gradient_at_one.abs()  # a weight that fades may become too small for float32
         flat, reversed_ = is_flat(given, gradient, 1) & is_seen & ~flat_at_one, gradient * side < 0
         capped = flat & (log_ratio * side > 0)
-        _assert_nowhere(relevant & ~clipped & reversed_, "the gradient is reversed, and it does not count as clipped")
-        _assert_nowhere(relevant & ~clipped & capped, "the weight is capped, and it does not count as clipped")
+        _assert_nowhere(relevant & ~clipped & reversed_, "the gradient is reversed, and it does not count as clipped", given)
+        _assert_nowhere(relevant & ~clipped & capped, "the weight is capped, and it does not count as clipped", given)
         held = flat | is_flat(given, gradient, -1) & ~flat_at_one | reversed_ | (gradient == 0)
         if policy.learns_without_advantages:  # a penalty's pull back counts, too
             unclipped = gradient_at_one * ops.limited_exp(given.log_probs - given.old_log_probs)
             held = held | ((gradient - unclipped) * log_ratio < 0)
-        _assert_nowhere(relevant & clipped & ~held, "counts as clipped, and is neither cut nor capped nor reversed")
+        _assert_nowhere(relevant & clipped & ~held, "counts as clipped, and is neither cut nor capped nor reversed", given)
     for advantage in (1.0, -1.0):
         swept = data.uniform_inputs(policy, [advantage * each for each in (0.0, *SWEEP)], 1, advantage)
         result, gradient = evaluate(policy, swept)
         size = gradient[:, 0].abs()
         drops = (size[1:] == 0) & (size[:-1] > 0.05 * size[0])  # a weight that fades is small before it is 0
-        assert result.clipped[1:, 0][drops].all(), "the gradient is cut, and it does not count as clipped"
+        unreported = torch.zeros_like(swept.response_mask)
+        unreported[1:, 0] = drops & ~result.clipped[1:, 0]
+        _assert_nowhere(unreported, "the gradient is cut, and it does not count as clipped", swept)
 
 
 @law()
@@ -593,19 +613,27 @@ def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
         if result.clipped.shape[-1] == 1 and given is own:
             continue
         inward = _relevant(result, given) & result.clipped & (given.advantages > 0) & (result.log_ratio < 0)
-        _assert_nowhere(inward, "a positive advantage is cut below ratio 1")
+        _assert_nowhere(inward, "a positive advantage is cut below ratio 1", own if given is own else None)
     for length in (1, 16):
         for advantage in (1.0, -1.0):
-            up = _cuts(policy, SWEEP, length, advantage)
-            down = _cuts(policy, tuple(-log_ratio for log_ratio in SWEEP), length, advantage)
-            sign = "positive" if advantage > 0 else "negative"
-            if advantage > 0:
-                assert not any(clipped for clipped, _ in down), "a positive advantage is cut below ratio 1"
-            else:
-                assert not any(cut for _, cut in up[:1]), "a negative advantage is cut as soon as the ratio is above 1"
-            for cuts in (up, down):
-                decisions = [clipped for clipped, _ in cuts]
-                assert decisions == sorted(decisions), f"a {sign} advantage is cut, and further out it is not"
+            for way in (1.0, -1.0):
+                steps = [way * log_ratio for log_ratio in SWEEP]
+                if wrong := _wrong_cut(_cuts(policy, steps, length, advantage), advantage, way):
+                    what, place = wrong
+                    raise LawError(what, data.uniform_inputs(policy, [steps[place]], length, advantage))
+
+
+def _wrong_cut(cuts: list[tuple[bool, bool]], advantage: float, way: float) -> tuple[str, int] | None:
+    """What is wrong with the decisions from ratio 1 outwards, and at which of them."""
+    decisions = [clipped for clipped, _ in cuts]
+    if advantage > 0 > way and any(decisions):
+        return "a positive advantage is cut below ratio 1", decisions.index(True)
+    if advantage < 0 < way and any(cut for _, cut in cuts[:1]):
+        return "a negative advantage is cut as soon as the ratio is above 1", 0
+    if decisions != sorted(decisions):
+        place = next(each for each in range(1, len(decisions)) if decisions[each - 1] and not decisions[each])
+        return f"a {'positive' if advantage > 0 else 'negative'} advantage is cut, and further out it is not", place
+    return None
 
 
 SWEEP = tuple(1e-5 * 1.25**step for step in range(54))  # up to 1.4
@@ -617,7 +645,7 @@ def _swept(policy: ClipPolicy) -> list[ClipInputs]:
     return [data.uniform_inputs(policy, steps, length, advantage) for length in (1, 16) for advantage in (1.0, -1.0)]
 
 
-def _cuts(policy: ClipPolicy, log_ratios: tuple[float, ...], length: int, advantage: float) -> list[tuple[bool, bool]]:
+def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: float) -> list[tuple[bool, bool]]:
     """Whether a response with the same log-ratio on every token counts as clipped, and whether its gradient is cut too."""
     inputs = data.uniform_inputs(policy, log_ratios, length, advantage)
     result, gradient = evaluate(policy, inputs)
@@ -641,10 +669,12 @@ def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
         if band.ceiling is not None:
             beyond, near = beyond | (negative & (judged > band.ceiling)), near | _near(judged, band.ceiling)
         relevant = _relevant(result, given) & ~near
+        own = given if number else None
         if number:
-            _assert_nowhere(relevant & result.clipped & ~beyond, "counts as clipped within the band that is reported")
+            _assert_nowhere(relevant & result.clipped & ~beyond, "counts as clipped within the band that is reported", own)
         if clipped_means_no_gradient.name not in policy.exempt:
-            _assert_nowhere(relevant & ~result.clipped & beyond, "does not count as clipped beyond the band that is reported")
+            what = "does not count as clipped beyond the band that is reported"
+            _assert_nowhere(relevant & ~result.clipped & beyond, what, own)
 
 
 def _near(log_ratio: Tensor, edge: Tensor) -> Tensor:
