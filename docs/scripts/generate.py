@@ -23,6 +23,7 @@ from pydantic_core import PydanticUndefined
 from rlzoo.cli.clips import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
+from rlzoo.testing import LAWS
 from rlzoo.zoo import load_zoo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,6 +159,14 @@ def draw_map() -> str:
     return "\n".join([head, *shapes, "</svg>\n"])
 
 
+def laws() -> str:
+    """One row per law of a clip policy."""
+    rows = ["| | law | what it says |", "|---|---|---|"]
+    for number, law in enumerate(LAWS, start=1):
+        rows.append(f"| {number} | `{law.name}` | {law.statement} |")
+    return "\n".join(rows)
+
+
 def part(name: str) -> str:
     """The text of one generated part."""
     kind, _, argument = name.partition(" ")
@@ -170,6 +179,7 @@ def part(name: str) -> str:
         "command-line": command_line,
         "configuration": configuration,
         "structure": structure,
+        "laws": laws,
     }
     return plain[name]() if name in plain else ", ".join(f"`{config}`" for config in config_names())
 

@@ -89,9 +89,10 @@ def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mappi
     for axes, series, (xlabel, ylabel) in zip(panels, (edges, weights), words, strict=True):
         for number, (label, pair) in enumerate(series.items()):
             for points, style in zip(pair, ("-", "--"), strict=True):
-                look = {**_look(number, marker=axes is panels[0]), "linestyle": style}
-                shown = {"label": _literal(label)} if axes is panels[0] and style == "-" else {}
-                axes.plot(points.x, np.array(points.y, dtype=float), **look, **shown)
+                look: dict[str, Any] = {**_look(number, marker=axes is panels[0]), "linestyle": style}
+                if axes is panels[0] and style == "-":
+                    look["label"] = _literal(label)
+                axes.plot(points.x, np.array(points.y, dtype=float), **look)
         axes.set(xlabel=xlabel, ylabel=ylabel)
         axes.grid(visible=True, color="0.9", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)

@@ -47,17 +47,17 @@ def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
         return Outcome(law.name, "fail", _describe(error))
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always", LawWarning)
-        error = _error(policy, law, inputs)
-    if error is None:
+        broken = _error(policy, law, inputs)
+    if broken is None:
         told = next((str(each.message) for each in advice if issubclass(each.category, LawWarning)), None)
         return Outcome(law.name, "warn", told) if told else Outcome(law.name, "pass")
-    failure = _describe(error)
-    if isinstance(error, LawError):
-        return Outcome(law.name, "fail", failure, error.inputs)
+    failure = _describe(broken)
+    if isinstance(broken, LawError):
+        return Outcome(law.name, "fail", failure, broken.inputs)
     if not law.shrinks:
         return Outcome(law.name, "fail", failure)
-    smallest = shrink(inputs, lambda candidate: _kind(_error(policy, law, candidate)) == _kind(error))
-    return Outcome(law.name, "fail", _describe(_error(policy, law, smallest) or error), smallest)
+    smallest = shrink(inputs, lambda candidate: _kind(_error(policy, law, candidate)) == _kind(broken))
+    return Outcome(law.name, "fail", _describe(_error(policy, law, smallest) or broken), smallest)
 
 
 def _error(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> Exception | None:

@@ -469,7 +469,7 @@ def zero_advantage_zero_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None
 
 
 @law()
-def learning_without_advantages_is_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
+def penalties_are_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """18. A rule that gives a response with zero advantage a gradient sets `learns_without_advantages`."""
     without = dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages))
     _, gradient = evaluate(policy, without)

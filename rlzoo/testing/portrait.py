@@ -94,6 +94,7 @@ def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | 
         else:
             outside = middle
     judged, last = _measured(policy, inside, length, advantage)
+    judged = (judged + _measured(policy, outside, length, advantage)[0]) / 2
     is_reversed = _measured(policy, outside * 1.01, length, advantage)[1] < 0
     return judged if is_reversed or last > FADED * at_one else None
 

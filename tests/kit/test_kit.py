@@ -81,7 +81,7 @@ def test_each_law_on_behaviour_catches_a_mutant(caught):
         ("divides-a-batch-by-its-tokens", "batch_size_changes_nothing"),
         ("advantage-squared", "advantages_scale_the_gradient"),
         ("advantages-of-a-row-collapsed", "token_advantages_are_honoured"),
-        ("penalty-that-is-not-declared", "learning_without_advantages_is_declared"),
+        ("penalty-that-is-not-declared", "penalties_are_declared"),
         ("log-ratio-reversed", "log_ratio_rises_with_log_probs"),
         ("forgets-to-clip", "clipped_means_no_gradient"),
         ("capped-and-not-reported", "clipped_means_held_back"),
