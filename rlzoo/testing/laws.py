@@ -429,17 +429,28 @@ def rows_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(example=data.on_policy_inputs)
 def batch_size_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """15. At ratio 1, a batch that holds every response twice gives each the gradient it had, within 5 % (scope batch)."""
+    """15. A batch that holds every response twice gives each the gradient at ratio 1 and the cuts it had (scope batch, 5 %)."""
     if policy.scope != "batch" or ratio_one_is_reinforce.name in policy.exempt:
         return
-    doubled = map_tensors(inputs, lambda values: torch.cat([values, values]))
-    if inputs.group_ids is not None:
-        number = inputs.group_ids.max() + 1
-        doubled = dataclasses.replace(doubled, group_ids=torch.cat([inputs.group_ids, inputs.group_ids + number]))
     _, expected = evaluate(policy, inputs)
-    _, gradient = evaluate(policy, doubled)
+    _, gradient = evaluate(policy, _twice(inputs))
     what = "gradient in a batch that holds every response twice (the learner divides by the counts, not the rule)"
     _assert_close(gradient[: len(expected)], expected, what, tolerance=0.05)
+    off_policy = data.off_policy_inputs(policy)
+    before = _tokens(policy(fresh(off_policy)).clipped, off_policy)
+    twice = _twice(off_policy)
+    after = _tokens(policy(twice).clipped, twice)[: len(before)]
+    changed = float((before != after)[off_policy.response_mask].float().mean())
+    assert changed <= 0.05, f"a batch that holds every response twice has {changed:.0%} other clip decisions"
+
+
+def _twice(inputs: ClipInputs) -> ClipInputs:
+    """A batch that holds every response twice, in groups of their own."""
+    doubled = map_tensors(inputs, lambda values: torch.cat([values, values]))
+    if inputs.group_ids is None:
+        return doubled
+    number = inputs.group_ids.max() + 1
+    return dataclasses.replace(doubled, group_ids=torch.cat([inputs.group_ids, inputs.group_ids + number]))
 
 
 # meaning
@@ -587,7 +598,12 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         is_seen = gradient.abs() > 1e-20 * gradient_at_one.abs()  # a weight that fades may become too small for float32
         flat, reversed_ = is_flat(given, gradient, 1) & is_seen & ~flat_at_one, gradient * side < 0
         capped = flat & (log_ratio * side > 0)
-        _assert_nowhere(relevant & ~clipped & reversed_, "the gradient is reversed, and it does not count as clipped", given)
+        unreported = relevant & ~clipped & reversed_
+        if not policy.learns_without_advantages:
+            _assert_nowhere(unreported, "the gradient is reversed, and it does not count as clipped", given)
+        elif unreported.any():
+            what = "a penalty reverses the gradient, and it does not count as clipped: the clip fraction leaves it out"
+            warnings.warn(what, LawWarning, stacklevel=2)
         _assert_nowhere(relevant & ~clipped & capped, "the weight is capped, and it does not count as clipped", given)
         held = flat | is_flat(given, gradient, -1) & ~flat_at_one | reversed_ | (gradient == 0)
         if policy.learns_without_advantages:  # a penalty's pull back counts, too

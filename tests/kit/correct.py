@@ -240,7 +240,23 @@ class Textbook(Token):
         return ClipResult(objective, moved.detach(), above | below)
 
 
+class Penalised(Token):
+    """PPO's clip with a penalty on the divergence from the old policy."""
+
+    name = "penalised"
+    learns_without_advantages = True
+    exempt: ClassVar = {
+        "zero_advantage_zero_gradient": "the penalty acts whatever the advantage",
+        "clipped_means_no_gradient": "the penalty acts beyond the band, too",
+    }
+
+    def __call__(self, inputs):
+        result, log_ratio = super().__call__(inputs), ops.log_ratio(inputs)
+        penalty = ops.limited_exp(-log_ratio) - 1 + log_ratio
+        return ClipResult(result.objective - 0.1 * penalty, result.log_ratio, result.clipped, result.band)
+
+
 CORRECT = (
     Token, DualClip, Mean, Root, PlainGradient, LogRatioTimesAdvantage, Weighted, Parabola, Shared, GroupBand, Adaptive,
-    Kind, Optional, OneSide, Loop, Soft, Textbook,
+    Kind, Optional, OneSide, Loop, Soft, Textbook, Penalised,
 )  # fmt: skip

@@ -111,6 +111,13 @@ def divides_a_batch_by_its_tokens(self, inputs):
 
 
 @mutant(Shared)
+def edge_by_a_sum_over_the_batch(self, inputs):
+    log_ratio = ops.log_ratio(inputs)
+    edge = self.factor * log_ratio.detach().abs().sum() / 500
+    return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@mutant(Shared)
 def step_mean_over_padding(self, inputs):
     log_ratio = ops.log_ratio(inputs)
     edge = 2 * self.factor * log_ratio.detach().abs().mean()
