@@ -123,7 +123,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         """Take a class in, unless something is wrong with it or its name is taken."""
         name = getattr(kind, "name", None)
         label = f"{self.what} {name!r}" if isinstance(name, str) else self.what
-        if problem := self._problem(kind):
+        if problem := self.problem(kind):
             self.refuse(plugin, f"{label} cannot be used: {problem} ({plugin})", str(name or ""))
             return
         taken = self.entries.get(kind.name)
@@ -138,7 +138,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             self._contested.add(kind.name)
             del self.entries[kind.name]
 
-    def _problem(self, kind: Any) -> str | None:
+    def problem(self, kind: Any) -> str | None:
         """What is wrong with what a hook returned, or None."""
         if not (isinstance(kind, type) and issubclass(kind, self._base)) or isabstract(kind):
             return f"{kind!r} is no complete class derived from {self._base.__name__}"
@@ -281,6 +281,12 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
         except Exception as error:
             raise _UnusableError(f"raises in its hook {caller.name}: {_described(error)}") from error
     return answers
+
+
+def policy_problem(policy: Any) -> str | None:
+    """What is wrong with a policy class that a plugin would return, or None."""
+    zoo = load_zoo()
+    return zoo.problem(policy) or _advantage_problem(zoo, policy)
 
 
 def find_policies(name: str) -> list[type[ClipPolicy]]:

@@ -26,6 +26,7 @@ from rlzoo.cli.clips import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
 from rlzoo.corrections import Correction
+from rlzoo.testing import LAWS
 from rlzoo.zoo import Shelf, load_zoo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,6 +177,14 @@ def draw_map() -> str:
     return "\n".join([head, *shapes, "</svg>\n"])
 
 
+def laws() -> str:
+    """One row per law of a clip policy."""
+    rows = ["| | law | what it says |", "|---|---|---|"]
+    for number, law in enumerate(LAWS, start=1):
+        rows.append(f"| {number} | `{law.name}` | {law.statement} |")
+    return "\n".join(rows)
+
+
 def pages_of_policies() -> list[str]:
     """The site's pages of clip policies: one for each plugin folder with a page."""
     return [folder.parent.name.removeprefix("rlzoo_").replace("_", "-") for folder in (ROOT / "plugins").glob("*/README.md")]
@@ -193,6 +202,7 @@ def part(name: str) -> str:
         "command-line": command_line,
         "configuration": configuration,
         "structure": structure,
+        "laws": laws,
         "advantages": lambda: parts(load_zoo().advantages),
         "corrections": lambda: parts(load_zoo().corrections),
     }

@@ -15,6 +15,7 @@ from rlzoo.cli.doctor import doctor
 from rlzoo.cli.evaluate import evaluate
 from rlzoo.cli.new import clips_new
 from rlzoo.cli.parts import advantages, corrections
+from rlzoo.cli.portrait import clips_portrait
 from rlzoo.cli.replay import replay
 from rlzoo.cli.sweep import sweep
 from rlzoo.cli.sync import sync
@@ -40,6 +41,7 @@ clips = typer.Typer(help="The clip policies that are installed.", no_args_is_hel
 clips.command("list")(clips_list)
 clips.command("show")(clips_show)
 clips.command("check")(clips_check)
+clips.command("portrait")(clips_portrait)
 clips.command("new")(clips_new)
 app.add_typer(clips, name="clips")
 app.add_typer(advantages, name="advantages")

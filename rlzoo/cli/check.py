@@ -1,4 +1,4 @@
-"""`rlzoo clips check`: the laws of a clip policy, held without pytest, with the smallest input that shows a failure."""
+"""`rlzoo clips check`: the laws of a clip policy, with the smallest input that shows a failure, and its portrait."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from rich.text import Text
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.options import AsJson, loading
+from rlzoo.cli.portrait import COMPARED, as_dict, print_portraits
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
     from rlzoo.policy import ClipPolicy
-    from rlzoo.testing import Outcome
+    from rlzoo.testing import Outcome, Portrait
     from rlzoo.types import ClipInputs
 
-STYLES = {"pass": "green", "fail": "bold red", "opted out": "dim"}
+STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "opted out": "dim"}
 SHOWN = 8  # rows and tokens of a failing input that are printed
 
 
@@ -27,22 +28,35 @@ def clips_check(
     name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A policy's name, or a plugin file or folder.")],
     as_json: AsJson = False,
 ) -> None:
-    """Hold a policy to the laws every rule keeps; exit code 1 if it breaks one."""
+    """Hold a policy to the laws every rule keeps, and measure where it cuts; exit code 1 if it breaks a law."""
     with loading():
         from rlzoo.policy import with_defaults
-        from rlzoo.testing import check
-        from rlzoo.zoo import find_policies
+        from rlzoo.testing import check, portrait
+        from rlzoo.zoo import find_policies, load_zoo
     console = Plain()
-    reports = []
+    reports: list[dict[str, Any]] = []
+    has_failed = False
+    beside: Portrait | None = None
     for policy in find_policies(name):
         started = time.perf_counter()
-        outcomes = check(with_defaults(policy))
-        reports.append((policy, outcomes))
-        if not as_json:
-            _print(console, policy, outcomes, time.perf_counter() - started)
+        made = with_defaults(policy)
+        outcomes = check(made)
+        has_failed |= any(outcome.status == "fail" for outcome in outcomes)
+        try:
+            drawn = portrait(made)
+        except Exception:  # a policy that raises has failed a law already
+            drawn = None
+        if as_json:
+            reports.append({**_as_dict(policy, outcomes), "portrait": drawn and as_dict(drawn)})
+            continue
+        _print(console, policy, outcomes, time.perf_counter() - started)
+        if drawn is not None:
+            beside = beside or portrait(load_zoo()[COMPARED]())
+            print_portraits(console, [drawn] if policy.name == COMPARED else [drawn, beside])
+            console.print("")
     if as_json:
-        print(json.dumps([_as_dict(policy, outcomes) for policy, outcomes in reports], indent=2))
-    if any(outcome.status == "fail" for _, outcomes in reports for outcome in outcomes):
+        print(json.dumps(reports, indent=2))
+    if has_failed:
         raise typer.Exit(FAILED)
 
 
@@ -54,7 +68,7 @@ def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], se
         rows.add_row(str(number), law.name, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
     statements = {law.name: law.statement for law in LAWS}
     failed = [outcome for outcome in outcomes if outcome.status == "fail"]
-    opted_out = sum(outcome.status == "opted out" for outcome in outcomes)
+    opted_out, warned = (sum(outcome.status == status for outcome in outcomes) for status in ("opted out", "warn"))
     console.print(Text.assemble((policy.name, "bold"), f"  {policy.paper}"))  # plain text: brackets are no markup
     console.print(rows)
     for outcome in failed:
@@ -62,7 +76,8 @@ def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], se
         if outcome.inputs is not None:
             console.print(Text(f"fails on\n{describe(outcome.inputs)}"))
     kept = len(outcomes) - len(failed) - opted_out
-    console.print(f"{kept} kept, {len(failed)} broken, {opted_out} opted out, in {seconds:.1f} s\n")
+    advice = f" ({warned} with a warning)" if warned else ""
+    console.print(f"{kept} kept{advice}, {len(failed)} broken, {opted_out} opted out, in {seconds:.1f} s\n")
 
 
 def describe(inputs: ClipInputs) -> str:

@@ -17,7 +17,7 @@ from rlzoo.types import ClipInputs, ClipResult
 class OnPolicyGradient:
     """Computes g = dJ/dlog_probs at ratio 1 without evaluating the rule again on the batch.
 
-    At ratio 1 the gradient is A times one positive constant per response (law 2), and that constant depends on the length
+    At ratio 1 the gradient is A times one positive constant per response (a law of every rule); it depends on the length
     alone. It is measured once for every length, on one synthetic response for each sign of A, and kept. A rule that needs
     more than log-probs and advantages, such as the group, is evaluated a second time instead, on the batch at ratio 1.
 

@@ -81,6 +81,31 @@ def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xla
     return figure
 
 
+def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mapping[str, tuple[Series, Series]]) -> Figure:
+    """Two panels, cut edges by length and weights by ratio: of each pair the first is for A > 0, the second for A < 0."""
+    figure = Figure(figsize=(9.6, 3.9), layout="constrained")
+    panels = [figure.add_subplot(1, 2, number) for number in (1, 2)]
+    words = (("response length in tokens", "log-ratio at which the gradient ends"), ("ratio", "gradient / gradient at ratio 1"))
+    for axes, series, (xlabel, ylabel) in zip(panels, (edges, weights), words, strict=True):
+        for number, (label, pair) in enumerate(series.items()):
+            for points, style in zip(pair, ("-", "--"), strict=True):
+                look: dict[str, Any] = {**_look(number, marker=axes is panels[0]), "linestyle": style}
+                if axes is panels[0] and style == "-":
+                    look["label"] = _literal(label)
+                axes.plot(points.x, np.array(points.y, dtype=float), **look)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        axes.grid(visible=True, color="0.9", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        _set_log_x(axes)
+    panels[0].axhline(0.0, color="0.6", linewidth=0.8)
+    panels[0].set_yscale("symlog", linthresh=1e-4)
+    low, high = panels[1].get_ylim()
+    panels[1].set_ylim(max(low, -1.5), min(high, 4.2))
+    figure.suptitle("solid: A > 0, dashed: A < 0", fontsize=9, x=0.01, ha="left")
+    _legend(figure, panels[0])
+    return figure
+
+
 def svg(figure: Figure) -> str:
     """The figure as an ``<svg>`` element to put into a page: text stays text, and the same figure gives the same bytes."""
     stream = io.StringIO()

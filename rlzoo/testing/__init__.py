@@ -16,9 +16,10 @@ from rlzoo.testing.check import Outcome, check, shrink
 from rlzoo.testing.data import clip_stats, evaluate, off_policy_inputs
 from rlzoo.testing.laws import LAWS, Law
 from rlzoo.testing.parts import ADVANTAGE_LAWS, CORRECTION_LAWS
+from rlzoo.testing.portrait import Portrait, portrait
 from rlzoo.testing.pytest_plugin import parametrize_with_checks, pytest_addoption, pytest_collection_modifyitems
 
 __all__ = [
-    "ADVANTAGE_LAWS", "CORRECTION_LAWS", "LAWS", "Law", "Outcome", "check", "clip_stats", "evaluate", "off_policy_inputs",
-    "parametrize_with_checks", "pytest_addoption", "pytest_collection_modifyitems", "shrink",
+    "ADVANTAGE_LAWS", "CORRECTION_LAWS", "LAWS", "Law", "Outcome", "Portrait", "check", "clip_stats", "evaluate",
+    "off_policy_inputs", "parametrize_with_checks", "portrait", "pytest_addoption", "pytest_collection_modifyitems", "shrink",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 
 from rlzoo.policy import ClipPolicy
 from rlzoo.testing.data import TOKEN_FIELDS, map_tensors
-from rlzoo.testing.laws import LAWS, Law
+from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning
 from rlzoo.types import ClipInputs
 
 MAX_TRIALS = 300  # shrinking stops here; a trial takes about a millisecond
@@ -27,13 +28,13 @@ class Outcome:
     """
 
     law: str
-    status: Literal["pass", "fail", "opted out"]
-    detail: str = ""  # why it failed, or the reason for opting out
+    status: Literal["pass", "warn", "fail", "opted out"]
+    detail: str = ""  # why it failed, what the law advises, or the reason for opting out
     inputs: ClipInputs | None = None  # the smallest inputs found on which it fails, where inputs matter
 
 
 def check(policy: ClipPolicy) -> list[Outcome]:
-    """Hold one policy to every law, without pytest; in the order of `LAWS`."""
+    """Hold one policy to every law, without pytest; in the order of `LAWS`, of which the first broken one explains most."""
     return [_outcome(policy, law) for law in LAWS]
 
 
@@ -44,20 +45,26 @@ def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
         inputs = law.example(policy)
     except Exception as error:  # a policy that raises has failed the law, whatever it raises
         return Outcome(law.name, "fail", _describe(error))
-    failure = _failure(policy, law, inputs)
-    if failure is None:
-        return Outcome(law.name, "pass")
+    with warnings.catch_warnings(record=True) as advice:
+        warnings.simplefilter("always", LawWarning)
+        broken = _error(policy, law, inputs)
+    if broken is None:
+        told = next((str(each.message) for each in advice if issubclass(each.category, LawWarning)), None)
+        return Outcome(law.name, "warn", told) if told else Outcome(law.name, "pass")
+    failure = _describe(broken)
+    if isinstance(broken, LawError):
+        return Outcome(law.name, "fail", failure, broken.inputs)
     if not law.shrinks:
         return Outcome(law.name, "fail", failure)
-    smallest = shrink(inputs, lambda candidate: _kind(_failure(policy, law, candidate)) == _kind(failure))
-    return Outcome(law.name, "fail", _failure(policy, law, smallest) or failure, smallest)
+    smallest = shrink(inputs, lambda candidate: _kind(_error(policy, law, candidate)) == _kind(broken))
+    return Outcome(law.name, "fail", _describe(_error(policy, law, smallest) or broken), smallest)
 
 
-def _failure(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> str | None:
+def _error(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> Exception | None:
     try:
         law(policy, inputs)
     except Exception as error:  # as above
-        return _describe(error)
+        return error
     return None
 
 
@@ -66,9 +73,9 @@ def _describe(error: Exception) -> str:
     return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
 
 
-def _kind(failure: str | None) -> str | None:
+def _kind(error: Exception | None) -> str | None:
     """A failure without its numbers, so that the same one is known on smaller inputs."""
-    return None if failure is None else re.sub(r"\d+", "", failure.partition(":")[0])
+    return None if error is None else type(error).__name__ + re.sub(r"\d+", "", _describe(error).partition(":")[0])
 
 
 def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> ClipInputs:
@@ -81,7 +88,8 @@ def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> Cli
             while start < inputs.log_probs.shape[dimension] and trials < MAX_TRIALS:
                 trials += 1
                 smaller = _without(inputs, dimension, range(start, start + chunk))
-                if smaller.response_mask.any(dim=-1).all() and still_fails(smaller):  # a response without a token shows nothing
+                has_tokens = smaller.response_mask.numel() and smaller.response_mask.any(dim=-1).all()
+                if has_tokens and still_fails(smaller):  # a response without a token shows nothing
                     inputs = smaller
                 else:
                     start += chunk

@@ -39,6 +39,24 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
         rollout = old_log_probs + 0.001 * noise
         return filled(policy, ClipInputs(old_log_probs + spread * noise, old_log_probs, advantages, mask, rollout))
 
+    key = (policy, seed, num_responses, max_length)
+    try:
+        spread = SPREADS.get(key)
+    except TypeError:  # a policy with a setting that has no hash
+        return with_spread(_searched_spread(policy, with_spread))
+    if spread is None:
+        spread = SPREADS[key] = _searched_spread(policy, with_spread)
+        if len(SPREADS) > 64:
+            del SPREADS[next(iter(SPREADS))]
+    return with_spread(spread)
+
+
+SPREADS: dict[tuple[ClipPolicy, int, int, int], float] = {}
+"""Spreads that were found, of the policies that were asked for last: all laws start from the same inputs."""
+
+
+def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
+    """The spread at which 10 to 40 % is clipped, or 0.1 if there is none."""
     spread, low, high = 0.1, 1e-6, 8.0  # from the middle, for rules that look at signs alone and take any spread
     for _ in range(40):
         fraction = clip_fraction(policy, with_spread(spread))
@@ -46,15 +64,7 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
             break
         low, high = (spread, high) if fraction < 0.2 else (low, spread)
         spread = (low * high) ** 0.5
-    return with_spread(spread if 0.1 <= clip_fraction(policy, with_spread(spread)) <= 0.4 else 0.1)
-
-
-def clipping_inputs(policy: ClipPolicy) -> ClipInputs:
-    """`off_policy_inputs`, for a policy that must clip: raises AssertionError when no spread makes it clip 10 to 40 %."""
-    inputs = off_policy_inputs(policy)
-    fraction = clip_fraction(policy, inputs)
-    assert 0.1 <= fraction <= 0.4, f"clips {fraction:.0%} of ragged data of any spread, expected 10 to 40 %"
-    return inputs
+    return spread if 0.1 <= clip_fraction(policy, with_spread(spread)) <= 0.4 else 0.1
 
 
 def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
@@ -64,11 +74,27 @@ def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
 
 
 def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Six responses of 4096 tokens with log-ratios of +-50 a token, for every sign of the advantage."""
-    shift = torch.tensor([50.0, 50.0, 50.0, -50.0, -50.0, -50.0])[:, None].expand(6, 4096)
-    old = torch.full((6, 4096), -1.0)
-    advantages = torch.tensor([1.0, 0.0, -1.0, 1.0, 0.0, -1.0])[:, None]
-    return filled(policy, ClipInputs(old + shift, old, advantages, torch.ones(6, 4096, dtype=torch.bool), old))
+    """Responses of 4096 tokens, for every sign of the advantage: each token, or the first alone, has a log-ratio of +-100."""
+    shift = torch.zeros(12, 4096)
+    shift[0:3], shift[3:6] = 100.0, -100.0
+    shift[6:9, 0], shift[9:12, 0] = 100.0, -100.0
+    old = torch.full_like(shift, -1.0)
+    advantages = torch.tensor([1.0, 0.0, -1.0]).repeat(4)[:, None]
+    return filled(policy, ClipInputs(old + shift, old, advantages, torch.ones_like(shift, dtype=torch.bool), old))
+
+
+def moved(inputs: ClipInputs, factor: float) -> ClipInputs:
+    """The inputs with every token's log-ratio multiplied by a factor."""
+    return dataclasses.replace(inputs, log_probs=inputs.old_log_probs + factor * (inputs.log_probs - inputs.old_log_probs))
+
+
+def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int, advantage: float) -> ClipInputs:
+    """A response of one length for each log-ratio, which all of its tokens share."""
+    shift = torch.tensor(log_ratios, dtype=torch.float32)[:, None].expand(-1, length)
+    old = torch.full((len(log_ratios), length), -4.0)  # rare enough that its probability can rise
+    advantages = torch.full((len(log_ratios), 1), advantage)
+    inputs = filled(policy, ClipInputs(old + shift, old, advantages, torch.ones_like(old, dtype=torch.bool), old))
+    return map_tensors(inputs, torch.zeros_like, ("group_ids",))  # one group: what a group shares, all share
 
 
 def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInputs:
@@ -92,17 +118,31 @@ def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInp
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
     """Share of the responses with non-zero advantage that is clipped; a response counts with its share of clipped tokens."""
-    clipped = ops.per_response(policy(inputs).clipped.float(), inputs.response_mask)[:, 0]
+    clipped = ops.per_response(policy(fresh(inputs)).clipped.float(), inputs.response_mask)[:, 0]
     rows = (inputs.advantages != 0).any(dim=-1)
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
 
 
 def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor]:
-    """The policy's result and ``d objective.sum() / d log_probs``, ``(B, T)`` float32, over unmasked positions."""
-    log_probs = inputs.log_probs.detach().clone().requires_grad_()
-    result = policy(dataclasses.replace(inputs, log_probs=log_probs))
+    """The policy's result and ``d objective.sum() / d log_probs``, ``(B, T)`` float32, over unmasked positions.
+
+    The policy is given copies, so that one which changes its inputs does not change the caller's.
+
+    Raises:
+        AssertionError: the objective does not depend on ``log_probs``.
+    """
+    given = fresh(inputs)
+    log_probs = given.log_probs.requires_grad_()
+    result = policy(given)
+    assert result.objective.dim() == inputs.log_probs.dim(), f"the objective has shape {tuple(result.objective.shape)}"
+    assert result.objective.requires_grad, "the objective does not depend on log_probs: there is nothing to learn from"
     gradient = torch.autograd.grad(visible(result.objective, inputs).sum(), log_probs)[0]
     return result, gradient.float()
+
+
+def fresh(inputs: ClipInputs) -> ClipInputs:
+    """A copy of the inputs that shares no memory with them."""
+    return map_tensors(inputs, lambda values: values.detach().clone())
 
 
 def visible(values: Tensor, inputs: ClipInputs) -> Tensor:

@@ -1,0 +1,116 @@
+"""`rlzoo clips portrait`: where rules cut and how they weigh, as tables and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlzoo.cli.console import Plain
+from rlzoo.cli.options import AsJson, Plugins, loading
+from rlzoo.cli.tables import table
+from rlzoo.errors import UserError
+
+if TYPE_CHECKING:
+    from rlzoo.testing import Portrait
+
+COMPARED = "grpo"  # the rule that `clips check` prints beside another one
+PICTURES = (".svg", ".png")
+CURVE = tuple(2 ** (step / 8) for step in range(-16, 17))  # ratios from 1/4 to 4
+DRAWN = tuple(4**step for step in range(7))  # lengths from 1 to 4096
+
+
+def clips_portrait(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Policies to draw.")],
+    output: Annotated[Path, typer.Option(help="Picture to write: .svg or .png.")] = Path("portrait.svg"),
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw where policies cut at each length, and how they weigh a gradient at each ratio."""
+    if output.suffix not in PICTURES:
+        raise UserError(f"--output {str(output)!r}: the picture is written as {' or '.join(PICTURES)}; give such a name")
+    with loading():
+        from rlzoo.measure import figures
+        from rlzoo.policy import with_defaults
+        from rlzoo.testing.portrait import RATIOS, portrait
+        from rlzoo.zoo import load_zoo
+    zoo = load_zoo(plugin or [])
+    policies = {name: with_defaults(zoo[name]) for name in dict.fromkeys(names)}
+    ratios = sorted({*RATIOS, *CURVE})
+    portraits = {name: portrait(policy, lengths=DRAWN, ratios=ratios) for name, policy in policies.items()}
+    edges, weights = {}, {}
+    for name, drawn in portraits.items():
+        cuts = drawn.edges.values()
+        edges[name] = (
+            figures.Series(DRAWN, [each.high for each in cuts]),
+            figures.Series(DRAWN, [each.low for each in cuts]),
+        )
+        weights[name] = (
+            figures.Series(ratios, list(drawn.positive.values())),
+            figures.Series(ratios, list(drawn.negative.values())),
+        )
+        portraits[name] = _thinned(drawn)
+    figure = figures.edges_and_weights(edges, weights)
+    try:
+        if output.suffix == ".svg":
+            output.write_text(figures.svg(figure), encoding="utf-8")
+        else:
+            figure.savefig(output, dpi=150)
+    except OSError as error:
+        raise UserError(f"--output {str(output)!r} cannot be written: {error.strerror or error}") from error
+    if as_json:
+        print(json.dumps({name: as_dict(drawn) for name, drawn in portraits.items()}, indent=2))
+        return
+    print_portraits(Plain(), list(portraits.values()))
+    print(f"wrote {output}")
+
+
+def _thinned(drawn: Portrait) -> Portrait:
+    """The lengths and ratios of a portrait that are printed."""
+    from rlzoo.testing.portrait import LENGTHS, RATIOS
+
+    edges = {length: drawn.edges[length] for length in LENGTHS}
+    positive, negative = ({ratio: weights[ratio] for ratio in RATIOS} for weights in (drawn.positive, drawn.negative))
+    return dataclasses.replace(drawn, edges=edges, positive=positive, negative=negative)
+
+
+def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
+    """Two tables: cut edges by length, and weights by ratio, a block for each policy."""
+    rows = table("<", ">L", ">A>0 above", ">A<0 below", ">A<0 above")
+    for drawn in portraits:
+        has_inward = [
+            f"{length} tokens at {edge.inward:.3g}" for length, edge in drawn.edges.items() if edge.inward is not None
+        ]
+        for length, edge in drawn.edges.items():
+            name = drawn.name if length == next(iter(drawn.edges)) else ""
+            rows.add_row(name, str(length), *(_cell(each, "+.3g") for each in (edge.high, edge.low, edge.ceiling)))
+        if has_inward:
+            rows.add_row("", "", f"cut below ratio 1 where A > 0: {', '.join(has_inward)}")
+    console.print("log-ratio at which the gradient ends, by response length L", style="bold")
+    console.print(rows)
+    ratios = list(portraits[0].positive)
+    weights = table("<", "<", *(f">{ratio:g}" for ratio in ratios))
+    for drawn in portraits:
+        weights.add_row(drawn.name, "A>0", *(_cell(drawn.positive[ratio], ".3g") for ratio in ratios))
+        weights.add_row("", "A<0", *(_cell(drawn.negative[ratio], ".3g") for ratio in ratios))
+    console.print("\ngradient by ratio, as a share of that at ratio 1", style="bold")
+    console.print(weights)
+
+
+def as_dict(drawn: Portrait) -> dict[str, Any]:
+    """A portrait as plain numbers, rounded to four digits."""
+    edges = {str(length): _rounded(dataclasses.asdict(edge)) for length, edge in drawn.edges.items()}
+    weights = {"A > 0": drawn.positive, "A < 0": drawn.negative}
+    return {"edges": edges, "weights": {sign: _rounded(values) for sign, values in weights.items()}}
+
+
+def _rounded(values: Mapping[Any, float | None]) -> dict[str, float | None]:
+    return {f"{key}": None if value is None else float(f"{value:.4g}") for key, value in values.items()}
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"

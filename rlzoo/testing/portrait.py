@@ -1,0 +1,112 @@
+"""What a rule does, measured: where it cuts at several lengths, and how it weighs a gradient at several ratios."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlzoo import ops
+from rlzoo.policy import ClipPolicy
+from rlzoo.testing.data import evaluate, uniform_inputs
+
+LENGTHS = (1, 16, 256, 4096)
+RATIOS = (0.5, 0.8, 1.0, 1.25, 2.0)
+WEIGHED = 16  # tokens of the responses at which weights are measured
+FURTHEST = {1: 3.9, -1: 19.0}  # nats of a token, upward and downward: the tokens have probability exp(-4)
+STEPS, HALVINGS = 24, 18
+FADED = 1e-3  # a gradient this small, as a share of that at ratio 1, has faded and is not cut
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """The judged log-ratios of one length beyond which a gradient is cut or reversed; None where it never is.
+
+    Example:
+        PPO's clip of 0.2 has ``Edges(high=0.182, low=-0.223)``: the logarithms of 1.2 and 0.8.
+    """
+
+    high: float | None  # A > 0, upward
+    low: float | None  # A < 0, downward
+    ceiling: float | None  # A < 0, upward: a dual clip
+    inward: float | None  # A > 0, downward: no correct rule has one
+
+
+@dataclass(frozen=True, slots=True)
+class Portrait:
+    """One rule as measurements.
+
+    Example:
+        ``portrait.edges[256].high`` is the ceiling for responses of 256 tokens; ``portrait.positive`` the weights where A > 0.
+    """
+
+    name: str
+    edges: Mapping[int, Edges]  # by response length in tokens
+    positive: Mapping[float, float | None]  # gradient / gradient at ratio 1, by ratio, where A > 0; negative: reversed
+    negative: Mapping[float, float | None]  # the same where A < 0
+
+
+def portrait(policy: ClipPolicy, lengths: Sequence[int] = LENGTHS, ratios: Sequence[float] = RATIOS) -> Portrait:
+    """Measure a policy on single responses whose tokens share a log-ratio; log-ratios and ratios are those that it judges.
+
+    The tokens had probability exp(-4) = 0.018 when they were sampled, which matters to rules whose band depends on it. Of rules
+    that judge token by token, the last token is shown.
+    """
+    edges = {
+        length: Edges(
+            high=_edge(policy, length, advantage=1, way=1),
+            low=_edge(policy, length, advantage=-1, way=-1),
+            ceiling=_edge(policy, length, advantage=-1, way=1),
+            inward=_edge(policy, length, advantage=1, way=-1),
+        )
+        for length in lengths
+    }
+    positive, negative = ({ratio: _weight(policy, ratio, advantage) for ratio in ratios} for advantage in (1, -1))
+    return Portrait(policy.name, edges, positive, negative)
+
+
+def _measured(policy: ClipPolicy, token: float, length: int, advantage: int) -> tuple[float, float]:
+    """The judged log-ratio, and the gradient along the advantage, of a response's last token."""
+    result, gradient = evaluate(policy, uniform_inputs(policy, [token], length, float(advantage)))
+    return float(result.log_ratio[0, -1]), float(gradient[0, -1]) * advantage
+
+
+def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | None:
+    """Where, from ratio 1 on, the gradient ends or is reversed: first by steps of one factor, then by bisection."""
+    at_one = _measured(policy, 0.0, length, advantage)[1]
+    if at_one <= 0:
+        return None
+    slope = max(_slope(policy, length, advantage), 1e-6)
+    smallest, largest = 1e-5 / slope, min(FURTHEST[way], (ops.LOG_RATIO_LIMIT - 0.5) / slope)
+    inside, outside = 0.0, None
+    for step in range(STEPS + 1):
+        token = way * smallest * (largest / smallest) ** (step / STEPS)
+        if _measured(policy, token, length, advantage)[1] <= 0:
+            outside = token
+            break
+        inside = token
+    if outside is None:
+        return None
+    for _ in range(HALVINGS):
+        middle = (inside + outside) / 2
+        if _measured(policy, middle, length, advantage)[1] > 0:
+            inside = middle
+        else:
+            outside = middle
+    judged, last = _measured(policy, inside, length, advantage)
+    judged = (judged + _measured(policy, outside, length, advantage)[0]) / 2
+    is_reversed = _measured(policy, outside * 1.01, length, advantage)[1] < 0
+    return judged if is_reversed or last > FADED * at_one else None
+
+
+def _weight(policy: ClipPolicy, ratio: float, advantage: int) -> float | None:
+    """The gradient at a judged ratio, as a share of that at ratio 1; negative where it is reversed."""
+    at_one, slope = _measured(policy, 0.0, WEIGHED, advantage)[1], _slope(policy, WEIGHED, advantage)
+    if at_one == 0 or slope <= 0:
+        return None
+    return _measured(policy, math.log(ratio) / slope, WEIGHED, advantage)[1] / at_one + 0.0  # not -0
+
+
+def _slope(policy: ClipPolicy, length: int, advantage: int) -> float:
+    """Judged nats for each nat of a token: 1 for a mean, the length for a sum."""
+    return _measured(policy, 0.25, length, advantage)[0] / 0.25

@@ -1,0 +1,262 @@
+"""Correct rules, written as an outside author would write them; the kit must refuse none of them."""
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from rlzoo import Advantage, ClipBand, ClipPolicy, ClipResult, Reduction, Width, ops
+
+NEVER_CLIPS: dict[str, str] = {"clipped_means_no_gradient": "nothing is ever clipped"}
+
+
+class Token(ClipPolicy):
+    """PPO's clip on every token's ratio."""
+
+    name, paper, scope = "token", "none", "token"
+
+    clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low")
+    clip_high: Annotated[float, Width()] = Field(0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+
+
+class DualClip(Token):
+    """PPO's clip with a ceiling where A < 0."""
+
+    name = "dual-clip"
+    dual_clip: float = Field(3.0, gt=1, le=100, description="largest ratio where A < 0")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+
+
+class Mean(ClipPolicy):
+    """A band on the mean log-ratio of a response."""
+
+    name, paper, scope = "mean", "none", "sequence"
+
+    width: Annotated[float, Width()] = Field(0.05, gt=0, le=10, description="half-width of the band")
+
+    def __call__(self, inputs):
+        log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+        edge = torch.full_like(log_ratio.detach(), self.width)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class Root(ClipPolicy):
+    """A band on the summed log-ratio that grows with the root of the length."""
+
+    name, paper, scope = "root", "none", "sequence"
+
+    width: Annotated[float, Width()] = Field(0.03, gt=0, le=10, description="half-width of the band per sqrt(token)")
+
+    def __call__(self, inputs):
+        log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
+        edge = self.width * ops.lengths(inputs.response_mask).sqrt()
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class PlainGradient(ClipPolicy):
+    """The plain policy gradient, without a ratio."""
+
+    name, paper, scope = "plain-gradient", "none", "token"
+    exempt: ClassVar = NEVER_CLIPS
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs).detach()
+        objective = inputs.advantages.detach().float() * ops.log_probs(inputs)
+        return ClipResult(objective, log_ratio, torch.zeros_like(log_ratio, dtype=torch.bool))
+
+
+class LogRatioTimesAdvantage(ClipPolicy):
+    """The log-ratio times the advantage, which nobody has detached."""
+
+    name, paper, scope = "log-ratio", "none", "token"
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        objective = log_ratio * inputs.advantages
+        return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))
+
+
+class Weighted(ClipPolicy):
+    """The policy gradient, weighted by the ratio up to a cap."""
+
+    name, paper, scope = "weighted", "none", "token"
+    exempt: ClassVar = {"clipped_means_no_gradient": "a capped token keeps its gradient"}
+
+    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    cap: Annotated[float, Width()] = Field(1.3, gt=0, le=100, description="largest weight")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs).detach()
+        ratio = ops.limited_exp(log_ratio)
+        clipped = (inputs.advantages > 0) & (ratio > self.cap)
+        objective = ratio.clamp(max=self.cap) * inputs.advantages.detach().float() * ops.log_probs(inputs)
+        return ClipResult(objective, log_ratio, clipped)
+
+
+class Parabola(ClipPolicy):
+    """A quadratic penalty that turns the gradient round where PPO would cut it."""
+
+    name, paper, scope = "parabola", "none", "token"
+    exempt: ClassVar = {"clipped_means_no_gradient": "the gradient turns round and is never cut"}
+
+    width: Annotated[float, Width()] = Field(0.2, gt=0, le=100, description="distance of the ratio from 1 at the peak")
+
+    def __call__(self, inputs):
+        log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
+        ratio = ops.limited_exp(log_ratio)
+        moved = ratio.detach() - 1
+        turned = ((advantages > 0) & (moved > self.width)) | ((advantages < 0) & (moved < -self.width))
+        objective = ratio * advantages - advantages.abs() / (2 * self.width) * (ratio - 1).square()
+        return ClipResult(objective, log_ratio.detach(), turned)
+
+
+class Shared(ClipPolicy):
+    """A band whose edge is a multiple of the step's mean distance: what batch rules do."""
+
+    name, paper, scope = "shared", "none", "batch"
+
+    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    factor: Annotated[float, Width()] = Field(1.5, gt=0, le=100, description="the edge, in mean distances from 1")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        edge = self.factor * ops.step_mean(log_ratio.detach().abs(), inputs.response_mask)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class GroupBand(ClipPolicy):
+    """A band on the mean log-ratio of a response, less that of its group."""
+
+    name, paper, scope = "group-band", "none", "batch"
+    needs = frozenset({"group_ids"})
+
+    width: Annotated[float, Width()] = Field(0.05, gt=0, le=10, description="half-width of the band")
+
+    def __call__(self, inputs):
+        mean = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+        spread = ops.group_mean(mean.detach().square(), inputs.group_ids).sqrt()
+        edge = self.width + spread
+        return ops.clipped_surrogate(mean, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class Adaptive(Mean):
+    """A band that follows a clip fraction."""
+
+    name = "adaptive"
+    target: float = Field(0.2, gt=0, lt=1, description="share of the responses to clip")
+    rate: float = Field(0.5, ge=0, le=10, description="step of the logarithm of the width")
+
+    def updated(self, stats):
+        count = float(stats.num_responses.sum())
+        if count == 0:
+            return self
+        error = float(stats.num_clipped.sum()) / count - self.target
+        width = self.width * float(torch.tensor(self.rate * error).exp())
+        return self.replace(width=min(max(width, 1e-4), 10.0))
+
+
+class Kind(Token):
+    """A setting that is a word, with "int" in it."""
+
+    name = "kind"
+    measure: Literal["interval", "point"] = Field("interval", description="what the band is about")
+
+
+class Optional(ClipPolicy):
+    """A width that may be null, and is."""
+
+    name, paper, scope = "optional", "none", "sequence"
+
+    width: Annotated[float | None, Width()] = Field(None, gt=0, le=10, description="half-width of the band; null for none")
+
+    def __call__(self, inputs):
+        log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+        if self.width is None:
+            return ops.clipped_surrogate(log_ratio, inputs.advantages, band=None)
+        edge = torch.full_like(log_ratio.detach(), self.width)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class OneSide(Token):
+    """Two widths of which one is null: no ceiling where A < 0."""
+
+    name = "one-side"
+    dual: Annotated[float | None, Width()] = Field(None, gt=1, le=100, description="largest ratio where A < 0; null for none")
+
+
+class Loop(Mean):
+    """A loop over the rows that leaves the graph: slow, and right."""
+
+    name = "loop"
+
+    def __call__(self, inputs):
+        token = ops.log_ratio(inputs)
+        rows = []
+        for row, mask in zip(token, inputs.response_mask, strict=True):
+            number = int(mask.sum())
+            rows.append(row[mask].sum() / number if number else row.sum() * 0)
+        log_ratio = torch.stack(rows)[:, None]
+        edge = torch.full_like(log_ratio.detach(), self.width)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class Soft(ClipPolicy):
+    """A weight that fades with the ratio and is never zero."""
+
+    name, paper, scope = "soft", "none", "token"
+    exempt: ClassVar = {"clipped_means_no_gradient": "the weight fades and is never cut"}
+
+    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
+    softness: float = Field(2.0, gt=0, le=100, description="how soon the weight fades")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        weight = (-self.softness * log_ratio.detach().abs().clamp(max=ops.LOG_RATIO_LIMIT)).exp()
+        objective = weight * inputs.advantages.detach().float() * ops.log_probs(inputs)
+        return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))
+
+
+class Textbook(Token):
+    """PPO as the textbooks print it, by hand and without `ops`."""
+
+    name = "textbook"
+
+    def __call__(self, inputs):
+        moved = torch.where(inputs.response_mask, inputs.log_probs.float() - inputs.old_log_probs.detach().float(), 0.0)
+        ratio, advantages = moved.clamp(-20, 20).exp(), inputs.advantages.detach().float()
+        bounded = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        objective = torch.minimum(ratio * advantages, bounded * advantages)
+        above = (advantages > 0) & (ratio > 1 + self.clip_high)
+        below = (advantages < 0) & (ratio < 1 - self.clip_low)
+        return ClipResult(objective, moved.detach(), above | below)
+
+
+class Penalised(Token):
+    """PPO's clip with a penalty on the divergence from the old policy."""
+
+    name = "penalised"
+    learns_without_advantages = True
+    exempt: ClassVar = {
+        "zero_advantage_zero_gradient": "the penalty acts whatever the advantage",
+        "clipped_means_no_gradient": "the penalty acts beyond the band, too",
+    }
+
+    def __call__(self, inputs):
+        result, log_ratio = super().__call__(inputs), ops.log_ratio(inputs)
+        penalty = ops.limited_exp(-log_ratio) - 1 + log_ratio
+        return ClipResult(result.objective - 0.1 * penalty, result.log_ratio, result.clipped, result.band)
+
+
+CORRECT = (
+    Token, DualClip, Mean, Root, PlainGradient, LogRatioTimesAdvantage, Weighted, Parabola, Shared, GroupBand, Adaptive,
+    Kind, Optional, OneSide, Loop, Soft, Textbook, Penalised,
+)  # fmt: skip
