@@ -9,12 +9,15 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlzoo.cli.options import loading
 from rlzoo.errors import UserError
+
+if TYPE_CHECKING:
+    from rlzoo.zoo import Shelf
 
 LONGEST = 40  # characters of a name
 TAKEN = {
@@ -69,7 +72,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
     if not NAME.fullmatch(name):
         raise UserError(f"name {name!r}: lower-case words of letters and digits with hyphens between them, such as 'my-rule'")
     zoo = load_zoo()
-    shelf = {"clips": zoo, "advantages": zoo.advantages, "corrections": zoo.corrections}[kind.command]
+    shelf: Shelf[Any] = zoo if kind is POLICY else getattr(zoo, kind.command)
     short, title = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
     part = name if kind is POLICY else short
     if part in shelf:
