@@ -99,7 +99,7 @@ def test_an_unknown_reduction_is_refused_where_it_is_applied():
     objective, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
     with pytest.raises(UserError, match=r"unknown reduction 'my_mean' \(known: token_mean, "):
         reduce_objective(objective, mask, "my_mean", StepCounts(num_responses=1, num_tokens=2))
-    with pytest.raises(UserError, match=r"unknown KL estimator 'k4' \(known: k1, k2, k3\)"):
+    with pytest.raises(UserError, match=r"unknown KL estimator 'k4' \(known: k1, k2, k3, unbiased_k3\)"):
         kl_estimate(objective, objective, "k4")
 
 

@@ -39,7 +39,13 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
         rollout = old_log_probs + 0.001 * noise
         return filled(policy, ClipInputs(old_log_probs + spread * noise, old_log_probs, advantages, mask, rollout))
 
-    key = (policy, seed, num_responses, max_length)
+    key = (
+        type(policy),
+        repr(policy.model_dump()),
+        seed,
+        num_responses,
+        max_length,
+    )  # not the policy: one may be changed in place
     try:
         spread = SPREADS.get(key)
     except TypeError:  # a policy with a setting that has no hash
@@ -51,7 +57,7 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
     return with_spread(spread)
 
 
-SPREADS: dict[tuple[ClipPolicy, int, int, int], float] = {}
+SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
 """Spreads that were found, of the policies that were asked for last: all laws start from the same inputs."""
 
 

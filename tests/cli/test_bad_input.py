@@ -164,7 +164,7 @@ def test_no_steps(refused):
 
 def test_more_minibatches_than_responses(refused):
     line = refused("train", "--set", "learner.num_minibatches=999")
-    assert line == "learner.num_minibatches=999: more than the responses of a step"
+    assert line == "learner.num_minibatches=999: more than the 256 responses of a step"
 
 
 def test_reward_that_is_not_there(refused):
