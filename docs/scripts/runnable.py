@@ -60,15 +60,21 @@ COMMANDS = ("", "bash", "console", "python", "sh")
 """Languages of blocks that a reader would run; in others there is output or data."""
 SHORT = "--set eval.num_problems=20 --set tracking.mlflow=false"
 SHORTER = """rlzoo() {{
+  local word before= words=()
+  for word in "$@"; do
+    if [ "$1 $before" = "sweep --clip" ]; then word=$(cut -d , -f 1,2 <<< "$word"); fi
+    words+=("$word")
+    before=$word
+  done
   case " $* " in
     *" --dry-run "* | *" --resume "*) ;;
-    " train "* | " sweep "* | " calibrate "*) set -- "$@" --steps {steps} {settings} ;;
+    " train "* | " sweep "* | " calibrate "*) words+=(--steps {steps} {settings}) ;;
   esac
-  if [ "$1" = sweep ]; then set -- "$@" --seeds 1; fi
-  command rlzoo "$@"
+  if [ "$1" = sweep ]; then words+=(--seeds 1); fi
+  command rlzoo "${{words[@]}}"
 }}
 """
-"""Shadows the command: few steps and held-out problems, one seed, no MLflow, whatever the page says.
+"""Shadows the command: few steps and held-out problems, two rules and one seed, no MLflow, whatever the page says.
 
 Hidden commands and Python's runs are left as they are, and so are with MLflow.
 """
