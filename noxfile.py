@@ -273,9 +273,9 @@ def package(session: nox.Session) -> None:
     session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
     with session.chdir(session.create_tmp()):
         session.run(python, str(ROOT / "tests" / "installed.py"), external=True, env=env)
-    session.run(python, "-m", "tests.examples", "--quick", "--jobs", "2", external=True, env=env)
+    session.run(python, "-m", "tests.examples", "--quick", external=True, env=env)
     pages = sorted(map(str, (ROOT / "docs" / "how-to").glob("*.md")))
-    session.run(python, "-m", "docs.scripts.runnable", "--steps", "2", "--jobs", "2", *pages, external=True, env=env)
+    session.run(python, "-m", "docs.scripts.runnable", "--steps", "2", "--fork", *pages, external=True, env=env)
 
 
 @nox.session
