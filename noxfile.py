@@ -6,6 +6,7 @@ the development tools) and ``.nox/installed`` (a wheel, as a user would have it,
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "ci"]
+nox.options.sessions = ["ci"]
 nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).parent
@@ -34,12 +35,15 @@ def environment(session: nox.Session, name: str, *requirements: str, constraints
     folder = ROOT / ".nox" / name
     made_of = "".join(requirements) + "".join((ROOT / file).read_text() for file in ("pyproject.toml", constraints))
     stamp, digest = folder / "made-of", hashlib.sha256(made_of.encode()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != digest:
-        shutil.rmtree(folder, ignore_errors=True)
-        session.run(sys.executable, "-m", "venv", str(folder), external=True)
-        if requirements:
-            install(session, folder / "bin", *requirements, constraints=constraints)
-        stamp.write_text(digest)
+    folder.parent.mkdir(exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the sessions beside the tests wait for the environment that they share
+        if not stamp.exists() or stamp.read_text() != digest:
+            shutil.rmtree(folder, ignore_errors=True)
+            session.run(sys.executable, "-m", "venv", str(folder), external=True)
+            if requirements:
+                install(session, folder / "bin", *requirements, constraints=constraints)
+            stamp.write_text(digest)
     return folder / "bin"
 
 
@@ -54,22 +58,23 @@ def project(session: nox.Session) -> Path:
     return environment(session, "project", "-e", ".[dev,math-verify,reasoning-gym,gguf]")
 
 
-BESIDE = ("types", "floors", "package", "outside_plugin")
-"""Sessions that `ci` runs beside the tests."""
+BESIDE = ("build", "lint", "types", "floors", "package", "outside_plugin")
+"""Sessions that `ci` runs beside the tests. The first needs nothing but tools, and runs while the environment is made."""
 
 
 @nox.session
 def ci(session: nox.Session) -> None:
-    """`tests`, and at the same time `types`, `floors`, `package` and `outside_plugin`, which are printed at the end.
+    """Continuous integration: `tests`, and at the same time all other sessions of it, whose output is printed at the end.
 
     One after the other they would leave one of two cores idle for much of the time. Each can be run alone.
     """
-    python = project(session) / "python"  # both need it
     log = ROOT / ".nox" / "beside.log"
+    log.parent.mkdir(exist_ok=True)
     with log.open("w") as output:
         command = [sys.executable, "-m", "nox", "-s", *BESIDE]
         beside = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     try:
+        python = project(session) / "python"
         # the libraries are compiled once, and not by every process that is the first to import them
         session.run(str(python), "-c", "import tests.zygote as zygote; zygote.import_all()", external=True, env=OFFLINE)
         tests(session)
@@ -246,26 +251,31 @@ def installed(session: nox.Session) -> Path:
 
 
 @nox.session
-def package(session: nox.Session) -> None:
-    """What is in the wheel and the sdist; ``pip install .`` gives a working command with every bundled policy and config.
-
-    The commands of the how-tos and the examples that need no extra are run with nothing to be imported but what rlzoo requires,
-    the commands that train for two steps. `guides` does the same with the README and the tutorial.
-    """
+def build(session: nox.Session) -> None:
+    """The wheel and the sdist: their metadata, and what is in them."""
     tools = environment(session, "packaging", "hatchling>=1.26", "twine>=6", "readme-renderer[md]")
     built = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(built, ignore_errors=True)
     session.run(str(tools / "python"), "-m", "hatchling", "build", "-d", str(built), external=True)
     session.run(str(tools / "python"), "-m", "twine", "check", "--strict", *map(str, sorted(built.iterdir())), external=True)
     session.run(str(tools / "python"), str(ROOT / "tests" / "distributed.py"), str(built), external=True)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """``pip install .`` gives a working command with every bundled policy and config.
+
+    The commands of the how-tos and the examples that need no extra are run with nothing to be imported but what rlzoo requires,
+    the commands that train for two steps. `guides` does the same with the README and the tutorial.
+    """
     bin_folder = installed(session)
     python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
     session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
     with session.chdir(session.create_tmp()):
         session.run(python, str(ROOT / "tests" / "installed.py"), external=True, env=env)
-    session.run(python, "-m", "tests.examples", "--quick", "--jobs", "2", external=True, env=env)
+    session.run(python, "-m", "tests.examples", "--quick", external=True, env=env)
     pages = sorted(map(str, (ROOT / "docs" / "how-to").glob("*.md")))
-    session.run(python, "-m", "docs.scripts.runnable", "--steps", "2", "--jobs", "2", *pages, external=True, env=env)
+    session.run(python, "-m", "docs.scripts.runnable", "--steps", "2", "--fork", *pages, external=True, env=env)
 
 
 @nox.session

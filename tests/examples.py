@@ -1,20 +1,20 @@
 """Runs the examples that need nothing that rlzoo does not require, each in an empty folder: ``python -m tests.examples``.
 
 ``--jobs N`` runs so many at once, ``--quick`` leaves out those that take a quarter of a minute or more. An example that reads a
-run is given a short one.
+run is given a short one. All are forked from one process that has imported everything (`tests.zygote`).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tests.zygote import Zygote
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 LIMIT = 300.0
@@ -77,23 +77,20 @@ def unnamed() -> list[str]:
     return missing + gone
 
 
-def run_example(name: str, run: Path) -> bool:
+def run_example(name: str, run: Path, zygote: Zygote) -> bool:
     """Run an example in an empty folder and print its time, and what it printed if it failed."""
     arguments = shlex.split({**QUICK, **SLOW}[name].replace("RUN", str(run)).replace("DOCS", str(FOLDER.parent / "docs")))
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rlzoo-example-") as folder:
-        command = [sys.executable, str(FOLDER / name), *arguments]
         try:
-            done = subprocess.run(
-                command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=LIMIT
-            )
-        except subprocess.TimeoutExpired as error:
-            print(f"stopped after {LIMIT:g} s: {name}\n{error.output}", flush=True)
+            done = zygote.run(*arguments, script=FOLDER / name, folder=folder, timeout=LIMIT)
+        except TimeoutError as error:
+            print(f"{name}: {error}", flush=True)
             return False
     problem = f"FAILED (exit code {done.returncode})" if done.returncode else "ran"
     print(f"{problem} {name} in {time.monotonic() - start:.1f} s", flush=True)
     if done.returncode:
-        print(done.stdout, flush=True)
+        print(done.stdout + done.stderr, flush=True)
     return not done.returncode
 
 
@@ -106,9 +103,11 @@ def main() -> int:
     names = QUICK if options.quick else QUICK | SLOW
     with tempfile.TemporaryDirectory(prefix="rlzoo-examples-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "rlzoo", "train", *RUN, "--set", "tracking.mlflow=false", "--output", str(run)]
-        subprocess.run(command, cwd=folder, check=True, env={**os.environ, "COLUMNS": "80"})
-        ran = list(pool.map(lambda name: run_example(name, run), names))
+        zygote = Zygote()
+        made = zygote.run("train", *RUN, "--set", "tracking.mlflow=false", "--output", run, folder=folder)
+        assert made.returncode == 0, made.stdout + made.stderr
+        ran = list(pool.map(lambda name: run_example(name, run, zygote), names))
+        zygote.close()
     print(f"{len(ran)} examples; failed: {ran.count(False)}")
     return 0 if all(ran) else 1
 

@@ -1,6 +1,8 @@
 """The documentation's site: what its navigation names, where links lead, and which commands are run."""
 
+import os
 import re
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from docs.scripts import links, pages, runnable
 from tests import examples
+from tests.zygote import shadowing
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -237,3 +240,12 @@ def test_the_pages_with_commands_come_in_the_navigations_order():
     order = [page.relative_to(ROOT).as_posix() for page in runnable.pages()]
     assert order[:3] == ["README.md", "docs/index.md", "docs/tutorial.md"]
     assert order.index("plugins/rlzoo_gspo_token/README.md") < order.index("SECURITY.md")
+
+
+def test_a_forked_command_has_its_own_output_and_exit_code(zygote, tmp_path):
+    with shadowing(zygote) as folder:
+        environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+        command = ["bash", "-c", "rlzoo clips list | grep -c grpo && rlzoo clips show none-such"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip().isdigit()) == (2, True)
+    assert "unknown clip policy 'none-such'" in done.stderr

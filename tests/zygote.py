@@ -9,7 +9,9 @@ import importlib
 import json
 import os
 import resource
+import runpy
 import signal
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -17,13 +19,13 @@ import threading
 import time
 import traceback
 import types
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = (
     "matplotlib.figure",
     "mlflow",
-    "peft",
     "transformers.models.qwen3.modeling_qwen3",
     "rlzoo.cli.app",
     "rlzoo.cli.launch",
@@ -35,10 +37,11 @@ IMPORTED = (
     "rlzoo.lab.sweep",
     "rlzoo.training.train",
 )
+OPTIONAL = ("peft",)
 
 
 def become(request):
-    """Turn into the command, in a session of its own, and end with its exit code."""
+    """Turn into the command, or into a script, in a session of its own, and end with its exit code."""
     os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -59,13 +62,19 @@ def become(request):
     for name, limit in request["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
-    sys.argv = ["rlzoo", *request["words"]]
+    script = request.get("script")
+    sys.argv = [script or "rlzoo", *request["words"]]
     sys.modules["__main__"] = types.ModuleType("__main__")
     from rlzoo.cli.main import entry
 
     code = 70
     try:
-        entry()
+        if script:
+            sys.path.insert(0, str(Path(script).parent))
+            runpy.run_path(script, run_name="__main__")
+            code = 0
+        else:
+            entry()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException:
@@ -102,9 +111,13 @@ class Zygote:
     def __init__(self):
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            [sys.executable, "-P", __file__],  # without -P, modules would be imported from this folder
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+        )
 
     def ask(self, request):
         with self._lock:  # an attack may watch from a thread
@@ -122,17 +135,18 @@ class Zygote:
         self._process.stdout.close()
         self._process.wait()
 
-    def start(self, *words, folder, files, environment=None):
-        """Start a command; ``files`` are the paths of stdin, stdout and stderr, None for one that is closed."""
+    def start(self, *words, folder, files, environment=None, script=None):
+        """Start a command, or a script; ``files`` are the paths of stdin, stdout and stderr, None for one that is closed."""
         request = {"words": [*map(str, words)], "files": [file and str(file) for file in files], "folder": str(folder)}
+        request["script"] = script and str(script)
         pid = self.ask(request | {"environment": {**(environment or os.environ)}, "limits": {}})
         return Process(self, pid)
 
-    def run(self, *words, folder, environment=None, timeout=280):
-        """Run a command to its end, as `subprocess.run` with the output captured."""
+    def run(self, *words, folder, environment=None, timeout=280, script=None):
+        """Run a command, or a script, to its end, as `subprocess.run` with the output captured."""
         with tempfile.TemporaryDirectory() as texts:
             files = [Path(texts, name) for name in ("out", "err")]
-            process = self.start(*words, folder=folder, files=(os.devnull, *files), environment=environment)
+            process = self.start(*words, folder=folder, files=(os.devnull, *files), environment=environment, script=script)
             code = process.wait(timeout)
             return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
 
@@ -162,9 +176,44 @@ class Process:
             os.kill(self.pid, number)
 
 
+CLIENT = """#!{python} -SEs
+import json, os, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({address!r})
+files = [f"/proc/{{os.getpid()}}/fd/{{number}}" for number in range(3)]
+request = {{"words": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ), "files": files}}
+connection.sendall(json.dumps(request).encode() + b"\\n")
+sys.exit(int(connection.makefile().readline() or 70))
+"""
+
+
+@contextmanager
+def shadowing(zygote, limit=1800):
+    """A folder to put first on PATH: the command ``rlzoo`` in it is forked from the zygote."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            request = json.loads(self.rfile.readline())
+            process = zygote.start(*request.pop("words"), **request)
+            self.wfile.write(f"{process.wait(limit)}\n".encode())
+
+    with tempfile.TemporaryDirectory() as folder:
+        address, command = str(Path(folder) / "socket"), Path(folder) / "bin" / "rlzoo"
+        with socketserver.ThreadingUnixStreamServer(address, Handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            command.parent.mkdir()
+            command.write_text(CLIENT.format(python=sys.executable, address=address))
+            command.chmod(0o755)
+            yield command.parent
+            server.shutdown()
+
+
 def import_all():
     for name in IMPORTED:
         importlib.import_module(name)
+    for name in OPTIONAL:
+        with suppress(ImportError):
+            importlib.import_module(name)
 
 
 def main():

@@ -9,8 +9,9 @@ The line before a fence says what the block is:
 ``<!-- before: COMMAND -->`` on a line of its own is a command that readers do not see; it makes what the page presupposes. The
 blocks of a page share its folder, in which ``examples`` is a link to the repository's, and run in their order.
 
-``python -m docs.scripts.runnable [--steps N] [--jobs N] [PAGE...]`` takes the pages as the repository has them; without any,
-the README and all that the navigation names. With ``--steps`` everything that trains is short (`SHORTER`).
+``python -m docs.scripts.runnable [--steps N] [--jobs N] [--fork] [PAGE...]`` takes the pages as the repository has them;
+without any, the README and all that the navigation names. With ``--steps`` everything that trains is short (`SHORTER`). With
+``--fork`` the command ``rlzoo`` does not import everything each time, but is forked from a process that has (`tests.zygote`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from docs.scripts.pages import ROOT, home, navigation, sources
+from tests.zygote import Zygote, shadowing
 
 LIMIT = 1800.0
 """Seconds that one block may take."""
@@ -60,15 +63,21 @@ COMMANDS = ("", "bash", "console", "python", "sh")
 """Languages of blocks that a reader would run; in others there is output or data."""
 SHORT = "--set eval.num_problems=20 --set tracking.mlflow=false"
 SHORTER = """rlzoo() {{
+  local word before= words=()
+  for word in "$@"; do
+    if [ "$1 $before" = "sweep --clip" ]; then word=$(cut -d , -f 1,2 <<< "$word"); fi
+    words+=("$word")
+    before=$word
+  done
   case " $* " in
     *" --dry-run "* | *" --resume "*) ;;
-    " train "* | " sweep "* | " calibrate "*) set -- "$@" --steps {steps} {settings} ;;
+    " train "* | " sweep "* | " calibrate "*) words+=(--steps {steps} {settings}) ;;
   esac
-  if [ "$1" = sweep ]; then set -- "$@" --seeds 1; fi
-  command rlzoo "$@"
+  if [ "$1" = sweep ]; then words+=(--seeds 1); fi
+  command rlzoo "${{words[@]}}"
 }}
 """
-"""Shadows the command: few steps and held-out problems, one seed, no MLflow, whatever the page says.
+"""Shadows the command: few steps and held-out problems, two rules and one seed, no MLflow, whatever the page says.
 
 Hidden commands and Python's runs are left as they are, and so are with MLflow.
 """
@@ -171,10 +180,17 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", type=Path)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--jobs", type=int, default=1, help="pages at once")
+    parser.add_argument("--fork", action="store_true", help="fork the command rlzoo from one process")
     options = parser.parse_args()
     chosen = [page.resolve() for page in options.pages] or pages()
     found = [marked(page.read_text(encoding="utf-8")) for page in chosen]
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with ExitStack() as stack:
+        if options.fork:
+            zygote = Zygote()
+            stack.callback(zygote.close)
+            folder = stack.enter_context(shadowing(zygote, LIMIT))
+            os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
         ran = list(pool.map(lambda page: run_page(page, steps=options.steps), chosen))
     blocks = sum(block.file is None and not block.hidden for page in found for block in page)
     print(f"{blocks} blocks marked runnable; pages that failed: {ran.count(False)}")

@@ -110,16 +110,16 @@ def test_a_new_distribution_is_clean_by_ruffs_default_rules(written):
     run_in(written, "-m", "ruff", "check", "--extend-select", "I", *STYLE)  # newer ruffs sort imports by default
 
 
-def test_a_new_policy_is_listed_checked_and_trained_from_its_folder(written, rlzoo, tmp_path):
+def test_a_new_policy_is_listed_checked_and_trained_from_its_folder(written, rlzoo, zygote, tmp_path):
     assert (
         f"my-rule  sequence, group_norm, sequence_mean  none yet  {written}" in rlzoo("clips", "list", "--plugin", written)[1]
     )
     assert rlzoo("clips", "check", written)[0] == 0
-    out = run_in(
-        tmp_path, "-m", "rlzoo", "train", "--plugin", str(written), "--clip", "my-rule", "--output", "run", *QUICK
-    )  # a process of its own, which has not imported the plugin yet
-    assert out.startswith("my-rule on arithmetic")
-    assert "step 1/1" in out
+    # a process of its own, which has not imported the plugin yet
+    done = zygote.run("train", "--plugin", written, "--clip", "my-rule", "--output", "run", *QUICK, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("my-rule on arithmetic")
+    assert "step 1/1" in done.stdout
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") >= 1
     assert f"plugins:\n- {written}\n" in (tmp_path / "run" / "config.yaml").read_text()
 

@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -124,33 +123,42 @@ def test_a_conversion_that_fails_leaves_nothing(tiny_package, tmp_path):
     assert list(tiny_package.iterdir()) == []
 
 
-def test_a_conversion_that_is_killed_leaves_no_half_cache(tiny_package):
+@pytest.fixture
+def python(zygote, tmp_path):
+    """Runs a script in a process of its own, with our modules."""
+
+    def run(text):
+        script = tmp_path / "script.py"
+        script.write_text("import sys\nsys.path.insert(0, sys.argv[1])\n" + text)
+        return zygote.run(sys.path[0], script=script, folder=tmp_path)
+
+    return run
+
+
+def test_a_conversion_that_is_killed_leaves_no_half_cache(tiny_package, python):
     script = """
-import os, sys, transformers
-sys.path.insert(0, sys.argv[1])
+import os, transformers
 transformers.LlamaForCausalLM.save_pretrained = lambda *_: os._exit(9)
 from rlzoo.models.pretrained import load_pretrained
 load_pretrained("smollm2")
 """
-    killed = subprocess.run([sys.executable, "-c", script, sys.path[0]], check=False)
-    assert killed.returncode == 9
+    assert python(script).returncode == 9
     (torn,) = tiny_package.iterdir()
     assert torn.name.startswith(".")
     load_pretrained("smollm2")
 
 
-def test_concurrent_conversions_all_succeed(tiny_package):
+def test_concurrent_conversions_all_succeed(tiny_package, python):
     script = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
+import os
 import gguf, transformers
 from rlzoo.models.pretrained import load_pretrained
 other = os.fork()
 load_pretrained("smollm2")
 assert not other or os.waitpid(other, 0) == (other, 0)
 """
-    done = subprocess.run([sys.executable, "-c", script, sys.path[0]], capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = python(script)
+    assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tiny_package.iterdir()] == ["smollm2-135m-instruct-9.9"]
 
 
