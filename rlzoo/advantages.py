@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -42,6 +42,8 @@ class AdvantageInputs:
     turn_ids: Tensor | None = None  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
     token_rewards: Tensor | None = None  # (B, T) paid at single tokens on top of `rewards`, such as those of a step's end
     state_ids: Tensor | None = None  # (B, T) int64: on a turn's tokens, the state of the environment that the turn began in
+    old_log_probs: Tensor | None = None  # (B, T) of the model before the first update of the batch
+    collision_probs: Tensor | None = None  # (B, T) sum over the vocabulary of that model's probability squared
 
     def returns(self) -> Tensor:
         """The return of each token, ``(B, T)``: the reward of the response, and the token rewards from the token on."""
@@ -74,7 +76,8 @@ class AdvantageEstimator(BaseModel, ABC):
     paper: ClassVar[str]
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, each with the settings that it stands for
     needs: ClassVar[frozenset[str]] = frozenset()  # of `NEEDS`: optional inputs without which it cannot estimate
-    per_token: ClassVar[bool] = False  # whether it has a value for each token where there are token rewards
+    per_token: ClassVar[bool] = False  # whether its values differ by token, whatever the rewards
+    takes_token_rewards: ClassVar[bool] = False  # whether it takes rewards for single tokens, and then has a value for each
     compares: ClassVar[bool] = True  # whether it compares the responses to one prompt
     takes_one: ClassVar[bool] = False  # whether a group of one response gets 0 instead of being refused
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, with the reason
@@ -101,7 +104,7 @@ class AdvantageEstimator(BaseModel, ABC):
             )
         if missing := sorted(need for need in self.needs if getattr(inputs, need) is None):
             raise UserError(f"advantage {self.name!r} needs {missing[0]}, which this run has none of")
-        if inputs.token_rewards is not None and not self.per_token:
+        if inputs.token_rewards is not None and not self.takes_token_rewards:
             raise UserError(f"advantage {self.name!r} has no values per token, and there are rewards for single tokens")
         advantages = self.estimate(_in_float64(inputs)).detach()
         if advantages.shape[-1] != 1:
@@ -113,17 +116,12 @@ class AdvantageEstimator(BaseModel, ABC):
         """Estimate the advantages in float64, ``(B, 1)`` or ``(B, T)``, from inputs whose rewards are in float64."""
 
 
-NEEDS = ("turn_ids", "token_rewards", "state_ids")
+NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs")
 """The optional inputs of an estimator."""
+
+FLOATS = ("rewards", "token_rewards", "old_log_probs", "collision_probs")
 
 
 def _in_float64(inputs: AdvantageInputs) -> AdvantageInputs:
-    token_rewards = None if inputs.token_rewards is None else inputs.token_rewards.detach().double()
-    return AdvantageInputs(
-        inputs.rewards.detach().double(),
-        inputs.group_ids,
-        inputs.response_mask,
-        inputs.turn_ids,
-        token_rewards,
-        inputs.state_ids,
-    )
+    given = {name: getattr(inputs, name) for name in FLOATS}
+    return replace(inputs, **{name: value.detach().double() for name, value in given.items() if value is not None})

@@ -292,11 +292,14 @@ def policy_problem(policy: Any) -> str | None:
 def find_policies(name: str) -> list[type[ClipPolicy]]:
     """The policy of that name; or every policy of a plugin file or folder, when ``name`` is the path of one.
 
+    The name of an installed policy comes first: ``./grpo`` is a folder with that name.
+
     Raises:
         UserError: no such policy, or a plugin that cannot be used.
     """
-    if not name.endswith(".py") and not Path(name).is_dir() and NAME.fullmatch(name):
-        return [load_zoo()[name]]
+    zoo = load_zoo()
+    if name in zoo or (NAME.fullmatch(name) and not name.endswith(".py") and not Path(name).is_dir()):
+        return [zoo[name]]
     return [entry.kind for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
 
 

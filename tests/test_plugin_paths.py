@@ -58,6 +58,14 @@ def test_the_same_file_named_twice_is_one_plugin(flat, tmp_path, monkeypatch):
         assert RunConfig.compose(clip="flat", plugins=[flat, other]).plugins == (str(flat),)
 
 
+def test_a_name_comes_before_a_folder_of_that_name(tmp_path, monkeypatch):
+    (tmp_path / "grpo").mkdir()
+    (tmp_path / "grpo" / "flat.py").write_text(FLAT)
+    monkeypatch.chdir(tmp_path)
+    assert [policy.name for policy in find_policies("grpo")] == ["grpo"]
+    assert [policy.name for policy in find_policies("./grpo")] == ["flat"]
+
+
 def test_a_plugin_of_the_config_may_be_named_again(flat, tmp_path):
     before = RunConfig.compose(clip="flat", plugins=[flat])
     saved = tmp_path / "config.yaml"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STD_FLOOR = 1e-6
+WEIGHT_FLOOR = 1e-8
 
 
 class GroupNorm(AdvantageEstimator):
@@ -140,7 +141,7 @@ class BatchNorm(AdvantageEstimator):
     """
 
     name, paper = "batch_norm", "arXiv 2501.03262"
-    compares, per_token = False, True
+    compares, takes_token_rewards = False, True
     exempt: ClassVar = {"prompts_are_independent": "the mean and the deviation are those of the whole batch"}
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
@@ -162,7 +163,7 @@ class Raw(AdvantageEstimator):
     """
 
     name, paper = "raw", "none"
-    compares, per_token = False, True
+    compares, takes_token_rewards = False, True
     exempt: ClassVar = {"equal_rewards_have_no_advantage": "the reward is not compared with anything"}
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
@@ -188,7 +189,7 @@ class Process(AdvantageEstimator):
 
     name, paper = "process", "arXiv 2402.03300"
     needs: ClassVar = frozenset({"token_rewards"})
-    compares, per_token, takes_one = True, True, True
+    per_token, takes_token_rewards, takes_one = True, True, True
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
@@ -221,7 +222,7 @@ class GiGPO(AdvantageEstimator):
 
     name, paper = "gigpo", "arXiv 2505.10978"
     needs: ClassVar = frozenset({"turn_ids", "state_ids"})
-    per_token, takes_one = True, True
+    per_token, takes_token_rewards, takes_one = True, True, True
 
     discount: float = Field(0.95, gt=0, le=1, description="discount of the next turn's reward")
     weight: float = Field(1.0, ge=0, le=1e6, description="weight of the comparison of turns")
@@ -250,10 +251,53 @@ class GiGPO(AdvantageEstimator):
         return ops.group_centred(episode, inputs.group_ids) + self.weight * compared.gather(1, turns.clamp(min=0))
 
 
+class OptimalTokenBaseline(AdvantageEstimator):
+    """Subtracts from the return of each token a baseline of its own, which weighs the group by the variance of its gradients.
+
+    Formula:
+        A_t = G_t - B_t,    B_t = sum_i G_it W_it / sum_i W_it over the responses of the group that have a t-th token
+
+    Where:
+        G_t is the return of the token, W_t = sum over the tokens up to t of 1 - 2 p + sum_v p(v)^2: the squared norm of the
+        gradient of log p with respect to the logits, with p of the model before the first update. t counts the model's tokens.
+        Where only one response still has tokens there is nothing to compare with, and B_t = 0.
+
+    Reference:
+        Optimal token baseline, arXiv 2602.07078; B_t = 0 in the tail of the longest response as in verl's code.
+    """
+
+    name, paper = "optimal_token_baseline", "arXiv 2602.07078"
+    needs: ClassVar = frozenset({"old_log_probs", "collision_probs"})
+    per_token, takes_token_rewards = True, True
+    exempt: ClassVar = {
+        "equal_rewards_have_no_advantage": "where only the longest response has tokens, the return is compared with nothing"
+    }
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        assert inputs.old_log_probs is not None, "it is in needs"
+        assert inputs.collision_probs is not None, "it is in needs"
+        mask, returns = inputs.response_mask, inputs.returns()
+        weight = ops.prefix_sum(1 - 2 * inputs.old_log_probs.exp() + inputs.collision_probs, mask)
+        # the t-th token of every response moves to column t
+        column = torch.where(mask, mask.cumsum(-1) - 1, mask.shape[1])
+        group = torch.unique(inputs.group_ids[:, 0], return_inverse=True)[1]
+
+        def group_sums(values: Tensor) -> Tensor:
+            compact = torch.zeros(len(mask), mask.shape[1] + 1, dtype=values.dtype).scatter(1, column, values)
+            return torch.zeros_like(compact).index_add(0, group, compact)[group].gather(1, column)
+
+        # less the smallest reward of the group, so that equal returns leave exactly 0
+        smallest = torch.full_like(inputs.rewards, torch.inf).scatter_reduce(0, group[:, None], inputs.rewards, "amin")[group]
+        number, total = group_sums(mask.to(returns.dtype)), group_sums(weight)
+        baseline = smallest + group_sums((returns - smallest) * weight) / (total + WEIGHT_FLOOR)
+        return returns - torch.where(number > 1, baseline, 0.0)
+
+
 @hookimpl
 def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
     """The estimators of this module."""
-    return [GroupNorm, GroupMean, LeaveOneOut, MaxRL, PassAtK, BatchNorm, Raw, Process, GiGPO]
+    return [GroupNorm, GroupMean, LeaveOneOut, MaxRL, PassAtK, BatchNorm, Raw, Process, GiGPO, OptimalTokenBaseline]
 
 
 def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:

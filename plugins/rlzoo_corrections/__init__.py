@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 Pool = Literal["token", "sum", "mean"]
 """Whose ratio is judged: each token's, or the response's as the sum or mean of its log-ratios."""
+
+
+PROB_FLOOR = 1e-8  # of a probability's complement, before its logarithm
 
 
 class Pooled(Correction):
@@ -168,7 +172,85 @@ class TVGate(Correction):
         return torch.where((distance > self.threshold) & pushes, 0.0, ratio.clamp(max=self.high))
 
 
+class BinaryGate(Correction):
+    """A gate on single tokens, by a divergence between trainer and sampler seen as "this token or another one"."""
+
+    per_token = True
+
+    high: float = Field(2.0, gt=0, description="cap of the ratio of what is kept")
+
+    @abstractmethod
+    def divergence(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """The divergence of each token, from its log-probs under the trainer and under the sampler."""
+
+    def gated(self, inputs: CorrectionInputs, threshold: float) -> Tensor:
+        """The weights, ``(B, T)``."""
+        log_q = torch.where(inputs.response_mask, inputs.rollout_log_probs.float(), 0.0)
+        divergence = self.divergence(log_q + inputs.log_ratio, log_q)
+        pushes = inputs.log_ratio.sign() * inputs.advantages > 0
+        kept = ops.limited_exp(inputs.log_ratio).clamp(max=self.high)
+        return torch.where((divergence > threshold) & pushes, 0.0, kept)
+
+
+class BinaryTVGate(BinaryGate):
+    """Drops tokens whose probabilities under trainer and sampler are far apart, if learning would push them further.
+
+    Formula:
+        w_t = 0 where |p_t - q_t| > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
+
+    Where:
+        p_t = pi_old and q_t = pi_rollout of the sampled token, rho_t = p_t / q_t. |p_t - q_t| is the total variation between
+        the two models seen as "this token or another one".
+
+    Reference:
+        The trust region of DPPO, arXiv 2602.04879, with the threshold of its published scripts. There it follows the current
+        model; here it is computed once, before the first update. The cap is ours.
+    """
+
+    name, paper = "binary_tv_gate", "arXiv 2602.04879"
+
+    threshold: float = Field(0.15, gt=0, le=1, description="largest difference of the two probabilities")
+
+    def divergence(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """See `BinaryGate.divergence`."""
+        return (log_p.exp() - log_q.exp()).abs()
+
+    def weigh(self, inputs: CorrectionInputs) -> Tensor:
+        """See `Correction.weigh`."""
+        return self.gated(inputs, self.threshold)
+
+
+class BinaryKLGate(BinaryGate):
+    """Drops tokens on which trainer and sampler diverge too far, if learning would push them further.
+
+    Formula:
+        w_t = 0 where D_t > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
+        D_t = q_t log(q_t / p_t) + (1 - q_t) log((1 - q_t) / (1 - p_t))
+
+    Where:
+        p_t = pi_old and q_t = pi_rollout of the sampled token, rho_t = p_t / q_t. D_t is the Kullback-Leibler divergence
+        between the two models seen as "this token or another one", in nats.
+
+    Reference:
+        The trust region of DPPO, arXiv 2602.04879, with the threshold of its published scripts. There it follows the current
+        model; here it is computed once, before the first update. The cap is ours.
+    """
+
+    name, paper = "binary_kl_gate", "arXiv 2602.04879"
+
+    threshold: float = Field(0.05, gt=0, le=100, description="largest divergence of a token, in nats")
+
+    def divergence(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """See `BinaryGate.divergence`."""
+        other_p, other_q = ((-torch.expm1(each)).clamp(min=PROB_FLOOR) for each in (log_p, log_q))
+        return log_q.exp() * (log_q - log_p) + other_q * (other_q / other_p).log()
+
+    def weigh(self, inputs: CorrectionInputs) -> Tensor:
+        """See `Correction.weigh`."""
+        return self.gated(inputs, self.threshold)
+
+
 @hookimpl
 def rlzoo_corrections() -> list[type[Correction]]:
     """The corrections of this module."""
-    return [Truncate, Mask, IcePop, LengthFair, TrustRegionMask, TVGate]
+    return [Truncate, Mask, IcePop, LengthFair, TrustRegionMask, TVGate, BinaryTVGate, BinaryKLGate]

@@ -129,8 +129,10 @@ def _check(kind: str, name: str, as_json: bool) -> None:
     with loading():
         from rlzoo.testing import ADVANTAGE_LAWS, CORRECTION_LAWS
         from rlzoo.testing.parts import broken
-    is_path = name.endswith(".py") or Path(name).is_dir()
-    shelf = _shelf(kind, [name] if is_path else None)
+    shelf = _shelf(kind, None)
+    is_path = name not in shelf and (name.endswith(".py") or Path(name).is_dir())
+    if is_path:
+        shelf = _shelf(kind, [name])
     parts = [e.kind() for e in shelf.entries.values() if e.plugin.asked_for] if is_path else [shelf.build(kind, name)]
     laws: Any = ADVANTAGE_LAWS if kind == "advantages" else CORRECTION_LAWS
     reports, console = [], Plain()

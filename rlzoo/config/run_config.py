@@ -186,10 +186,17 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
-        name, given = self.estimator.name, {"turn_ids"} | ({"token_rewards"} if self.reward.kl_coef else set())
+        name, given = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs"}
+        if self.reward.kl_coef:
+            given.add("token_rewards")
         if missing := sorted(self.estimator.needs - given):
             raise UserError(
                 f"advantage {name!r} needs {missing[0]}, which task {self.task.name!r} does not give; choose another"
+            )
+        if self.estimator.per_token and self.clip.scope == "sequence":
+            raise UserError(
+                f"clip.advantage={name!r}: its values differ by token, and {self.clip.name} takes one per response; "
+                "choose another advantage, or a clip policy of scope token or batch"
             )
         return self
 
@@ -200,9 +207,9 @@ class RunConfig(Section):
             raise UserError(
                 f"{given}: makes advantages differ by token, and {clip.name} takes one per response; use learner.kl_coef"
             )
-        if self.reward.kl_coef and not self.estimator.per_token:
+        if self.reward.kl_coef and not self.estimator.takes_token_rewards:
             kinds = load_zoo(self.plugins).advantages
-            allowed = [name for name, kind in kinds.items() if kind.per_token and not kind.needs]
+            allowed = [name for name, kind in kinds.items() if kind.takes_token_rewards and not kind.needs]
             raise UserError(
                 f"{given}: advantage {self.estimator.name!r} has no values per token (allowed: {', '.join(allowed)}); "
                 f"set clip.advantage={allowed[0]}"

@@ -106,6 +106,7 @@ class Learner:
         prepare_for_training(language_model, config)
         self.language_model = language_model
         module = ResponseLogProbs(language_model, temperature, entropy_gradient=config.entropy_coef > 0)
+        self._module = module
         self.reference: ResponseLogProbs | None = None
         if self.has_reference and not has_adapter(language_model):
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
@@ -168,17 +169,25 @@ class Learner:
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
         batch = replace(batch, rewards=rewards)
-        kl_coef, advantages = self.reward.kl_coef, self._advantages(batch) if self.reward.kl_coef == 0 else None
+        kl_coef, needs = self.reward.kl_coef, self.estimator.needs & {"old_log_probs", "collision_probs"}
+        advantages = None if kl_coef or needs else self._advantages(batch)
         unscored = torch.zeros(len(batch), dtype=torch.bool)
         if not self.has_reference and advantages is not None and not self._learns_from(advantages):
             unscored[:] = True  # nothing will read them
-        elif kl_coef == 0 and self.correction is None:
+        elif advantages is not None and self.correction is None:
             unscored[self.minibatches(batch, seed)[0]] = True
         old_log_probs, old_entropy = self.log_probs_and_entropy(batch, ~unscored)
         ref_log_probs = self.reference_log_probs(batch) if self.has_reference else None
         if advantages is None:
-            assert ref_log_probs is not None, "has_reference"
-            advantages = self._advantages(batch, -kl_coef * (old_log_probs - ref_log_probs))
+            given: dict[str, Tensor] = {}
+            if kl_coef:
+                assert ref_log_probs is not None, "has_reference"
+                given["token_rewards"] = -kl_coef * (old_log_probs - ref_log_probs)
+            if "old_log_probs" in needs:
+                given["old_log_probs"] = old_log_probs
+            if "collision_probs" in needs:
+                given["collision_probs"] = self.collision_probs(batch)
+            advantages = self._advantages(batch, **given)
         weights = None
         if self.correction is not None:
             weights = self.correction(CorrectionInputs(old_log_probs, batch.rollout_log_probs, batch.response_mask, advantages))
@@ -193,16 +202,14 @@ class Learner:
             seed=seed,
         )
 
-    def _advantages(self, batch: Batch, token_rewards: Tensor | None = None) -> Tensor:
+    def _advantages(self, batch: Batch, **given: Tensor) -> Tensor:
         """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` where credit differs by token; 0 for what is filtered.
 
         Args:
             batch: with the rewards after shaping.
-            token_rewards: ``(B, T)`` what is paid at single tokens.
+            given: optional fields of `AdvantageInputs`, ``(B, T)`` each.
         """
-        inputs = AdvantageInputs(
-            batch.rewards[:, None], batch.group_ids[:, None], batch.response_mask, batch.turn_ids, token_rewards
-        )
+        inputs = AdvantageInputs(batch.rewards[:, None], batch.group_ids[:, None], batch.response_mask, batch.turn_ids, **given)
         return without_truncated(self.estimator(inputs), batch.finished, self.reward)
 
     def log_probs(self, batch: Batch) -> Tensor:
@@ -213,6 +220,14 @@ class Learner:
         """Compute the model's log-probs and entropies of all responses, ``(B, T)``, or of those ``where`` is True; else 0."""
         rows = torch.arange(len(batch))
         return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])
+
+    def collision_probs(self, batch: Batch) -> Tensor:
+        """Compute the sum over the vocabulary of the model's squared probabilities, ``(B, T)``; a forward pass of its own."""
+        self._module.statistic = "collision"
+        try:
+            return self.log_probs_and_entropy(batch)[1]
+        finally:
+            self._module.statistic = "entropy"
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """Compute the log-probs of the starting model, ``(B, T)``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 LOGITS_PER_CHUNK = 2**24
 """Logits held at a time, in elements: 64 MB in float32, whatever the vocabulary."""
 
+Statistic = Literal["entropy", "collision"]
+"""Of the distribution that a token was drawn from."""
+
 logger = logging.getLogger("rlzoo")
 
 
@@ -28,11 +31,15 @@ class ResponseLogProbs(nn.Module):
     The head runs on response tokens alone and chunk by chunk, each chunk recomputed in the backward pass, so that
     logits of shape (B, T, vocabulary) never exist. A model that does more to its logits than apply its head is noticed
     once, here, and takes the plain path.
+
+    ``statistic`` says what comes beside the log-probabilities: entropies, or collision probabilities, the sum of the squared
+    probabilities over the vocabulary.
     """
 
     def __init__(self, language_model: PreTrainedModel, temperature: float = 1.0, *, entropy_gradient: bool = False) -> None:
         super().__init__()
         self.entropy_gradient = entropy_gradient
+        self.statistic: Statistic = "entropy"
         self.language_model = language_model
         self.temperature = temperature
         self.chunked = head_gives_the_logits(language_model)
@@ -40,14 +47,14 @@ class ResponseLogProbs(nn.Module):
             logger.warning("%s transforms its logits: log-probs are not chunked", type(language_model).__name__)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each response token.
+        """Log-probability of each response token, and the entropy or other ``statistic`` of its distribution.
 
         Args:
             inputs: R rows of S tokens, of which the model chose N.
 
         Returns:
-            Two float32 ``(N,)`` tensors in nats, row by row: log-probabilities, with gradient, and entropies, with one if
-            ``entropy_gradient`` asks for it.
+            Two float32 ``(N,)`` tensors, row by row: log-probabilities in nats, with gradient, and entropies in nats, with one
+            if ``entropy_gradient`` asks for it, or collision probabilities, without.
         """
         given = {
             "input_ids": inputs.input_ids,
@@ -59,15 +66,23 @@ class ResponseLogProbs(nn.Module):
         if self.chunked:
             hidden = self.language_model.base_model(**given).last_hidden_state[inputs.predicts]
             head = self.language_model.get_output_embeddings()
-            return chunked_log_probs(hidden, targets, head, self.temperature, entropy_gradient=self.entropy_gradient)
+            return chunked_log_probs(
+                hidden, targets, head, self.temperature, entropy_gradient=self.entropy_gradient, statistic=self.statistic
+            )
         logits = self.language_model(**given).logits[inputs.predicts]
-        return _log_probs_of_logits(logits, targets, self.temperature, self.entropy_gradient)
+        return _log_probs_of_logits(logits, targets, self.temperature, self.entropy_gradient, self.statistic)
 
 
 def chunked_log_probs(
-    hidden: Tensor, targets: Tensor, head: nn.Linear, temperature: float, *, entropy_gradient: bool = False
+    hidden: Tensor,
+    targets: Tensor,
+    head: nn.Linear,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
+    statistic: Statistic = "entropy",
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies of ``targets``, with at most `LOGITS_PER_CHUNK` logits alive.
+    """Log-probabilities of ``targets`` and a statistic, with at most `LOGITS_PER_CHUNK` logits alive.
 
     Args:
         hidden: ``(N, H)`` last hidden states.
@@ -75,6 +90,7 @@ def chunked_log_probs(
         head: maps ``(n, H)`` to ``(n, V)`` logits.
         temperature: logits are divided by it.
         entropy_gradient: whether the entropies carry a gradient.
+        statistic: what comes beside the log-probabilities.
 
     Returns:
         float32 ``(N,)`` each.
@@ -82,21 +98,26 @@ def chunked_log_probs(
     chunk = max(1, LOGITS_PER_CHUNK // head.out_features)
 
     def of_chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        return _log_probs_of_logits(head(states), ids, temperature, entropy_gradient)
+        return _log_probs_of_logits(head(states), ids, temperature, entropy_gradient, statistic)
 
     pairs = zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
     if torch.is_grad_enabled() and len(targets) > chunk:
         parts = [checkpoint(of_chunk, states, ids, use_reentrant=False) for states, ids in pairs]
     else:
         parts = [of_chunk(states, ids) for states, ids in pairs]
-    return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([entropy for _, entropy in parts])
+    return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([values for _, values in parts])
 
 
-def _log_probs_of_logits(logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+def _log_probs_of_logits(
+    logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool, statistic: Statistic
+) -> tuple[Tensor, Tensor]:
     log_probs = (logits.float() / temperature).log_softmax(dim=-1)
-    all_log_probs = log_probs if entropy_gradient else log_probs.detach()
-    entropy = -(all_log_probs.exp() * all_log_probs).sum(dim=-1)
-    return log_probs.gather(-1, targets[:, None]).squeeze(-1), entropy
+    if statistic == "collision":
+        values = (2 * log_probs.detach()).exp().sum(dim=-1)
+    else:
+        all_log_probs = log_probs if entropy_gradient else log_probs.detach()
+        values = -(all_log_probs.exp() * all_log_probs).sum(dim=-1)
+    return log_probs.gather(-1, targets[:, None]).squeeze(-1), values
 
 
 @torch.no_grad()

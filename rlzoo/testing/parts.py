@@ -76,7 +76,8 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed
     """Three groups of ragged responses of one to three turns, with everything that an estimator may need."""
     rng = torch.Generator().manual_seed(seed)
     number, size = 3 * SIZE, 12
-    lengths = torch.randint(3, size + 1, (number, 1), generator=rng)
+    lengths = torch.randint(3, size, (number, 1), generator=rng)
+    lengths[::SIZE] = size
     mask = torch.arange(size) < lengths
     turns = torch.where(mask, torch.arange(size) // 4, -1)
     rewards = torch.full((number, 1), 0.1) if equal else torch.randn(number, 1, generator=rng)
@@ -85,6 +86,7 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed
         ends = (torch.arange(size) % 4 == 3) & (torch.arange(size) < lengths - 1)
         paid = torch.where(ends, 0.1 if equal else torch.randn(number, size, generator=rng), 0.0)
     states = torch.where(mask, torch.randint(0, 3, (number, size), generator=rng).gather(1, turns.clamp(min=0)), -1)
+    probs = torch.rand(number, size, generator=rng) * 0.9 + 0.05
     return AdvantageInputs(
         rewards,
         torch.arange(3).repeat_interleave(SIZE)[:, None],
@@ -92,6 +94,8 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed
         turns,
         paid if "token_rewards" in estimator.needs else None,
         states,
+        torch.where(mask, probs.log(), 0.0),
+        torch.where(mask, probs.square() + (1 - probs).square() / 2, 0.0),  # two other tokens share the rest
     )
 
 
@@ -165,15 +169,14 @@ def padding_is_ignored(estimator: AdvantageEstimator) -> None:
     inputs = advantage_inputs(estimator)
     expected = estimator(inputs)
 
-    def widened(values: Tensor | None, value: float) -> Tensor | None:
-        return None if values is None else torch.nn.functional.pad(values, (0, 3), value=value)
-
-    mask = torch.nn.functional.pad(inputs.response_mask, (0, 3))
-    paid = widened(inputs.token_rewards, float("nan"))
-    wide = AdvantageInputs(
-        inputs.rewards, inputs.group_ids, mask, widened(inputs.turn_ids, -1), paid, widened(inputs.state_ids, -1)
-    )
-    got = estimator(wide)
+    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    padding = {torch.bool: False, torch.int64: -1, torch.float32: float("nan")}
+    wide = {
+        name: torch.nn.functional.pad(value, (0, 3), value=padding[value.dtype])
+        for name, value in values.items()
+        if value is not None and value.shape[1] != 1
+    }
+    got = estimator(replace(inputs, **wide))
     _assert_close(got[:, : expected.shape[-1]], expected, "three more columns of padding")
 
 

@@ -47,8 +47,10 @@ def test_a_name_that_is_not_there_is_refused(refused, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_is_held_to_its_laws(rlzoo, kind):
+def test_a_part_is_held_to_its_laws(rlzoo, kind, tmp_path, monkeypatch):
     name, laws, _ = KINDS[kind]
+    (tmp_path / name).mkdir()  # a run directory of that name is no plugin
+    monkeypatch.chdir(tmp_path)
     code, out, _ = rlzoo(kind, "check", name)
     assert (code, out.count("pass")) == (0, len(laws))
     (report,) = json.loads(rlzoo(kind, "check", name, "--json")[1])
