@@ -11,7 +11,7 @@ from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.models.pretrained import load_pretrained
-from rlzoo.reductions import StepCounts
+from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
 from tests.published.shared import MAX_LENGTH, assert_agree, clipped_share, ours, shared_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # transformers' own deprecations
@@ -66,10 +66,11 @@ def trainer_of(folder, name="grpo", **settings):
 
 
 def theirs(trainer, inputs, num_items=None, dtype=torch.float64):
-    """TRL's loss and gradient; only its forward pass is replaced, by our log-probs."""
+    """TRL's loss and gradient; only its forward pass is replaced, by our log-probs and entropies."""
     log_probs = inputs.log_probs.to(dtype).detach().clone().requires_grad_()
     mask = inputs.response_mask
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (log_probs, torch.zeros_like(log_probs), None)
+    entropy = torch.zeros_like(log_probs) if inputs.old_entropy is None else inputs.old_entropy.to(dtype)
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (log_probs, entropy, None)
     trainer.model.train()
     ids = torch.zeros(mask.shape, dtype=torch.long)
     batch = {
@@ -80,6 +81,8 @@ def theirs(trainer, inputs, num_items=None, dtype=torch.float64):
     }  # fmt: skip
     if inputs.rollout_log_probs is not None:
         batch["sampling_per_token_logps"] = inputs.rollout_log_probs.to(dtype)
+    if inputs.ref_log_probs is not None:
+        batch["ref_per_token_logps"] = inputs.ref_log_probs.to(dtype)
     loss = trainer._compute_loss(trainer.model, batch)
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return loss.item(), gradient
@@ -101,6 +104,37 @@ def test_the_cases_use_what_they_name():
         policy = rule(name, settings)
         inputs = shared_inputs(policy)
         assert (ours(policy, inputs)[1] != ours(rule(name, without), inputs)[1]).any()
+
+
+def test_the_unbiased_kl_equals_trl(tmp_path):
+    coefficient, policy = 0.3, rule("grpo", {})
+    trainer = trainer_of(tmp_path, loss_type="grpo", beta=coefficient, use_bias_correction_kl=True)
+    for seed in range(4):
+        inputs = shared_inputs(policy, seed)
+        noise = torch.randn(inputs.log_probs.shape, generator=torch.Generator().manual_seed(seed))
+        inputs = dataclasses.replace(inputs, ref_log_probs=inputs.log_probs + 0.3 * noise)
+        log_probs = inputs.log_probs.detach().clone().requires_grad_()
+        counts = StepCounts(len(log_probs), int(inputs.response_mask.sum()))
+        kl = kl_estimate(log_probs, inputs.ref_log_probs, "unbiased_k3", inputs.old_log_probs)
+        penalty = coefficient * reduce_objective(kl, inputs.response_mask, policy.reduction, counts, MAX_LENGTH)
+        (gradient,) = torch.autograd.grad(penalty, log_probs)
+        loss, plain = ours(policy, inputs)
+        assert gradient.abs().max() > 0.01 * plain.abs().max()
+        assert_agree(theirs(trainer, inputs), (loss + penalty.item(), plain + gradient.double()))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_top_entropy_equals_trl_which_divides_by_all_tokens(share, tmp_path):
+    policy = rule("top-entropy", {"top_share": share})
+    trainer = trainer_of(tmp_path, loss_type="bnpo", epsilon_high=0.28, top_entropy_quantile=share)
+    for seed in range(4):
+        inputs = shared_inputs(policy, seed)
+        noise = torch.rand(inputs.log_probs.shape, generator=torch.Generator().manual_seed(seed))
+        inputs = dataclasses.replace(inputs, old_entropy=noise * inputs.old_entropy)
+        tokens = int(inputs.response_mask.sum())
+        loss, gradient = theirs(trainer, inputs)
+        times = tokens / math.ceil(share * tokens)
+        assert_agree((loss * times, gradient * times), ours(policy, inputs))
 
 
 @pytest.mark.parametrize(("name", "settings", "config"), [CASES[0], CASES[3], CASES[4], CASES[6], CASES[9], CASES[10]], ids=str)

@@ -39,6 +39,8 @@ CASES = [
     ("gmpo", {"width_low": 0.1, "width_high": 0.2}, "geo_mean", {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2}),
     ("kl-cov", {"fraction": 0.2, "kl_coef": 0.5}, "kl_cov", {"kl_cov_ratio": 0.2, "ppo_kl_coef": 0.5}),
     ("kl-cov", {}, "kl_cov", {"kl_cov_ratio": 2e-3, "ppo_kl_coef": 1.0}),
+    ("dro", {}, "dro", {"dro_beta": 0.05}),
+    ("dro", {"beta": 2.0, "reduction": "sequence_mean"}, "dro", {"dro_beta": 2.0}),
     # a fraction of 1 drops every candidate, so the draw makes no difference
     ("clip-cov", {"fraction": 1.0, "cov_low": 0.1, "cov_high": 2.0}, "clip_cov",
      {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 2.0}),
@@ -49,7 +51,7 @@ DPPO = [
     ("dppo-kl", {}, "dppo_kl", {"clip_ratio_low": 0.05, "clip_ratio_high": 0.05}),
     ("dppo-kl", {"delta_low": 0.01, "delta_high": 0.02}, "dppo_kl", {"clip_ratio_low": 0.01, "clip_ratio_high": 0.02}),
 ]
-NEVER_CUT = ("sapo", "gpg")
+NEVER_CUT = ("sapo", "gpg", "dro")
 
 
 def rule(name, settings):

@@ -1,0 +1,130 @@
+"""rlzoo's advantage estimators and corrections against those of verl 0.9.1, on shared tensors."""
+
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
+
+from rlzoo import AdvantageInputs, CorrectionInputs, load_zoo
+
+ZOO = load_zoo()
+GROUP = 6
+
+
+def graded(seed, *, holes=True, with_token_rewards=False):
+    """Four groups of six ragged responses, some with two turns, one group of equal rewards."""
+    rng = torch.Generator().manual_seed(seed)
+    number, size = 4 * GROUP, 20
+    lengths = torch.randint(3, size, (number, 1), generator=rng)
+    lengths[::GROUP] = size
+    mask = torch.arange(size) < lengths
+    if holes:
+        mask[::3, 1:3] = False
+    rewards = torch.randn(number, 1, generator=rng)
+    rewards[:GROUP] = 0.5
+    probs = torch.rand(mask.shape, generator=rng) * 0.9 + 0.05
+    paid = torch.where(mask, torch.randn(mask.shape, generator=rng), 0.0) if with_token_rewards else None
+    return AdvantageInputs(
+        rewards,
+        torch.arange(number)[:, None] // GROUP,
+        mask,
+        token_rewards=paid,
+        old_log_probs=torch.where(mask, probs.log(), 0.0),
+        collision_probs=torch.where(mask, probs.square() + (1 - probs).square() / 2, 0.0),
+    )
+
+
+def verl_advantages(name, inputs, **settings):
+    """verl takes all rewards by token, that of the response with its last token."""
+    mask = inputs.response_mask
+    last = torch.where(mask, torch.arange(mask.shape[1]), -1).amax(-1, keepdim=True)
+    paid = torch.zeros(mask.shape, dtype=torch.float64) if inputs.token_rewards is None else inputs.token_rewards.double()
+    paid = paid.scatter_add(1, last, inputs.rewards.double())
+    if name.endswith("optimal_token_baseline"):
+        settings["old_log_probs"] = inputs.old_log_probs.double()
+        settings["sum_pi_squared"] = inputs.collision_probs.double()
+    # its groups are keys of a dict
+    return get_adv_estimator_fn(name)(paid, mask, index=inputs.group_ids[:, 0].numpy(), **settings)[0]
+
+
+ESTIMATORS = [
+    ("group_norm", "grpo", {"epsilon": 1e-6}),
+    ("group_mean", "grpo", {"norm_adv_by_std_in_grpo": False}),
+    ("leave_one_out", "rloo", {}),
+    ("optimal_token_baseline", "tir_optimal_token_baseline", {}),
+]
+
+
+@pytest.mark.parametrize(("ours", "name", "settings"), ESTIMATORS)
+def test_advantages_equal_verl(ours, name, settings):
+    for seed in range(4):
+        inputs = graded(seed)
+        expected = verl_advantages(name, inputs, **settings).float()
+        got = torch.where(inputs.response_mask, ZOO.advantages[ours]()(inputs), 0.0)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_baseline_of_rewards_for_tokens_equals_verl():
+    for seed in range(4):
+        inputs = graded(seed, with_token_rewards=True)
+        expected = verl_advantages("tir_optimal_token_baseline", inputs).float()
+        torch.testing.assert_close(ZOO.advantages["optimal_token_baseline"]()(inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_other_baseline_of_verl_compares_columns_rather_than_tokens():
+    whole, holes = graded(0, holes=False), graded(0)
+    for inputs, is_equal in ((whole, True), (holes, False)):
+        expected = verl_advantages("optimal_token_baseline", inputs).float()
+        got = ZOO.advantages["optimal_token_baseline"]()(inputs)
+        assert torch.allclose(got, expected, rtol=1e-5, atol=1e-5) is is_equal
+
+
+def sampled(seed, spread):
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.arange(20) < torch.randint(1, 21, (24, 1), generator=rng)
+    mask[::3, 2] = False
+    mask[:, 0] = True
+    old = -torch.rand(24, 20, generator=rng) - 0.5
+    return CorrectionInputs(old, old - spread * torch.randn(24, 20, generator=rng), mask, torch.randn(24, 1, generator=rng))
+
+
+WEIGHTS = [
+    ({"name": "tis"}, "token", 2.0, 0.5),
+    ({"name": "tis", "pool": "sum", "high": 1.5}, "sequence", 1.5, 0.3),
+    ({"name": "icepop"}, "token", "0.5_2.0", 0.5),
+    ({"name": "icepop", "pool": "sum", "low": 0.8, "high": 1.25}, "sequence", "0.8_1.25", 0.1),
+]
+
+
+@pytest.mark.parametrize(("settings", "level", "threshold", "spread"), WEIGHTS, ids=str)
+def test_weights_equal_verl(settings, level, threshold, spread):
+    correction = ZOO.corrections.build("correction", settings)
+    for seed in range(4):
+        inputs = sampled(seed, spread)
+        mask = inputs.response_mask
+        log_ratio = (inputs.old_log_probs - inputs.rollout_log_probs).double()
+        expected, _ = compute_rollout_correction_weights(log_ratio, mask, level, threshold)
+        weights = correction(inputs)
+        torch.testing.assert_close(torch.where(mask, weights, 0.0), expected.float(), rtol=1e-5, atol=1e-6)
+        tokens = weights.expand(mask.shape)[mask]
+        assert 0.05 < (tokens < inputs.log_ratio.exp()[mask] - 1e-4).float().mean() < 0.9, "some are cut"
+
+
+REJECTIONS = [
+    ({"name": "trm", "max_divergence": 0.1, "mean_divergence": None}, "seq_max_k2", "0.1", 0.2),
+    ({"name": "trm", "max_divergence": None, "mean_divergence": 0.02}, "seq_mean_k3", "0.02", 0.2),
+    ({"name": "trm", "max_divergence": 0.15, "mean_divergence": 0.02}, "seq_max_k2,seq_mean_k3", "0.15,0.02", 0.2),
+]
+
+
+@pytest.mark.parametrize(("settings", "options", "thresholds", "spread"), REJECTIONS, ids=str)
+def test_dropped_responses_equal_verl(settings, options, thresholds, spread):
+    correction = ZOO.corrections.build("correction", settings)
+    for seed in range(4):
+        inputs = sampled(seed, spread)
+        mask = inputs.response_mask
+        log_ratio = (inputs.old_log_probs - inputs.rollout_log_probs).double()
+        kept, _ = compute_rollout_rejection_mask(log_ratio, mask, options, thresholds)
+        weights = correction(inputs)
+        assert torch.equal(kept.bool(), mask & (weights > 0))
+        assert 0.1 < weights.mean() < 0.9, "some are dropped"
