@@ -116,6 +116,13 @@ class ClipPolicy(BaseModel, ABC):
     advantage: Advantage = Field("group_norm", description="how the rewards of a group become advantages")
     reduction: Reduction = Field("sequence_mean", description="how the objective becomes a scalar")
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Give `advantage` and `reduction` their description where a subclass sets only another default."""
+        for name in ("advantage", "reduction"):
+            field = cls.model_fields[name]
+            field.description = field.description or ClipPolicy.model_fields[name].description
+
     @abstractmethod
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Judge every response; returns an objective to be maximised, not reduced."""

@@ -298,9 +298,14 @@ def find_policies(name: str) -> list[type[ClipPolicy]]:
         UserError: no such policy, or a plugin that cannot be used.
     """
     zoo = load_zoo()
-    if name in zoo or (NAME.fullmatch(name) and not name.endswith(".py") and not Path(name).is_dir()):
+    if not is_path(name, zoo):
         return [zoo[name]]
     return [entry.kind for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
+
+
+def is_path(name: str, shelf: Shelf[Any]) -> bool:
+    """Whether a NAME|PATH of the command line is the path of a plugin."""
+    return name not in shelf and (not NAME.fullmatch(name) or name.endswith(".py") or Path(name).is_dir())
 
 
 @functools.cache

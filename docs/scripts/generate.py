@@ -21,12 +21,14 @@ import grimp
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from rlzoo import ops
 from rlzoo.advantages import AdvantageEstimator
 from rlzoo.cli.clips import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
 from rlzoo.corrections import Correction
 from rlzoo.testing import LAWS
+from rlzoo.types import ClipBand, ClipInputs, ClipResult
 from rlzoo.zoo import Shelf, load_zoo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,6 +187,31 @@ def laws() -> str:
     return "\n".join(rows)
 
 
+def functions() -> str:
+    """One row per function of `rlzoo.ops`: how it is called, and what it gives."""
+    rows = ["| function | what it gives |", "|---|---|"]
+    for name, function in inspect.getmembers(ops, inspect.isfunction):
+        if function.__module__ == ops.__name__ and not name.startswith("_"):
+            given = ", ".join(_parameter(each) for each in inspect.signature(function).parameters.values())
+            paragraph = (inspect.getdoc(function) or "").partition("\n\n")[0]
+            rows.append(f"| `ops.{name}({given})` | {' '.join(paragraph.split()).replace('|', '&#124;')} |")
+    return "\n".join(rows)
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    default = parameter.default
+    return parameter.name if default is inspect.Parameter.empty else f"{parameter.name}={default!r}"
+
+
+def records() -> str:
+    """The fields of what a rule reads and answers, with their comments."""
+    blocks = []
+    for kind in (ClipInputs, ClipBand, ClipResult):
+        lines = [line for line in inspect.getsource(kind).splitlines() if re.match(r"    \w+: ", line)]
+        blocks.append("\n".join([f"class {kind.__name__}:", *lines]))
+    return "```python\n" + "\n\n\n".join(blocks) + "\n```"
+
+
 def pages_of_policies() -> list[str]:
     """The site's pages of clip policies: one for each plugin folder with a page."""
     return [folder.parent.name.removeprefix("rlzoo_").replace("_", "-") for folder in (ROOT / "plugins").glob("*/README.md")]
@@ -203,6 +230,8 @@ def part(name: str) -> str:
         "configuration": configuration,
         "structure": structure,
         "laws": laws,
+        "functions": functions,
+        "records": records,
         "advantages": lambda: parts(load_zoo().advantages),
         "corrections": lambda: parts(load_zoo().corrections),
     }

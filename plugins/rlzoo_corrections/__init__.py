@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -166,33 +165,11 @@ class TVGate(Correction):
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
-        ratio = ops.limited_exp(inputs.log_ratio)
-        distance = ops.sequence_mean((ratio - 1).abs(), inputs.response_mask)
-        pushes = inputs.log_ratio.sign() * inputs.advantages > 0
-        return torch.where((distance > self.threshold) & pushes, 0.0, ratio.clamp(max=self.high))
+        distance = ops.sequence_mean((ops.limited_exp(inputs.log_ratio) - 1).abs(), inputs.response_mask)
+        return _gated(inputs, distance > self.threshold, self.high)
 
 
-class BinaryGate(Correction):
-    """A gate on single tokens, by a divergence between trainer and sampler seen as "this token or another one"."""
-
-    per_token = True
-
-    high: float = Field(2.0, gt=0, description="cap of the ratio of what is kept")
-
-    @abstractmethod
-    def divergence(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """The divergence of each token, from its log-probs under the trainer and under the sampler."""
-
-    def gated(self, inputs: CorrectionInputs, threshold: float) -> Tensor:
-        """The weights, ``(B, T)``."""
-        log_q = torch.where(inputs.response_mask, inputs.rollout_log_probs.float(), 0.0)
-        divergence = self.divergence(log_q + inputs.log_ratio, log_q)
-        pushes = inputs.log_ratio.sign() * inputs.advantages > 0
-        kept = ops.limited_exp(inputs.log_ratio).clamp(max=self.high)
-        return torch.where((divergence > threshold) & pushes, 0.0, kept)
-
-
-class BinaryTVGate(BinaryGate):
+class BinaryTVGate(Correction):
     """Drops tokens whose probabilities under trainer and sampler are far apart, if learning would push them further.
 
     Formula:
@@ -207,20 +184,18 @@ class BinaryTVGate(BinaryGate):
         model; here it is computed once, before the first update. The cap is ours.
     """
 
-    name, paper = "binary_tv_gate", "arXiv 2602.04879"
+    name, paper, per_token = "binary_tv_gate", "arXiv 2602.04879", True
 
     threshold: float = Field(0.15, gt=0, le=1, description="largest difference of the two probabilities")
-
-    def divergence(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """See `BinaryGate.divergence`."""
-        return (log_p.exp() - log_q.exp()).abs()
+    high: float = Field(2.0, gt=0, description="cap of the ratio of what is kept")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
-        return self.gated(inputs, self.threshold)
+        log_p, log_q = _log_probs(inputs)
+        return _gated(inputs, (log_p.exp() - log_q.exp()).abs() > self.threshold, self.high)
 
 
-class BinaryKLGate(BinaryGate):
+class BinaryKLGate(Correction):
     """Drops tokens on which trainer and sampler diverge too far, if learning would push them further.
 
     Formula:
@@ -236,18 +211,29 @@ class BinaryKLGate(BinaryGate):
         model; here it is computed once, before the first update. The cap is ours.
     """
 
-    name, paper = "binary_kl_gate", "arXiv 2602.04879"
+    name, paper, per_token = "binary_kl_gate", "arXiv 2602.04879", True
 
     threshold: float = Field(0.05, gt=0, le=100, description="largest divergence of a token, in nats")
-
-    def divergence(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """See `BinaryGate.divergence`."""
-        other_p, other_q = ((-torch.expm1(each)).clamp(min=PROB_FLOOR) for each in (log_p, log_q))
-        return log_q.exp() * (log_q - log_p) + other_q * (other_q / other_p).log()
+    high: float = Field(2.0, gt=0, description="cap of the ratio of what is kept")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
-        return self.gated(inputs, self.threshold)
+        log_p, log_q = _log_probs(inputs)
+        other_p, other_q = ((-torch.expm1(each)).clamp(min=PROB_FLOOR) for each in (log_p, log_q))
+        divergence = log_q.exp() * (log_q - log_p) + other_q * (other_q / other_p).log()
+        return _gated(inputs, divergence > self.threshold, self.high)
+
+
+def _log_probs(inputs: CorrectionInputs) -> tuple[Tensor, Tensor]:
+    """Log-probs of trainer and sampler, float32 ``(B, T)``; equal where masked."""
+    log_q = torch.where(inputs.response_mask, inputs.rollout_log_probs.float(), 0.0)
+    return log_q + inputs.log_ratio, log_q
+
+
+def _gated(inputs: CorrectionInputs, is_far: Tensor, high: float) -> Tensor:
+    """0 on tokens that are far and would be pushed further, elsewhere the ratio up to ``high``, ``(B, T)``."""
+    pushes = inputs.log_ratio.sign() * inputs.advantages > 0
+    return torch.where(is_far & pushes, 0.0, ops.limited_exp(inputs.log_ratio).clamp(max=high))
 
 
 @hookimpl

@@ -41,26 +41,44 @@ def clips_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
 
 
 def clips_show(
-    name: Annotated[str, typer.Argument(help="A policy's name.")], plugin: Plugins = None, as_json: AsJson = False
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A policy's name, or a plugin file or folder.")],
+    plugin: Plugins = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show a policy: its formula, settings with bounds and defaults, metrics to watch, reference."""
     with loading():
-        from rlzoo.policy import required_fields
-        from rlzoo.zoo import load_zoo
+        from rlzoo.zoo import is_path, load_zoo
     zoo = load_zoo(plugin or [])
-    policy = zoo[name]
-    fields = settings(policy)
+    if not is_path(name, zoo):
+        policy = zoo[name]  # names what is wrong with one that cannot be used
+        entries = [zoo.entries[policy.name]]
+    else:
+        entries = [entry for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
     if as_json:
-        more = {
-            "doc": inspect.getdoc(policy),
-            "settings": fields,
-            "watch": dict(policy.watch),
-            "opted out": dict(policy.exempt),
-        }
-        print(json.dumps({**_summary(zoo.entries[name]), **more}, indent=2))
+        found = [_as_dict(entry) for entry in entries]
+        print(json.dumps(found if is_path(name, zoo) else found[0], indent=2))
         return
     console = Plain()
-    console.print(Text.assemble((name, "bold"), f"  {zoo.entries[name].source}  {policy.paper}\n"))
+    for entry in entries:
+        _show(console, entry)
+
+
+def _as_dict(entry: Entry[Any]) -> dict[str, Any]:
+    policy = entry.kind
+    more = {
+        "doc": inspect.getdoc(policy),
+        "settings": settings(policy),
+        "watch": dict(policy.watch),
+        "opted out": dict(policy.exempt),
+    }
+    return {**_summary(entry), **more}
+
+
+def _show(console: Plain, entry: Entry[Any]) -> None:
+    from rlzoo.policy import required_fields
+
+    policy, fields = entry.kind, settings(entry.kind)
+    console.print(Text.assemble((policy.name, "bold"), f"  {entry.source}  {policy.paper}\n"))
     console.print(inspect.getdoc(policy) or "")
     print_settings(console, fields, "--set clip.NAME=VALUE", required_fields(policy))
     for title, notes in (("Watch these metrics", policy.watch), ("Laws it opts out of", policy.exempt)):

@@ -130,10 +130,10 @@ def _check(kind: str, name: str, as_json: bool) -> None:
         from rlzoo.testing import ADVANTAGE_LAWS, CORRECTION_LAWS
         from rlzoo.testing.parts import broken
     shelf = _shelf(kind, None)
-    is_path = name not in shelf and (name.endswith(".py") or Path(name).is_dir())
-    if is_path:
-        shelf = _shelf(kind, [name])
-    parts = [e.kind() for e in shelf.entries.values() if e.plugin.asked_for] if is_path else [shelf.build(kind, name)]
+    if name not in shelf and (name.endswith(".py") or Path(name).is_dir()):
+        parts = [entry.kind() for entry in _shelf(kind, [name]).entries.values() if entry.plugin.asked_for]
+    else:
+        parts = [shelf.build(kind, name)]
     laws: Any = ADVANTAGE_LAWS if kind == "advantages" else CORRECTION_LAWS
     reports, console = [], Plain()
     for part in parts:

@@ -52,7 +52,7 @@ ALARMS = (
         "clip/fraction",
         lambda value: value > 0.5,
         3,
-        "band is saturated: {value:.0%} of the responses clipped, over half for {patience} steps; widen {widths}, find a width "
+        "clip is saturated: {value:.0%} is clipped, over half for {patience} steps; widen {widths}, find a width "
         "with `rlzoo calibrate`, or lower learner.lr",
     ),
     Alarm(

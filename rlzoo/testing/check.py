@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from rlzoo.policy import ClipPolicy
-from rlzoo.testing.data import TOKEN_FIELDS, map_tensors
+from rlzoo.testing.data import TOKEN_FIELDS, map_tensors, optional_fields, uniform_inputs
 from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning
 from rlzoo.types import ClipInputs
 
@@ -44,20 +48,20 @@ def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
     try:
         inputs = law.example(policy)
     except Exception as error:  # a policy that raises has failed the law, whatever it raises
-        return Outcome(law.name, "fail", _describe(error))
+        return Outcome(law.name, "fail", _describe(error, policy))
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always", LawWarning)
         broken = _error(policy, law, inputs)
     if broken is None:
         told = next((str(each.message) for each in advice if issubclass(each.category, LawWarning)), None)
         return Outcome(law.name, "warn", told) if told else Outcome(law.name, "pass")
-    failure = _describe(broken)
+    failure = _describe(broken, policy)
     if isinstance(broken, LawError):
         return Outcome(law.name, "fail", failure, broken.inputs)
     if not law.shrinks:
         return Outcome(law.name, "fail", failure)
     smallest = shrink(inputs, lambda candidate: _kind(_error(policy, law, candidate)) == _kind(broken))
-    return Outcome(law.name, "fail", _describe(_error(policy, law, smallest) or broken), smallest)
+    return Outcome(law.name, "fail", _describe(_error(policy, law, smallest) or broken, policy), smallest)
 
 
 def _error(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> Exception | None:
@@ -68,9 +72,36 @@ def _error(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> Exception | None
     return None
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: Exception, policy: ClipPolicy | None = None) -> str:
     text = str(error).strip().partition("\n")[0]
-    return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, AssertionError):
+        return text
+    told = f"{type(error).__name__}: {text}"
+    if policy is None:
+        return told
+    own = sys.modules[type(policy).__module__].__file__
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    where = f" ({Path(own).name} line {lines[-1]})" if own and lines else ""
+    missing = _read_without_need(policy)
+    hint = f"; it reads {', '.join(missing)}, which only a rule that names it in `needs` is given" if missing else ""
+    return f"{told}{where}{hint}"
+
+
+def _read_without_need(policy: ClipPolicy) -> list[str]:
+    """The optional inputs that a policy reads although it does not name them, where it raises without them."""
+
+    def raises(left_out: str | None = None) -> bool:
+        values: dict[str, Any] = {**optional_fields(plain), **({left_out: None} if left_out else {})}
+        try:
+            policy(dataclasses.replace(plain, **values))
+        except Exception:
+            return True
+        return False
+
+    plain = uniform_inputs(policy, [0.0, 0.1], 4, 1.0)
+    if raises():  # something else is wrong
+        return []
+    return [name for name in optional_fields(plain) if name not in policy.needs and raises(name)]
 
 
 def _kind(error: Exception | None) -> str | None:

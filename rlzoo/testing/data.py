@@ -105,10 +105,16 @@ def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int,
 
 def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInputs:
     """The inputs with the fields that the policy needs: groups of 6 rows, turns of 8 tokens, reward 1 where A > 0, else 0."""
+    values = optional_fields(inputs)
+    return dataclasses.replace(inputs, **{name: values[name] for name in policy.needs})
+
+
+def optional_fields(inputs: ClipInputs) -> dict[str, Any]:
+    """A value for each field that a policy may need; see `filled`."""
     mask, row = inputs.response_mask, torch.arange(len(inputs.response_mask))[:, None]
     place = mask.cumsum(dim=-1) - 1
     tokens = torch.where(mask, inputs.old_log_probs, 0.0)
-    values: dict[str, Any] = {
+    return {
         "group_ids": row // GROUP,
         "turn_ids": torch.where(mask, place // TURN, -1),
         "old_entropy": -tokens,
@@ -119,7 +125,6 @@ def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInp
         "max_length": mask.shape[-1],
         "progress": 0.5,
     }
-    return dataclasses.replace(inputs, **{name: values[name] for name in policy.needs})
 
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:

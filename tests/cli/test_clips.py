@@ -55,6 +55,8 @@ def test_list_and_show_take_a_plugin_file(rlzoo, plugin):
     for text in ("Clips every token to a band; [brackets] stay.", "half-width of the band [nats]", "how much [is] clipped"):
         assert text in out
     assert json.loads(rlzoo("clips", "show", "plain", "--plugin", file, "--json")[1])["from"] == str(file)
+    assert rlzoo("clips", "show", file)[:2] == (code, out)  # by its path alone, as check takes it
+    assert [row["name"] for row in json.loads(rlzoo("clips", "show", file, "--json")[1])] == ["plain"]
 
 
 def test_a_plugin_that_was_not_named_is_not_known(refused, plugin):

@@ -54,7 +54,7 @@ def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     assert max(map(len, lines)) <= 80
     assert screen.is_cursor_shown
     # above the view stay the title, the warning and the responses of each step, in this order
-    places = ("rloo on arithmetic", "step 1 ", "band is saturated", "step 5 ", "5 of 5 steps in")
+    places = ("rloo on arithmetic", "step 1 ", "clip is saturated", "step 5 ", "5 of 5 steps in")
     found = [next(at for at, line in enumerate(lines) if text in line) for text in places]
     assert found == sorted(found)
     assert not any(re.search(r"\d/5 .* left", line) for line in lines)  # no bar is left

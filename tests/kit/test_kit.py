@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from rlzoo import ops, testing
+from rlzoo import ClipPolicy, Reduction, ops, testing
 from rlzoo.testing.laws import LawWarning
 from tests.kit.correct import CORRECT, Loop, Token
 from tests.kit.mutants import MUTANTS
@@ -117,3 +117,38 @@ def test_a_failing_example_is_shrunk_to_readable_numbers():
     assert outcome.inputs.log_probs.shape == (1, 1)
     for values in (outcome.inputs.log_probs, outcome.inputs.old_log_probs, outcome.inputs.advantages):
         assert (values * 100 - (values * 100).round()).abs().max() < 1e-3  # two digits
+
+
+def test_an_error_is_told_with_its_line_and_with_the_input_that_is_missing():
+    class Forgetful(Token):
+        name = "forgetful"
+
+        def __call__(self, inputs):
+            return ops.clipped_surrogate(ops.log_ratio(inputs) * inputs.old_entropy, inputs.advantages, None)
+
+    outcome = next(each for each in testing.check(Forgetful()) if each.status == "fail")
+    line = Forgetful.__call__.__code__.co_firstlineno + 1
+    assert outcome.detail == (
+        f"TypeError: unsupported operand type(s) for *: 'Tensor' and 'NoneType' (test_kit.py line {line}); "
+        "it reads old_entropy, which only a rule that names it in `needs` is given"
+    )
+
+    class Misspelt(Token):
+        name = "misspelt"
+
+        def __call__(self, inputs):
+            return ops.clipped(inputs)
+
+    outcome = next(each for each in testing.check(Misspelt()) if each.status == "fail")
+    line = Misspelt.__call__.__code__.co_firstlineno + 1
+    assert outcome.detail == f"AttributeError: module 'rlzoo.ops' has no attribute 'clipped' (test_kit.py line {line})"
+
+
+def test_another_default_of_a_common_field_keeps_its_description():
+    class Summed(Token):
+        name = "summed"
+        reduction: Reduction = "token_mean"
+
+    assert Summed().reduction == "token_mean"
+    assert {outcome.law: outcome.detail for outcome in testing.check(Summed()) if outcome.status == "fail"} == {}
+    assert Summed.model_fields["reduction"].description == ClipPolicy.model_fields["reduction"].description
