@@ -7,6 +7,7 @@ from pathlib import Path
 needs = {
     "test_trl_losses.py": ["trl"],
     "test_verl_losses.py": ["verl"],
+    "test_verl_parts.py": ["verl"],
     "test_adapters.py": ["trl", "verl"],
     "test_page.py": ["trl", "verl"],
 }
