@@ -24,8 +24,25 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the model in an episode, and what the environment answered.
+
+    Example:
+        The model's tokens 0 to 4 of the response, "50", after which the environment wrote "lower" and paid nothing:
+        ``Turn(start=0, end=5, text="50", observation="lower", reward=0.0, state=812)``
+    """
+
+    start: int  # of its tokens in the response
+    end: int  # behind them
+    text: str  # what the model wrote
+    observation: str = ""  # what the environment answered
+    reward: float = 0.0  # what it paid for this turn
+    state: int = 0  # a number for the state of the environment that the turn began in
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled response, as the sampler reported it.
+    """One sampled response, as the sampler reported it. In an episode the environment has written some of its tokens.
 
     Example:
         Response "8#17" with its end token, one id and one log-probability (in nats) per token:
@@ -35,11 +52,26 @@ class Rollout:
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]  # with the end token, when the response reached it
-    rollout_log_probs: tuple[float, ...]  # one per response token, under the sampler's weights
+    rollout_log_probs: tuple[
+        float, ...
+    ]  # one per response token, under the sampler's weights; 0 where the model did not choose
     text: str
-    finished: bool  # False: cut off at the length limit
+    finished: bool  # False: cut off at a limit
     policy_version: int  # optimizer steps taken by the weights that sampled it
     reward: float = 0.0
+    turns: tuple[Turn, ...] = ()  # of an episode, in order; none of a response that is one turn
+    failure: str = ""  # of an episode whose environment failed: why
+    numbers: Mapping[str, float] = field(default_factory=dict)  # that the environment of an episode gave at its end
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where the tokens that the model chose begin and end, turn by turn."""
+        return tuple((turn.start, turn.end) for turn in self.turns) or ((0, len(self.response_ids)),)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that the model chose."""
+        return sum(end - start for start, end in self.spans)
 
 
 @dataclass(frozen=True, slots=True)

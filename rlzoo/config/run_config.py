@@ -187,6 +187,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
         name, given = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs"}
+        if self.task.host is not None:
+            given |= {"token_rewards", "state_ids"}
         if self.reward.kl_coef:
             given.add("token_rewards")
         if missing := sorted(self.estimator.needs - given):

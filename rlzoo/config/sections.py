@@ -58,7 +58,16 @@ class RolloutConfig(Section):
 
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")
-    max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="length limit of a response, in tokens")
+    max_new_tokens: int = Field(
+        256, ge=1, le=1_000_000, description="length limit of a response, in tokens of the model; of all turns together"
+    )
+    max_turns: int = Field(8, ge=1, le=1000, description="turns of the model in an episode, for a task that is played")
+    max_turn_tokens: int | None = Field(
+        None, ge=1, description="length limit of a turn, in tokens; null: that of the response, max_new_tokens"
+    )
+    max_observation_tokens: int = Field(
+        1024, ge=1, le=1_000_000, description="tokens that an environment may write between two turns; more, and it has failed"
+    )
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the policy's log-probs use it too")
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
     dynamic_sampling: int = Field(0, ge=0, le=1000, description="extra rounds at most, to replace groups of equal rewards")

@@ -13,6 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -228,10 +229,12 @@ class RunDirectory:
                 "question": group.problem.question,
                 "answer": group.problem.answer,
                 "response": rollout.text,
-                "length": len(rollout.response_ids),
+                "length": rollout.length,
                 "reward": rollout.reward,
                 "finished": rollout.finished,
                 "policy_version": rollout.policy_version,
+                **({"turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
+                **({"failure": rollout.failure} if rollout.failure else {}),
             }
             for index, group in enumerate(groups)
             for rollout in group.rollouts
@@ -248,6 +251,10 @@ class RunDirectory:
             "advantages": advantages if advantages.shape[-1] == 1 else advantages[mask],
             "rollout_log_probs": batch.rollout_log_probs[mask],
         }
+        if batch.state_ids is not None:  # of episodes: which of the tokens behind a prompt the model chose, and in which turn
+            behind = torch.tensor(batch.sizes) - batch.prompt_lengths
+            tensors["prompt_lengths"] = batch.prompt_lengths
+            tensors["turn_ids"] = batch.turn_ids[torch.arange(mask.shape[1]) < behind[:, None]]
         if not batch.unscored.any():
             kept = {name: getattr(batch, name) for name in ("old_log_probs", "old_entropy", "ref_log_probs")}
             tensors |= {name: values[mask] for name, values in kept.items() if values is not None}

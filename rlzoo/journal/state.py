@@ -56,7 +56,10 @@ class RunState:
             what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
             raise UserError(f"{str(folder / FILE)!r} is not what a run writes: {what}") from error
         for rollout in state.ahead or ():
-            is_matched = len(rollout.response_ids) == len(rollout.rollout_log_probs) > 0
+            is_matched = len(rollout.response_ids) == len(rollout.rollout_log_probs) > -bool(rollout.failure)
+            is_matched &= (
+                all(0 <= start < end <= len(rollout.response_ids) for start, end in rollout.spans) or not rollout.turns
+            )
             is_positive = min(*rollout.prompt_ids, *rollout.response_ids, rollout.policy_version, 0) == 0
             if not is_matched or not is_positive or rollout.policy_version > state.num_optimizer_steps:
                 raise UserError(f"{str(folder / FILE)!r} is not what a run writes: a response that was sampled ahead")

@@ -114,9 +114,10 @@ def _gradients(
     batch = Batch(
         step=update.step,
         sequences=update.sequences,
-        prompt_lengths=sizes - inputs.response_mask.sum(-1),
+        prompt_lengths=sizes
+        - torch.where(inputs.response_mask, torch.arange(1, inputs.response_mask.shape[1] + 1), 0).amax(-1),
         response_mask=inputs.response_mask,
-        turn_ids=torch.where(inputs.response_mask, 0, -1),
+        turn_ids=torch.where(inputs.response_mask, 0, -1) if inputs.turn_ids is None else inputs.turn_ids,
         rollout_log_probs=inputs.log_probs,
         rewards=inputs.advantages[:, 0],
         group_ids=update.group,

@@ -115,15 +115,16 @@ def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
     except ValueError as error:
         raise UserError(f"{str(file)!r} does not hold what a run records: {error}; remove it to go without it") from error
     step, lengths = int(file.stem), tensors["lengths"]
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    turn_ids = _turns(tensors)
+    mask = turn_ids >= 0
     sequences = torch.split(tensors["sequences"], tensors["sequence_lengths"].tolist())
     advantages = _spread(tensors["advantages"], mask) if tensors["advantages"].ndim == 1 else tensors["advantages"]
     old, sampled = (_spread(tensors[name], mask) for name in ("old_log_probs", "rollout_log_probs"))
     optional = {name: _spread(tensors[name], mask) for name in OPTIONAL if name in tensors}
     optional |= {name: tensors[name][:, None] for name in ("rewards", "finished") if name in tensors}
-    pairs = zip(sequences, lengths.tolist(), strict=True)
-    token_ids = pad_sequence([sequence[len(sequence) - length :] for sequence, length in pairs], batch_first=True)
-    optional |= {"group_ids": tensors["group_ids"][:, None], "turn_ids": torch.where(mask, 0, -1), "token_ids": token_ids}
+    starts = tensors.get("prompt_lengths", tensors["sequence_lengths"] - lengths).tolist()
+    behind = pad_sequence([sequence[start:] for sequence, start in zip(sequences, starts, strict=True)], batch_first=True)
+    optional |= {"group_ids": tensors["group_ids"][:, None], "turn_ids": turn_ids, "token_ids": behind * mask}
     correction = config.correction
     weights = None if correction is None else correction(CorrectionInputs(old, sampled, mask, advantages))
     seed, edges = step_seed(config.seed, LEARNER, step), bin_edges(lengths)
@@ -151,6 +152,15 @@ def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
         )
 
 
+def _turns(tensors: dict[str, Tensor]) -> Tensor:
+    """The turn of each token behind the prompts, ``(R, T)``; -1 where the model did not choose it."""
+    lengths = tensors["lengths"]
+    sizes = tensors["sequence_lengths"] - tensors["prompt_lengths"] if "turn_ids" in tensors else lengths
+    behind = torch.arange(int(sizes.max())) < sizes[:, None]
+    flat = tensors["turn_ids"] if "turn_ids" in tensors else torch.zeros(int(sizes.sum()), dtype=torch.long)
+    return torch.full(behind.shape, -1).masked_scatter(behind, flat)
+
+
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:
     """Values of response tokens, ``(N,)`` row by row, laid out as ``(R, T)`` with 0 on the padding."""
     return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
@@ -170,6 +180,13 @@ def _check(tensors: dict[str, Tensor], num_updates: int) -> None:
     _require(int(sizes.sum()) == len(sequences), f"sequences has {len(sequences)} values, and sequence_lengths another sum")
     _require(number * int(lengths.max()) <= MOST_CELLS, f"{number} responses of up to {int(lengths.max())} tokens are too many")
     tokens = (int(lengths.sum()),)
+    if "turn_ids" in tensors:
+        prompts = _whole_numbers(tensors, "prompt_lengths")
+        _require(len(prompts) == number and bool((prompts <= sizes).all()), "prompt_lengths does not fit sequence_lengths")
+        turns = tensors["turn_ids"]
+        _require(turns.dtype == torch.int64 and tuple(turns.shape) == (int((sizes - prompts).sum()),), "turn_ids does not fit")
+        chosen = [int((row >= 0).sum()) for row in torch.split(turns, (sizes - prompts).tolist())]
+        _require(chosen == lengths.tolist(), "turn_ids names other numbers of tokens than lengths")
     shapes: dict[str, list[tuple[int, ...]]] = {
         "old_log_probs": [tokens],
         "rollout_log_probs": [tokens],

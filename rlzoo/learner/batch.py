@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ class Batch:
     """The graded responses of one rollout step as tensors, on the CPU.
 
     B responses; position t of a row is the t-th token after its prompt, and T is the length of the longest row after its
-    prompt. ``response_mask`` is True on tokens that the model chose. It may have holes, where an environment wrote tokens
-    between two turns of the model; responses of one turn, which `collate` takes, have none.
+    prompt. ``response_mask`` is True on tokens that the model chose. It has holes where an environment wrote tokens between
+    two turns of the model.
     """
 
     step: int  # rollout step of the run, from 1
@@ -33,7 +33,11 @@ class Batch:
     rollout_log_probs: Tensor  # (B, T) float32, as the sampler reported them
     rewards: Tensor  # (B,) float32
     group_ids: Tensor  # (B,) int64; responses to one prompt share one
-    finished: Tensor  # (B,) bool; False: cut off at the length limit
+    finished: Tensor  # (B,) bool; False: cut off at a limit
+    turn_rewards: Tensor | None = field(
+        default=None, kw_only=True
+    )  # (B, T) of turns but the last, at their ends; in rewards too
+    state_ids: Tensor | None = field(default=None, kw_only=True)  # (B, T) int64: state that a token's turn began in
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -159,18 +163,28 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
         step: rollout step of the run.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    reported = torch.zeros(mask.shape)
-    reported[mask] = torch.tensor([value for rollout in rollouts for value in rollout.rollout_log_probs])
+    size = max(len(rollout.response_ids) for rollout in rollouts)
+    turn_ids = torch.full((len(rollouts), size), -1)
+    reported, paid, states = torch.zeros(turn_ids.shape), torch.zeros(turn_ids.shape), torch.zeros_like(turn_ids)
+    for row, rollout in enumerate(rollouts):
+        for number, (start, end) in enumerate(rollout.spans):
+            turn_ids[row, start:end] = number
+            reported[row, start:end] = torch.tensor(rollout.rollout_log_probs[start:end])
+        for turn in rollout.turns:
+            states[row, turn.start : turn.end] = turn.state
+        for turn in rollout.turns[:-1] if not rollout.failure else ():
+            paid[row, turn.end - 1] = turn.reward
+    played = any(rollout.turns for rollout in rollouts)
     return Batch(
         step=step,
         sequences=tuple(torch.tensor(rollout.prompt_ids + rollout.response_ids) for rollout in rollouts),
         prompt_lengths=torch.tensor([len(rollout.prompt_ids) for rollout in rollouts]),
-        response_mask=mask,
-        turn_ids=torch.where(mask, 0, -1),
+        response_mask=turn_ids >= 0,
+        turn_ids=turn_ids,
         rollout_log_probs=reported,
         rewards=torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float32),
         group_ids=torch.tensor([index for index, group in enumerate(groups) for _ in group.rollouts]),
         finished=torch.tensor([rollout.finished for rollout in rollouts]),
+        turn_rewards=paid if played else None,
+        state_ids=states if played else None,
     )

@@ -209,7 +209,14 @@ class Learner:
             batch: with the rewards after shaping.
             given: optional fields of `AdvantageInputs`, ``(B, T)`` each.
         """
-        inputs = AdvantageInputs(batch.rewards[:, None], batch.group_ids[:, None], batch.response_mask, batch.turn_ids, **given)
+        rewards = batch.rewards[:, None]
+        if batch.state_ids is not None:
+            given["state_ids"] = batch.state_ids
+        if batch.turn_rewards is not None and self.estimator.takes_token_rewards and self.policy.scope != "sequence":
+            paid = batch.turn_rewards
+            rewards = rewards - paid.sum(-1, keepdim=True)
+            given["token_rewards"] = paid + given["token_rewards"] if "token_rewards" in given else paid
+        inputs = AdvantageInputs(rewards, batch.group_ids[:, None], batch.response_mask, batch.turn_ids, **given)
         return without_truncated(self.estimator(inputs), batch.finished, self.reward)
 
     def log_probs(self, batch: Batch) -> Tensor:

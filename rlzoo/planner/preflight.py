@@ -55,7 +55,7 @@ def longest_prompt(config: RunConfig) -> Prompts:
     problems = task.train_problems(0, min(LOOKED_AT, config.steps * config.rollout.num_prompts))
     if config.eval.num_problems:
         problems = problems + task.held_out_problems(config.eval.num_problems)
-    texts = sorted((task.prompt(problem) for problem in problems), key=len, reverse=True)[:_COUNTED]
+    texts = sorted(task.prompts(problems), key=len, reverse=True)[:_COUNTED]
     template = _TEMPLATE_TOKENS if config.model.chat_template else 0
     tokenizer = model_file(config.model.path, "tokenizer.json", download=False)
     if tokenizer is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlzoo.errors import UserError, shown
 from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
@@ -31,7 +31,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
     Raises:
         UserError: the tokenizer has no token for a character, or the template fails or takes too long.
     """
-    text = _templated(tokenizer, prompt) if chat_template else prompt
+    text = rendered(tokenizer, [{"role": "user", "content": prompt}]) if chat_template else prompt
     special = {"add_special_tokens": False} if chat_template else {}
     return tuple(encoded(lambda part: list(tokenizer(part, **special)["input_ids"]), text))
 
@@ -90,19 +90,25 @@ def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template:
     size = task.origin(held_out=False).size
     problems = task.train_problems(0, min(needed, GENERATED if size is None else size))
     problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
-    prompts = [task.prompt(problem) for problem in problems]
+    prompts = task.prompts(problems)
     check_prompts(tokenizer, prompts)
     if prompts:
         encode_prompt(tokenizer, prompts[0], chat_template)
 
 
-def _templated(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages in the tokenizer's chat template, up to where the model's turn begins.
+
+    Raises:
+        UserError: the template fails or takes too long.
+    """
     try:
-        call = (tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map), prompt)
+        call = (tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map), [dict(message) for message in messages])
         return str(TEMPLATES.call(call, TEMPLATE_SECONDS))
     except (WorkerError, WorkerStartError, ValueError) as error:
+        given = shown(messages[-1].get("content"))
         raise UserError(
-            f"the model's chat template fails for the prompt {shown(prompt)}: {error}; set model.chat_template=false, or "
+            f"the model's chat template fails for the prompt {given}: {error}; set model.chat_template=false, or "
             "use another model"
         ) from error
 
@@ -114,11 +120,10 @@ def _start() -> None:
     assert chat_template_utils
 
 
-def _render(template: str, special_tokens: Mapping[str, str], prompt: str) -> str:
-    """In the worker: one user's message up to where the answer begins, as ``tokenizer.apply_chat_template`` renders it."""
+def _render(template: str, special_tokens: Mapping[str, str], messages: Sequence[Mapping[str, Any]]) -> str:
+    """In the worker: messages up to where the model's turn begins, as ``tokenizer.apply_chat_template`` renders them."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    messages = [{"role": "user", "content": prompt}]
     texts, _ = render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **special_tokens)
     text = str(texts[0])
     if len(text) > LONGEST_PROMPT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import RunError, UserError
 from rlzoo.processes import gather
+from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import Sampler
 from rlzoo.support.seeds import ROLLOUT, step_seed
 from rlzoo.tasks import Task
@@ -20,6 +22,8 @@ from rlzoo.types import Problem, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+logger = logging.getLogger("rlzoo")
 
 EVAL_SEED = 2**31  # every policy and seed is evaluated with the same draws
 
@@ -75,6 +79,8 @@ class Rollouts:
         self.task = task
         self.sampler = sampler
         self.accelerator = accelerator
+        limits = Limits.of(config.rollout, sampler.context)
+        self.player = None if task.host is None else Player(sampler, task.host, limits)
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.next_problem = 0  # training problems sampled so far, whether or not they were learned from
         self._failed: list[float] = []  # of each round of a step, the share of responses whose grading failed
@@ -172,6 +178,13 @@ class Rollouts:
     def _sample(self, problems: list[Problem], samples: int, temperature: float, seed: int, version: int) -> list[Rollout]:
         """This process's responses."""
         start, end = self._share(len(problems))
+        if self.player is not None:
+            asked = [problem for problem in problems[start:end] for _ in range(samples)]
+            seeds = [self.task.episode_seed(problem) for problem in asked]
+            with self.accelerator.autocast():
+                return self.player.play(
+                    asked, seeds, seed=seed, temperature=temperature, policy_version=version, first_row=start * samples
+                )
         prompts = [self.task.prompt(problem) for problem in problems[start:end]]
         with self.accelerator.autocast():
             return self.sampler.sample(
@@ -182,16 +195,27 @@ class Rollouts:
         """The groups of all processes, in the problems' order."""
         start, end = self._share(len(problems))
         own = problems[start:end]
-        asked = [problem for problem in own for _ in range(samples)]
-        before = self._num_failed()
-        rewards = self._rewards(asked, rollouts)
-        failed = self._num_failed() - before
-        graded = [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
+        if self.player is not None:
+            graded = rollouts  # their environments have paid them
+            reasons = [rollout.failure for rollout in rollouts if rollout.failure]
+        else:
+            graded, reasons = self._graded_here([problem for problem in own for _ in range(samples)], rollouts)
         groups = [
             RolloutGroup(problem, tuple(graded[index * samples : (index + 1) * samples])) for index, problem in enumerate(own)
         ]
-        self._check_failed(failed, len(problems) * samples)
+        self._check_failed(reasons, len(problems) * samples)
         return gather(self.accelerator, groups)
+
+    def _graded_here(self, asked: list[Problem], rollouts: list[Rollout]) -> tuple[list[Rollout], list[str]]:
+        """Responses with their rewards, and for each whose grading failed why; only the last reason is known."""
+        before = self._num_failed()
+        rewards = self._rewards(asked, rollouts)
+        failed = self._num_failed() - before
+        reasons = [grader.last_failure for grader in self.task.graders if grader.last_failure]
+        return (
+            [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)],
+            (reasons * failed)[:failed],
+        )
 
     def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float]:
         """One for each response; a task of the user's own grades in this process, so whatever it does is looked at."""
@@ -212,16 +236,23 @@ class Rollouts:
     def _num_failed(self) -> int:
         return sum(grader.num_timeouts + grader.num_crashes for grader in self.task.graders)
 
-    def _check_failed(self, failed: int, number: int) -> None:
-        """Note the share of failures over all processes, and end the run if they are too many."""
-        reasons = [grader.last_failure for grader in self.task.graders] if failed else []
-        gathered = gather(self.accelerator, [(failed, reasons)])
-        total = sum(count for count, _ in gathered)
-        self._failed.append(total / number)
-        limit = self.config.reward.max_failed
-        if total / number > limit:
-            last = next(reason for _, several in gathered for reason in several if reason)
-            raise RunError(f"grading failed for {total} of {number} responses (reward.max_failed={limit:g}): the last {last}")
+    def _check_failed(self, reasons: list[str], number: int) -> None:
+        """Note the share of failures over all processes, and end the run if they are too many.
+
+        Args:
+            reasons: one for each failure in this process.
+            number: of responses in all processes.
+        """
+        failures = gather(self.accelerator, reasons)
+        self._failed.append(len(failures) / number)
+        limit, what = self.config.reward.max_failed, "the environment" if self.player is not None else "grading"
+        if len(failures) / number > limit:
+            raise RunError(
+                f"{what} failed for {len(failures)} of {number} responses (reward.max_failed={limit:g}): "
+                f"the last {failures[-1]}"
+            )
+        if self.player is not None and failures:
+            logger.warning("%d of %d environments failed; the last %s", len(failures), number, failures[-1])
 
     def _share(self, number: int) -> tuple[int, int]:
         """Where this process's part of some problems begins and ends."""

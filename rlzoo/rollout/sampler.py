@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rlzoo.acceleration import can_fuse
-from rlzoo.rollout.decode import Decoded, Way, decode, quickest_way
+from rlzoo.rollout.decode import Caches, Decoded, Way, decode, quickest_way
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.support.draws import OwnDraws, row_uniforms
 from rlzoo.types import Rollout
@@ -23,6 +24,21 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 Drawn = tuple[Sequence[int], Sequence[float]]
 """The tokens of one response and their log-probs; what follows the first end token is cut off later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How tokens are drawn: the same draws and weights give the same tokens.
+
+    Example:
+        ``Draws(seed=7, rows=range(4), limit=64)``
+    """
+
+    seed: int
+    rows: Sequence[int]  # numbers of the rows in the whole batch; each draws random numbers of its own
+    limit: int  # tokens of a turn, at most
+    temperature: float = 1.0  # logits are divided by it
+    turn: int = 0  # from 0; each turn draws numbers of its own
 
 
 class Sampler(ABC):
@@ -58,6 +74,11 @@ class Sampler(ABC):
         self.batch_size = batch_size
         self.chat_template = chat_template
 
+    @property
+    def context(self) -> int:
+        """Tokens that the model can look at, prompt included."""
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
+
     @torch.no_grad()
     def sample(
         self,
@@ -81,25 +102,38 @@ class Sampler(ABC):
         """
         encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
         rows = [ids for ids in encoded for _ in range(samples)]
-        drawn = self._draw(rows, seed, temperature, first_row)
+        draws = Draws(seed, range(first_row, first_row + len(rows)), self.max_new_tokens, temperature)
+        drawn = self.draw(rows, draws)
         return [self._rollout(ids, *each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
 
     def _rollout(self, prompt_ids: Ids, drawn: Sequence[int], log_probs: Sequence[float], policy_version: int) -> Rollout:
         """Cut after the first end token; that belongs to the response, also a padding token."""
-        end = next((place + 1 for place, token in enumerate(drawn) if token in self.end_ids), None)
-        response_ids = tuple(drawn[:end])
+        response_ids, finished = self.ended(drawn)
         return Rollout(
             prompt_ids=prompt_ids,
             response_ids=response_ids,
             rollout_log_probs=tuple(log_probs[: len(response_ids)]),
-            text=self.tokenizer.decode(response_ids, skip_special_tokens=True),
-            finished=end is not None,
+            text=self.text(response_ids),
+            finished=finished,
             policy_version=policy_version,
         )
 
+    def ended(self, drawn: Sequence[int]) -> tuple[Ids, bool]:
+        """The tokens up to the first end token, with it, and whether there is one."""
+        end = next((place + 1 for place, token in enumerate(drawn) if token in self.end_ids), None)
+        return tuple(drawn[:end]), end is not None
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of some tokens, without the special ones."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
     @abstractmethod
-    def _draw(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> Sequence[Drawn]:
-        """A response to each row's prompt."""
+    def draw(self, rows: Sequence[Ids], draws: Draws) -> Sequence[Drawn]:
+        """Draw tokens behind each row's, up to an end token or the limit."""
+
+    def conversation(self) -> Conversation:
+        """Draw the turns of episodes, with what can be kept from turn to turn."""
+        return Conversation(self)
 
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -108,6 +142,26 @@ class Sampler(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back what it holds outside this process's memory."""
+
+
+class Conversation:
+    """Draws the turns of episodes that advance together. This one computes the whole of an episode anew in every turn.
+
+    It is right for every sampler: vLLM finds what it has computed before by itself.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def draw(self, contexts: Mapping[int, Ids], draws: Draws) -> list[Drawn]:
+        """Draw a turn of each open episode.
+
+        Args:
+            contexts: all tokens of each open episode so far, by its place in the batch; those of a turn before, if there was
+                one, and more.
+            draws: of these episodes, in the same order.
+        """
+        return list(self.sampler.draw(list(contexts.values()), draws))
 
 
 class HFSampler(Sampler):
@@ -138,18 +192,23 @@ class HFSampler(Sampler):
     def close(self) -> None:
         """Nothing to give back."""
 
-    def _draw(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> list[Drawn]:
+    def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
+        """See `Sampler.draw`."""
         drawn: list[Drawn] = []
-        with self._plain_generation():
+        with self.plain_generation():
             for start in range(0, len(rows), self.batch_size):
-                piece = rows[start : start + self.batch_size]
-                uniforms = row_uniforms(seed, first_row + start, len(piece), self.max_new_tokens)
-                decoded = self._decoded(piece, uniforms, temperature)
+                piece = slice(start, start + self.batch_size)
+                uniforms = row_uniforms(draws.seed, draws.rows[piece], draws.limit, draws.turn)
+                decoded = self._decoded(rows[piece], uniforms, draws.temperature)
                 drawn += zip(decoded.tokens.tolist(), decoded.log_probs.tolist(), strict=True)
         return drawn
 
+    def conversation(self) -> Conversation:
+        """See `Sampler.conversation`; where rows are decoded one by one, their caches are kept from turn to turn."""
+        return Conversation(self) if self.way == "generate" else CachedConversation(self)
+
     @contextlib.contextmanager
-    def _plain_generation(self) -> Iterator[None]:
+    def plain_generation(self) -> Iterator[None]:
         """Within it, nothing the model ships with changes its logits, such as a penalty on repetition, and dropout is off."""
         from transformers import GenerationConfig
 
@@ -190,10 +249,38 @@ class HFSampler(Sampler):
             attention_mask=attention_mask.to(device),
             generation_config=GenerationConfig(
                 do_sample=False,  # the draws have been made
-                max_new_tokens=self.max_new_tokens,
+                max_new_tokens=uniforms.shape[1],
                 pad_token_id=pad_id,
                 eos_token_id=sorted(self.end_ids),
             ),
             logits_processor=LogitsProcessorList([draws]),
         )
         return Decoded(sequences[:, size:], draws.log_probs())
+
+
+class CachedConversation(Conversation):
+    """Keeps the keys and values of an episode from turn to turn: each token is computed once."""
+
+    def __init__(self, sampler: HFSampler) -> None:
+        super().__init__(sampler)
+        self.sampler: HFSampler = sampler
+        self.caches: Caches | None = None
+
+    def draw(self, contexts: Mapping[int, Ids], draws: Draws) -> list[Drawn]:
+        """See `Conversation.draw`."""
+        sampler = self.sampler
+        uniforms = row_uniforms(draws.seed, draws.rows, draws.limit, draws.turn)
+        with sampler.plain_generation():
+            decoded = decode(
+                sampler.model,
+                list(contexts.values()),
+                uniforms,
+                end_ids=sampler.end_ids,
+                pad_id=int(sampler.tokenizer.pad_token_id),
+                temperature=draws.temperature,
+                fuses=sampler.way == "fused" and can_fuse(sampler.model),
+                caches=self.caches,
+                places=list(contexts),
+            )
+        self.caches = decoded.caches
+        return list(zip(decoded.tokens.tolist(), decoded.log_probs.tolist(), strict=True))

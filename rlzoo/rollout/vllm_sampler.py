@@ -16,7 +16,7 @@ from torch import Tensor
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.errors import UserError
 from rlzoo.models.pretrained import quiet
-from rlzoo.rollout.sampler import Drawn, Ids, Sampler
+from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
 
 if TYPE_CHECKING:
@@ -46,10 +46,11 @@ class AnyVLLMSampler(Sampler):
         self.settings = settings
         self.has_weights = False
 
-    def _requests(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> list[dict[str, Any]]:
+    def _requests(self, rows: Sequence[Ids], draws: Draws) -> list[dict[str, Any]]:
         """How each response is sampled: from the whole distribution, with the log-prob of each token, up to an end token."""
         assert self.has_weights, "update_weights comes before the first sample"
-        self._check_length(max(map(len, rows), default=0))
+        temperature = draws.temperature
+        self._check_length(max(map(len, rows), default=0), draws.limit)
         if not 0.01 <= temperature <= 2.0:  # vLLM refuses some of them, and raises others to its least without a word
             raise UserError(f"temperature={temperature}: vLLM takes 0.01 to 2; set rollout.engine=hf for others")
         return [
@@ -61,17 +62,17 @@ class AnyVLLMSampler(Sampler):
                 "repetition_penalty": 1.0,
                 "presence_penalty": 0.0,
                 "frequency_penalty": 0.0,
-                "max_tokens": self.max_new_tokens,
+                "max_tokens": draws.limit,
                 "stop_token_ids": sorted(self.end_ids),
-                "seed": request_seed(seed, first_row + row),
+                "seed": request_seed(draws.seed, row, draws.turn),
                 "logprobs": 0,  # of the token drawn, and of no others
             }
-            for row in range(len(rows))
+            for row in draws.rows
         ]
 
-    def _check_length(self, prompt: int = 0) -> None:
+    def _check_length(self, prompt: int = 0, response: int | None = None) -> None:
         """Refuse what vLLM would cut off without a word."""
-        response, limit = self.max_new_tokens, self.max_model_len
+        response, limit = response or self.max_new_tokens, self.max_model_len
         if prompt + response > limit or (prompt == 0 and response >= limit):
             raise UserError(
                 f"rollout.max_new_tokens={response}: with a prompt of {prompt or 'some'} tokens more than vLLM's {limit}; "
@@ -124,12 +125,11 @@ class VLLMSampler(AnyVLLMSampler):
         self.max_model_len = int(self.llm.llm_engine.model_config.max_model_len)
         self._check_length()
 
-    def _draw(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> list[Drawn]:
+    def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
+        """See `Sampler.draw`."""
         from vllm import SamplingParams
 
-        requests = [
-            SamplingParams(**request, detokenize=False) for request in self._requests(rows, seed, temperature, first_row)
-        ]
+        requests = [SamplingParams(**request, detokenize=False) for request in self._requests(rows, draws)]
         self._wake()
         with random_state_kept(), torch.autocast(self.device_type, enabled=False):  # the learner's is not its own
             outputs = self.llm.generate([{"prompt_token_ids": list(ids)} for ids in rows], requests, use_tqdm=False)
@@ -199,6 +199,7 @@ def random_state_kept() -> Iterator[None]:
             np.random.set_state(states[1])
 
 
-def request_seed(seed: int, row: int) -> int:
-    """The seed of one response: 63 bits that depend on the batch's seed and the row's number alone."""
-    return int(np.random.SeedSequence([seed, row]).generate_state(1, np.uint64)[0]) >> 1
+def request_seed(seed: int, row: int, turn: int = 0) -> int:
+    """The seed of one turn of a response: 63 bits that depend on the batch's seed, the row's number and the turn alone."""
+    turns = [turn] if turn else []
+    return int(np.random.SeedSequence([seed, row, *turns]).generate_state(1, np.uint64)[0]) >> 1

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.errors import RunError, UserError, shown
-from rlzoo.rollout.sampler import Drawn, Ids
+from rlzoo.rollout.sampler import Drawn, Draws, Ids
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler
 from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files
@@ -71,18 +71,18 @@ class ServerSampler(AnyVLLMSampler):
         self.folder = Path(settings.sync_folder or tempfile.mkdtemp(prefix="rlzoo-weights-")).expanduser().resolve()
         self.weights: Path | None = None  # what the server has loaded
 
-    def _draw(self, rows: Sequence[Ids], seed: int, temperature: float, first_row: int) -> list[Drawn]:
-        """Ask for all responses, ``batch_size`` of them at once."""
-        requests = self._requests(rows, seed, temperature, first_row)
+    def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
+        """Ask for all responses, ``batch_size`` of them at once; see `Sampler.draw`."""
+        requests = self._requests(rows, draws)
 
-        def draw(ids: Ids, request: dict[str, Any]) -> Drawn:
+        def draw_one(ids: Ids, request: dict[str, Any]) -> Drawn:
             body = {"model": self.served, "prompt": list(ids), "return_token_ids": True, **request}
             (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
             return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
         def draw_all() -> list[Drawn]:
             with ThreadPoolExecutor(self.batch_size) as pool:
-                answers = [pool.submit(draw, *each) for each in zip(rows, requests, strict=True)]
+                answers = [pool.submit(draw_one, *each) for each in zip(rows, requests, strict=True)]
                 try:
                     return [answer.result() for answer in answers]
                 finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,10 +11,10 @@ from torch import Tensor
 BLOCK = 256  # probabilities summed at a time: a draw looks for its block first, then within it
 
 
-def row_uniforms(seed: int, first_row: int, num_rows: int, num_tokens: int) -> Tensor:
-    """Random numbers in [0, 1), float64 ``(num_rows, num_tokens)``, that depend on the seed and the row's number alone."""
-    rows = range(first_row, first_row + num_rows)
-    return torch.from_numpy(np.stack([np.random.default_rng([seed, row]).random(num_tokens) for row in rows]))
+def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0) -> Tensor:
+    """Random numbers in [0, 1), float64 ``(rows, num_tokens)``, that depend on seed, row and turn alone."""
+    turns = [turn] if turn else []
+    return torch.from_numpy(np.stack([np.random.default_rng([seed, row, *turns]).random(num_tokens) for row in rows]))
 
 
 def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -19,9 +19,13 @@ from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.user_code import import_named, import_reward, reward_worker
 from rlzoo.types import Problem
 
+if TYPE_CHECKING:
+    from rlzoo.environments import Host
+
 _TASKS = {
     "arithmetic": ("rlzoo.tasks.arithmetic", "ArithmeticTask"),
     "math_file": ("rlzoo.tasks.math_file", "MathFileTask"),
+    "environment": ("rlzoo.tasks.episodes", "EnvironmentTask"),
     "reasoning_gym": ("rlzoo.tasks.reasoning_gym", "ReasoningGymTask"),
 }
 _OWN = "<module>:<Class>"
@@ -101,6 +105,10 @@ class Task(BaseModel, ABC):
         """The template with the problem's question in it."""
         return self.template.replace("{question}", problem.question)
 
+    def prompts(self, problems: Sequence[Problem]) -> list[str]:
+        """What the model is asked first, for as many of the problems as can be known before a run starts."""
+        return [self.prompt(problem) for problem in problems]
+
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         """One reward per response: the user's own function if one is set, else the task's; 0 where grading failed.
 
@@ -122,6 +130,15 @@ class Task(BaseModel, ABC):
     def graders(self) -> list[Grader]:
         """The worker processes it grades with, which count what failed."""
         return [grader for grader in (self._own_reward, self._grader) if grader is not None]
+
+    @property
+    def host(self) -> Host | None:
+        """What runs the environments of a task that is played in several turns; None: a response is one turn."""
+        return None
+
+    def episode_seed(self, problem: Problem) -> int:
+        """The seed of an episode, the same for all responses to its problem."""
+        return zlib.crc32(problem.question.encode())
 
     def origin(self, *, held_out: bool) -> Origin:
         """Where the problems to train on, or those to evaluate on, come from."""

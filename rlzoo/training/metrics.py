@@ -109,7 +109,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Reward and response metrics of one rollout batch, by their MLflow names."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
-    lengths = torch.tensor([len(rollout.response_ids) for rollout in rollouts], dtype=torch.float64)
+    lengths = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
     same = [not group.is_mixed for group in groups]
     return {
         "reward/mean": float(rewards.mean()),

@@ -19,7 +19,7 @@ ROWS = [ids for ids in ((5, 6), (7, 8, 9, 10, 11), (12,)) for _ in range(4)]
 
 
 def sampled(model, **settings):
-    uniforms = row_uniforms(3, 0, len(ROWS), 20)
+    uniforms = row_uniforms(3, range(len(ROWS)), 20)
     return decode(model.eval(), ROWS, uniforms, end_ids=frozenset({END}), pad_id=0, temperature=1.0, **settings)
 
 

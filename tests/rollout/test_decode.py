@@ -72,7 +72,7 @@ def test_a_prompt_is_computed_once_and_a_response_that_ended_never_again():
 
     model.model.register_forward_pre_hook(hook, with_kwargs=True)
     prompts = [ids for ids in ((5, 6), (7, 8, 9, 10, 11), (12,)) for _ in range(10)]
-    uniforms = row_uniforms(0, 0, 30, 60)
+    uniforms = row_uniforms(0, range(30), 60)
     decoded = decode(model, prompts, uniforms, end_ids=frozenset(range(20)), pad_id=0, temperature=1.0)
     lengths = (decoded.log_probs != 0).sum(dim=1)
     assert sizes[0] == (3, 5)

@@ -161,7 +161,7 @@ def test_a_row_draws_the_same_whatever_stands_beside_it():
 def test_draws_follow_the_probabilities():
     # 40,000 draws from (.5, .3, .2, 0): the standard error of a share is at most .0025
     scores = torch.tensor([0.5, 0.3, 0.2, 0.0]).log().expand(40_000, 4)
-    draws = OwnDraws(row_uniforms(0, 0, 40_000, 1), temperature=1.0)
+    draws = OwnDraws(row_uniforms(0, range(40_000), 1), temperature=1.0)
     shares = draws(torch.zeros(40_000, 1), scores).argmax(-1).bincount(minlength=4) / 40_000
     torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.2, 0.0]), atol=0.01, rtol=0)
     assert shares[3] == 0

@@ -1,0 +1,6 @@
+"""Environments: what answers the model between its turns."""
+
+from rlzoo.environments.environment import Environment, Message, Messages, Move, Observation
+from rlzoo.environments.host import Host
+
+__all__ = ["Environment", "Host", "Message", "Messages", "Move", "Observation"]

@@ -1,0 +1,131 @@
+"""What an environment is: two methods, and the records that go in and out of them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlzoo.errors import shown
+from rlzoo.types import Problem
+
+Message = Mapping[str, Any]
+"""A message of a conversation: ``{"role": "user", "content": "higher"}``."""
+
+Messages = str | Message | Sequence[Message]
+"""What an environment may answer: messages, one message, or the text of one message of the user."""
+
+LONGEST_TEXT = 200_000
+"""Characters of an observation, at most. An environment that answers more has failed."""
+
+
+class Environment(Protocol):
+    """One episode: the model and the environment write in turn.
+
+    Any class with these two methods is an environment. An object of it is made for each episode, with the arguments that the
+    run's configuration gives, and is reset once. The same problem and seed must begin the same episode: the responses to one
+    problem are compared with each other.
+
+    Example:
+        >>> class Echo:
+        ...     def reset(self, problem, seed):
+        ...         return "Say anything."
+        ...     def step(self, message):
+        ...         return f"You said {message}.", float(len(message)), True, {}
+        >>> Echo().step("hello")
+        ('You said hello.', 5.0, True, {})
+    """
+
+    def reset(self, problem: Problem, seed: int) -> Messages:
+        """Begin the episode.
+
+        Args:
+            problem: what the episode is about.
+            seed: of everything random in it.
+
+        Returns:
+            The messages that the model answers first.
+        """
+        ...
+
+    def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
+        """Take what the model wrote in its turn.
+
+        Returns:
+            The messages that the model answers next, the reward of this turn, whether the episode is over, and further
+            information: ``state``, a text that is equal where two turns begin in the same state (by default the observation),
+            and numbers, whose means at the end of the episodes are logged as ``env/<name>``.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A call of one episode's environment: what the model wrote, or the problem and seed that begin the episode."""
+
+    episode: int
+    message: str = ""
+    problem: Problem | None = None  # begins the episode
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment answered, checked.
+
+    Example:
+        ``Observation(({"role": "user", "content": "lower"},), reward=0.0, done=False)``
+    """
+
+    messages: tuple[Message, ...] = ()
+    reward: float = 0.0
+    done: bool = False
+    state: int = 0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""  # why the environment gave no answer; the episode is over then
+
+    @property
+    def text(self) -> str:
+        """The messages' contents."""
+        return "\n".join(str(message["content"]) for message in self.messages)
+
+    @classmethod
+    def checked(cls, messages: Any, reward: Any = 0.0, done: Any = False, info: Any = None) -> Observation:
+        """Check what an environment returned.
+
+        Raises:
+            ValueError: it is not what `Environment` says.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        elif isinstance(messages, Mapping):
+            messages = [messages]
+        if not isinstance(messages, Sequence) or not all(_is_message(message) for message in messages):
+            raise ValueError(f"returned {shown(messages)}, not a text or messages with a role and a content")
+        size = sum(len(message["content"]) for message in messages)
+        if size > LONGEST_TEXT:
+            raise ValueError(f"returned {size:,} characters (at most {LONGEST_TEXT:,})")
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not abs(number) <= 1e6:
+            raise ValueError(f"returned the reward {shown(reward)}, not a number between -1e6 and 1e6")
+        info = {} if info is None else info
+        if not isinstance(info, Mapping):
+            raise ValueError(f"returned the information {shown(info)}, not a mapping")
+        numbers = {str(name): float(value) for name, value in info.items() if isinstance(value, int | float)}
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        text = "\n".join(message["content"] for message in messages)
+        return cls(tuple(messages), number, bool(done), state_id(str(info.get("state", text))), finite)
+
+
+def state_id(state: str) -> int:
+    """A number for a state, int64: equal for equal texts, in every process and run."""
+    return int.from_bytes(hashlib.blake2b(state.encode(errors="surrogatepass"), digest_size=8).digest(), "big") >> 1
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)

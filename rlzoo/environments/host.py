@@ -1,0 +1,158 @@
+"""Runs the environments of episodes, in worker processes that are killed and replaced when one hangs or crashes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from rlzoo.environments.environment import Environment, Move, Observation
+from rlzoo.errors import UserError
+from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
+from rlzoo.types import Problem
+
+MEMORY = 4 * 2**30
+"""Bytes of its own that a worker process for environments may hold."""
+
+LOST = "lost"  # what a worker answers that does not know the episode: it was started after another one had ended the worker
+
+Make = Callable[[], Environment]
+
+
+class Host:
+    """Runs any number of episodes side by side.
+
+    Every worker process holds the environments of several episodes, and calls them one after the other; workers run at the same
+    time. An environment that raises, takes too long, ends its process or answers too much fails: its episode is over, and no
+    other one suffers. The other episodes of a worker that had to be killed are played again up to where they were, in a new
+    one. If an environment then answers otherwise than before, because it draws numbers that do not come from its seed, its
+    episode fails too.
+    """
+
+    def __init__(self, make: Make, *, workers: int, timeout: float) -> None:
+        """Keep what to run; nothing starts yet.
+
+        Args:
+            make: gives an environment; importable by name.
+            workers: processes; 0 for none: the environments then run in this one, without any limit.
+            timeout: seconds for one call.
+        """
+        self.make, self.timeout = make, timeout
+        self._seats = [Seat(make, timeout) for _ in range(workers)]
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="environments") if workers else None
+        self._own: dict[int, Environment] = {}  # of this process
+        self._next = 0
+
+    def begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> tuple[list[int], list[Observation]]:
+        """Begin episodes; gives their numbers, and what the model is shown first.
+
+        Args:
+            problems: one for each episode.
+            seeds: one for each.
+        """
+        numbers = list(range(self._next, self._next + len(problems)))
+        self._next += len(problems)
+        moves = [Move(each, "", problem, seed) for each, problem, seed in zip(numbers, problems, seeds, strict=True)]
+        return numbers, self.call(moves)
+
+    def step(self, messages: Mapping[int, str]) -> list[Observation]:
+        """Give each of some episodes what the model wrote; what the environments answer, in the same order."""
+        return self.call([Move(number, message) for number, message in messages.items()])
+
+    def end(self, numbers: Sequence[int]) -> None:
+        """Forget episodes that are over."""
+        for number in numbers:
+            self._own.pop(number, None)
+            for seat in self._seats:
+                seat.past.pop(number, None)
+
+    def call(self, moves: Sequence[Move]) -> list[Observation]:
+        """Make calls of different episodes, at the same time where there are several workers."""
+        if self._pool is None:
+            return [self._alone(move) for move in moves]
+        count = len(self._seats)
+        shares = [[move for move in moves if move.episode % count == index] for index in range(count)]
+        jobs = [self._pool.submit(seat.call, share) for seat, share in zip(self._seats, shares, strict=True)]
+        found = [
+            dict(zip((move.episode for move in share), job.result(), strict=True))
+            for share, job in zip(shares, jobs, strict=True)
+        ]
+        return [found[move.episode % count][move.episode] for move in moves]
+
+    def close(self) -> None:
+        """End the worker processes; the host may be used again afterwards."""
+        for seat in self._seats:
+            seat.worker.close()
+
+    def _alone(self, move: Move) -> Observation:
+        try:
+            return _called(self._own, self.make, move)
+        except Exception as error:
+            return Observation(done=True, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+class Seat:
+    """One worker process, and the episodes whose environments it holds."""
+
+    def __init__(self, make: Make, timeout: float) -> None:
+        self.worker = Worker(partial(_answer, make), partial(_start, make), MEMORY)
+        self.timeout = timeout
+        self.past: dict[int, list[tuple[Move, str]]] = {}  # what was called, and answered, in each open episode
+
+    def call(self, moves: Sequence[Move]) -> list[Observation]:
+        """Make calls of different episodes, one after the other."""
+        return [self._one(move) for move in moves]
+
+    def _one(self, move: Move) -> Observation:
+        try:
+            answer = self._asked(move)
+            if answer == LOST:
+                self._play_again(move.episode)
+                answer = self._asked(move)
+        except WorkerError as error:
+            self.past.pop(move.episode, None)
+            return Observation(done=True, failure=str(error))
+        except WorkerStartError as error:
+            raise UserError(f"the environment does not start: {error}") from error
+        self.past.setdefault(move.episode, []).append((move, answer))
+        messages, *rest = json.loads(answer)
+        return Observation(tuple(messages), *rest)
+
+    def _asked(self, move: Move) -> str:
+        return str(self.worker.call((move, list(self.past)), self.timeout))
+
+    def _play_again(self, number: int) -> None:
+        for move, before in self.past.get(number, []):
+            if self._asked(move) != before:
+                raise WorkerError("another episode ended its process, and played again it went otherwise")
+
+
+def _start(make: Make) -> None:
+    """In a worker: make an environment, so that no call's time pays for an import."""
+    make()
+
+
+_EPISODES: dict[int, Environment] = {}
+"""In a worker: the environments of the open episodes."""
+
+
+def _answer(make: Make, move: Move, open_ones: Sequence[int]) -> str:
+    """In a worker: call an environment; forget those of episodes that are over."""
+    for number in _EPISODES.keys() - {*open_ones, move.episode}:
+        del _EPISODES[number]
+    if move.problem is None and move.episode not in _EPISODES:
+        return LOST
+    seen = _called(_EPISODES, make, move)
+    return json.dumps([[dict(message) for message in seen.messages], seen.reward, seen.done, seen.state, dict(seen.numbers)])
+
+
+def _called(episodes: dict[int, Environment], make: Make, move: Move) -> Observation:
+    if move.problem is not None:
+        episodes[move.episode] = make()
+        return Observation.checked(episodes[move.episode].reset(move.problem, move.seed))
+    answer: Any = episodes[move.episode].step(move.message)
+    if not isinstance(answer, tuple) or len(answer) != 4:
+        raise ValueError("step returned no tuple (messages, reward, done, info)")
+    return Observation.checked(*answer)

@@ -1,0 +1,81 @@
+"""Token ids of a conversation: what was written before is never tokenised again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlzoo.environments import Message
+from rlzoo.errors import UserError, shown
+from rlzoo.rollout.prompts import encoded, rendered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ANSWER = "(the answer)"
+"""What stands for the model's turn when a chat template is rendered to find what follows a turn."""
+
+
+class Dialogue:
+    """Turns messages into token ids, one piece at a time.
+
+    Without a chat template, the contents of messages are text, and follow each other as they are. With one, the first messages
+    are rendered up to where the model's turn begins. What follows a turn is found by rendering the conversation with a
+    placeholder in its place: the text behind the placeholder, up to where the next turn begins. The tokens that the model chose
+    stay as they are, and so do all tokens before them.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], *, chat_template: bool) -> None:
+        self.tokenizer = tokenizer
+        self.end_ids = end_ids
+        self.chat_template = chat_template
+        self._behind: dict[str, tuple[int, ...]] = {}  # by the text of messages and their roles
+
+    def begin(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens up to the model's first turn.
+
+        Raises:
+            UserError: the tokenizer or the chat template cannot be given them.
+        """
+        if not messages:
+            raise UserError("an environment's reset returned no message: the model has nothing to answer")
+        if self.chat_template:
+            return self._encode(rendered(self.tokenizer, messages))
+        text = "".join(str(message["content"]) for message in messages)
+        return tuple(encoded(lambda part: list(self.tokenizer(part)["input_ids"]), text))
+
+    def behind(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens between the end of a turn and the model's next turn.
+
+        Args:
+            before: the first messages of the episode.
+            messages: what the environment answered.
+
+        Raises:
+            UserError: the chat template changes what was written before.
+        """
+        key = repr([dict(message) for message in messages])
+        if key not in self._behind:
+            if len(self._behind) > 10_000:
+                self._behind.clear()
+            self._behind[key] = self._between(before, messages) if self.chat_template else self._plain(messages)
+        return self._behind[key]
+
+    def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return self._encode("".join(str(message["content"]) for message in messages))
+
+    def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
+        begun = rendered(self.tokenizer, before)
+        whole = rendered(self.tokenizer, [*before, {"role": "assistant", "content": ANSWER}, *messages])
+        if not whole.startswith(begun + ANSWER):
+            raise UserError(
+                f"the model's chat template changes earlier text: {shown(begun[-60:])}, rendered before the model's turn, "
+                "is not there once the turn is over; tokens that were sampled could not stay as they are. Use another "
+                "model, give the tokenizer a chat template that keeps them, or set model.chat_template=false"
+            )
+        ids = self._encode(whole[len(begun) + len(ANSWER) :])
+        # the model has written the end of its turn itself
+        return ids[1:] if ids and ids[0] in self.end_ids else ids
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(encoded(lambda part: list(self.tokenizer(part, add_special_tokens=False)["input_ids"]), text))

@@ -1,0 +1,175 @@
+"""Plays episodes: the model and the environments write in turn, all episodes of a batch together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlzoo.environments import Host, Message, Observation
+from rlzoo.rollout.dialogue import Dialogue
+from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
+from rlzoo.types import Problem, Rollout, Turn
+
+if TYPE_CHECKING:
+    from rlzoo.config.sections import RolloutConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long an episode may be. One that reaches a limit ends there, unfinished."""
+
+    turns: int
+    turn_tokens: int  # that the model chooses in a turn
+    tokens: int  # that the model chooses in an episode
+    observation_tokens: int  # that the environment writes between two turns
+    context: int  # of the whole episode, with its prompt
+
+    @classmethod
+    def of(cls, settings: RolloutConfig, context: int) -> Limits:
+        """The limits of a run, and of its model's context."""
+        tokens = settings.max_new_tokens
+        turn_tokens = min(settings.max_turn_tokens or tokens, tokens)
+        return cls(settings.max_turns, turn_tokens, tokens, settings.max_observation_tokens, context)
+
+
+@dataclass(slots=True)
+class Episode:
+    """An episode as far as it has been played."""
+
+    number: int  # of the host's
+    first: tuple[Message, ...]  # messages
+    prompt_ids: Ids
+    state: int  # that the next turn begins in
+    ids: list[int] = field(default_factory=list)  # behind the prompt
+    log_probs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    numbers: dict[str, float] = field(default_factory=dict)
+    is_open: bool = True
+    finished: bool = False
+    failure: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens that the model chose."""
+        return sum(turn.end - turn.start for turn in self.turns)
+
+    def rollout(self, text: str, policy_version: int) -> Rollout:
+        """What is learned from; what the environment wrote behind the last turn is not part of it."""
+        end = self.turns[-1].end if self.turns else 0
+        return Rollout(
+            prompt_ids=self.prompt_ids,
+            response_ids=tuple(self.ids[:end]),
+            rollout_log_probs=tuple(self.log_probs[:end]),
+            text=text,
+            finished=self.finished,
+            policy_version=policy_version,
+            reward=0.0 if self.failure else sum(turn.reward for turn in self.turns),
+            turns=tuple(self.turns),
+            failure=self.failure,
+            numbers=self.numbers,
+        )
+
+
+class Player:
+    """Plays the episodes of problems with a sampler."""
+
+    def __init__(self, sampler: Sampler, host: Host, limits: Limits) -> None:
+        self.sampler = sampler
+        self.host = host
+        self.limits = limits
+        self.dialogue = Dialogue(sampler.tokenizer, sampler.end_ids, chat_template=sampler.chat_template)
+
+    @torch.no_grad()
+    def play(
+        self,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        *,
+        seed: int,
+        temperature: float = 1.0,
+        policy_version: int = 0,
+        first_row: int = 0,
+    ) -> list[Rollout]:
+        """Play one episode for each problem, ``batch_size`` of the sampler's at a time.
+
+        Args:
+            problems: what the episodes are about; the episodes of one problem next to each other.
+            seeds: of the environments.
+            seed: of the tokens; the same seeds and weights give the same episodes.
+            temperature: logits are divided by it.
+            policy_version: stamped on every rollout.
+            first_row: episodes of the same batch that come before these, elsewhere.
+        """
+        rollouts: list[Rollout] = []
+        for start in range(0, len(problems), self.sampler.batch_size):
+            piece = slice(start, start + self.sampler.batch_size)
+            episodes = self._begin(problems[piece], seeds[piece])
+            rows = [first_row + start + place for place in range(len(episodes))]
+            self._advance(episodes, rows, seed, temperature)
+            self.host.end([episode.number for episode in episodes])
+            rollouts += [episode.rollout(self.sampler.text(episode.ids), policy_version) for episode in episodes]
+        return rollouts
+
+    def _begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> list[Episode]:
+        numbers, seen = self.host.begin(problems, seeds)
+        return [self._opened(number, each) for number, each in zip(numbers, seen, strict=True)]
+
+    def _opened(self, number: int, seen: Observation) -> Episode:
+        if seen.failure:  # an episode of one empty turn: there is nothing that the model could answer
+            return Episode(number, (), (0,), 0, is_open=False, failure=seen.failure)
+        return Episode(number, seen.messages, self.dialogue.begin(seen.messages), seen.state)
+
+    def _advance(self, episodes: Sequence[Episode], rows: Sequence[int], seed: int, temperature: float) -> None:
+        """Play turn after turn until every episode is over."""
+        conversation = self.sampler.conversation()
+        for turn in range(self.limits.turns):
+            places = [place for place, episode in enumerate(episodes) if episode.is_open and self._has_room(episode)]
+            if not places:
+                break
+            contexts = {place: (*episodes[place].prompt_ids, *episodes[place].ids) for place in places}
+            draws = Draws(seed, [rows[place] for place in places], self.limits.turn_tokens, temperature, turn)
+            written = zip(places, conversation.draw(contexts, draws), strict=True)
+            asked = {place: text for place, drawn in written if (text := self._write(episodes[place], drawn)) is not None}
+            messages = {episodes[place].number: text for place, text in asked.items()}
+            for place, seen in zip(asked, self.host.step(messages), strict=True):
+                self._answer(episodes[place], seen)
+
+    def _has_room(self, episode: Episode) -> bool:
+        """Whether the episode can have another turn; if not, it is over."""
+        size = len(episode.prompt_ids) + len(episode.ids) + self.limits.turn_tokens
+        episode.is_open = episode.length < self.limits.tokens and size <= self.limits.context
+        return episode.is_open
+
+    def _write(self, episode: Episode, drawn: Drawn) -> str | None:
+        """Add the model's turn; gives its text, or None if it was cut off, which ends the episode."""
+        ids, ended = self.sampler.ended(drawn[0])
+        left = self.limits.tokens - episode.length
+        ids, ended = ids[:left], ended and len(ids) <= left
+        start = len(episode.ids)
+        episode.ids += ids
+        episode.log_probs += drawn[1][: len(ids)]
+        text = self.sampler.text(ids)
+        episode.turns.append(Turn(start, start + len(ids), text, state=episode.state))
+        episode.is_open = ended
+        return text if ended else None
+
+    def _answer(self, episode: Episode, seen: Observation) -> None:
+        """Add what the environment answered, up to where the model's next turn begins."""
+        last = episode.turns[-1]
+        episode.turns[-1] = Turn(last.start, last.end, last.text, seen.text, seen.reward, last.state)
+        episode.numbers = {**episode.numbers, **seen.numbers}
+        episode.state = seen.state
+        if seen.failure or seen.done:
+            episode.is_open, episode.finished, episode.failure = False, not seen.failure, seen.failure
+            return
+        ids = self.dialogue.behind(episode.first, seen.messages)
+        if len(ids) > self.limits.observation_tokens:
+            limit = self.limits.observation_tokens
+            episode.is_open = False
+            episode.failure = f"answered {len(ids)} tokens (rollout.max_observation_tokens={limit})"
+        elif len(episode.turns) < self.limits.turns:
+            episode.ids += ids
+            episode.log_probs += [0.0] * len(ids)
