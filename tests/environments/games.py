@@ -1,0 +1,122 @@
+"""Environments that tests play: well behaved ones, and ones that are not."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import ClassVar
+
+
+class Words:
+    """Answers each turn with as many words as the seed and the turn say, and ends after some turns."""
+
+    def __init__(self, turns=5, least=1, most=6):
+        self.turns, self.least, self.most = turns, least, most
+
+    def words(self):
+        return " ".join(f"w{self.rng.randint(2, 90)}" for _ in range(self.rng.randint(self.least, self.most)))
+
+    def reset(self, problem, seed):
+        self.rng = random.Random(seed)
+        self.left = self.rng.randint(1, self.turns)
+        return self.words()
+
+    def step(self, message):
+        self.left -= 1
+        words = message.split()
+        return " " + self.words(), len(words) / 10, self.left == 0, {"words": len(words), "state": f"{self.left} left"}
+
+
+class Counting:
+    """Counts its own calls; misbehaves in the episodes whose problem says so, in the second turn."""
+
+    def reset(self, problem, seed):
+        self.what, self.calls = problem.question, 0
+        if self.what == "no start":
+            raise RuntimeError("the board is broken")
+        return "w2"
+
+    def step(self, message):
+        self.calls += 1
+        if self.calls == 2:
+            self.misbehave()
+        return f"w{self.calls + 2}", 1.0, self.calls == 3, {}
+
+    def misbehave(self):
+        if self.what == "raise":
+            raise ValueError("no such move")
+        if self.what == "hang":
+            time.sleep(60)
+        if self.what == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "leave":
+            raise SystemExit(3)
+        if self.what == "memory":
+            self.hoard = bytearray(2**36)
+
+
+class Odd(Counting):
+    """Answers what no environment may answer, as the problem says."""
+
+    ANSWERS: ClassVar = {
+        "nothing": None,
+        "number": 5,
+        "pair": ("w2", 1.0),
+        "no role": ([{"content": "w2"}], 1.0, False, {}),
+        "no number": ("w2", "much", False, {}),
+        "not finite": ("w2", float("nan"), False, {}),
+        "too much": ("w2 " * 400_000, 1.0, False, {}),
+        "info": ("w2", 1.0, False, [1]),
+    }
+
+    def step(self, message):
+        return self.ANSWERS.get(self.what, ("w3", 1.0, True, {}))
+
+
+class Careless(Counting):
+    """Draws numbers that do not come from its seed."""
+
+    def step(self, message):
+        messages, *rest = super().step(message)
+        return f"{messages} w{os.urandom(1)[0] % 90 + 2}", *rest
+
+
+class Chain:
+    """Sums in a row: each is asked for after the one before has been answered."""
+
+    def __init__(self, turns=3):
+        self.turns = turns
+
+    def reset(self, problem, seed):
+        self.rng, self.left = random.Random(seed), self.turns
+        return self.ask()
+
+    def ask(self):
+        numbers = [self.rng.randint(1, 9) for _ in range(self.rng.randint(2, 4))]
+        self.answer = sum(numbers)
+        return "+".join(map(str, numbers)) + "="
+
+    def step(self, message):
+        self.left -= 1
+        right = message.rpartition("#")[2] == str(self.answer)
+        return self.ask(), float(right), self.left == 0, {"right": right, "state": str(self.left)}
+
+
+class Killer(Chain):
+    """Kills the process that trains once, in the second turn of an episode of step 2."""
+
+    def __init__(self, marker, turns=3):
+        super().__init__(turns)
+        self.marker = marker
+
+    def reset(self, problem, seed):
+        self.problem = problem
+        return super().reset(problem, seed)
+
+    def step(self, message):
+        marker = Path(self.marker)
+        if self.left == 2 and self.problem.question.endswith(":9") and not marker.exists():
+            marker.touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+        return super().step(message)

@@ -1,0 +1,118 @@
+"""Environments run side by side: what one of them does wrong costs its own episode, and no other."""
+
+from functools import partial
+
+import pytest
+
+from rlzoo import RunConfig, UserError
+from rlzoo.environments import Host
+from rlzoo.environments.environment import Observation, state_id
+from rlzoo.types import Problem
+from tests.environments.games import Careless, Counting, Odd, Words
+
+
+def played(kind, problems, workers, timeout=20.0, turns=3):
+    """What each episode was paid for each turn, and why it failed."""
+    host = Host(kind, workers=workers, timeout=timeout)
+    try:
+        numbers, seen = host.begin([Problem(problem, "") for problem in problems], [0] * len(problems))
+        paid, failures = {number: [] for number in numbers}, dict.fromkeys(numbers, "")
+        open_ones = []
+        for number, each in zip(numbers, seen, strict=True):
+            failures[number] = each.failure
+            open_ones += [] if each.failure else [number]
+        for turn in range(turns):
+            answers = host.step(dict.fromkeys(open_ones, f"w{turn}"))
+            for number, each in zip(list(open_ones), answers, strict=True):
+                failures[number] = each.failure
+                if each.failure or each.done:
+                    open_ones.remove(number)
+                if not each.failure:
+                    paid[number].append(each.reward)
+        host.end(numbers)
+    finally:
+        host.close()
+    return list(paid.values()), list(failures.values())
+
+
+BAD = {
+    "raise": "ValueError: no such move",
+    "crash": "the worker process was killed (SIGKILL)",
+    "leave": "SystemExit: 3",
+    "memory": "MemoryError: ",
+    "no start": "RuntimeError: the board is broken",
+}
+
+
+@pytest.mark.parametrize("bad", [*BAD, "hang"])
+def test_an_episode_that_fails_costs_no_other(bad):
+    problems = ["good", "good", bad, "good", "good", "good"]
+    paid, failures = played(Counting, problems, workers=2, timeout=1.0 if bad == "hang" else 20.0)
+    assert failures[2] == BAD.get(bad, "took longer than 1 s")
+    assert [paid[place] for place in (0, 1, 3, 4, 5)] == [[1.0, 1.0, 1.0]] * 5
+    assert [failures[place] for place in (0, 1, 3, 4, 5)] == [""] * 5
+    assert paid[2] == ([] if bad == "no start" else [1.0])
+
+
+def test_an_episode_that_cannot_be_played_again_fails_when_its_worker_was_lost():
+    paid, failures = played(Careless, ["good", "crash", "good"], workers=1)
+    # the second crashes in its second turn, after the first has made its own and before the third
+    assert [len(each) for each in paid] == [2, 1, 1]
+    assert failures[0] == failures[2] == "another episode ended its process, and played again it went otherwise"
+
+
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("nothing", "step returned no tuple (messages, reward, done, info)"),
+        ("number", "step returned no tuple (messages, reward, done, info)"),
+        ("pair", "step returned no tuple (messages, reward, done, info)"),
+        ("no role", "not a text or messages with a role and a content"),
+        ("no number", "returned the reward 'much', not a number between -1e6 and 1e6"),
+        ("not finite", "returned the reward nan, not a number between -1e6 and 1e6"),
+        ("too much", "returned 1,200,000 characters (at most 200,000)"),
+        ("info", "returned the information [1], not a mapping"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_an_environment_may_not_answer_is_named(what, problem, workers):
+    _, failures = played(Odd, [what, "good"], workers)
+    assert problem in failures[0]
+    assert failures[1] == ""
+
+
+def test_workers_and_no_workers_play_the_same_episodes():
+    kind = partial(Words, turns=4)
+    results = []
+    for workers in (0, 1, 3):
+        host = Host(kind, workers=workers, timeout=20.0)
+        numbers, seen = host.begin([Problem(str(index), "") for index in range(5)], list(range(5)))
+        later = host.step(dict.fromkeys(numbers, "w5 w6"))
+        results.append(([each.text for each in seen], [(each.text, each.reward, each.state, each.numbers) for each in later]))
+        host.close()
+    assert results[0] == results[1] == results[2]
+    assert results[0][1][0][1] == 0.2
+
+
+def test_an_answer_is_checked_and_a_text_is_a_message_of_the_user():
+    seen = Observation.checked("higher", 1, 0, {"found": True, "note": "a", "bad": float("inf")})
+    assert seen.messages == ({"role": "user", "content": "higher"},)
+    assert (seen.reward, seen.done, dict(seen.numbers)) == (1.0, False, {"found": 1.0})
+    assert seen.state == state_id("higher") != state_id("lower")
+    assert Observation.checked("x", info={"state": "higher"}).state == seen.state
+    assert Observation.checked({"role": "tool", "content": "4"}).messages == ({"role": "tool", "content": "4"},)
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        ("tests.environments.games:Nothing", "has no 'Nothing'"),
+        ("tests.environments.games", "must look like module:Class"),
+        ("random:Random", "has no method 'reset'; an environment has reset(problem, seed) and step(message)"),
+        ("tests.environments.games:os", "is a module, not a class or a function"),
+    ],
+)
+def test_what_is_no_environment_is_refused_in_one_line(environment, problem):
+    with pytest.raises(UserError, match=r"^task.environment=") as told:
+        RunConfig.compose(clip="grpo", overrides=["task.name=environment", f"task.environment={environment}"])
+    assert problem in str(told.value)

@@ -1,0 +1,209 @@
+"""Episodes: the caches kept from turn to turn change nothing, tokens stay as they were drawn, and limits end episodes."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from rlzoo import UserError
+from rlzoo.environments import Host
+from rlzoo.learner.batch import collate
+from rlzoo.rollout.dialogue import Dialogue
+from rlzoo.rollout.episodes import Limits, Player
+from rlzoo.rollout.sampler import Conversation, HFSampler
+from rlzoo.types import Problem, RolloutGroup
+from tests.environments.games import Counting, Words
+from tests.off_policy import make_model
+from tests.rollout.test_decode import MODELS
+from tests.rollout.test_sampler import tokenizer
+
+WIDE = Limits(turns=5, turn_tokens=12, tokens=60, observation_tokens=50, context=10_000)
+ENDS = frozenset(range(1, 14))
+PROBLEMS = [Problem(f"episode {index}", "") for index in range(12)]
+
+
+class Plain(HFSampler):
+    """Computes the whole of every episode anew in each turn."""
+
+    def conversation(self):
+        return Conversation(self)
+
+
+def play(kind=HFSampler, model=None, way=None, limits=WIDE, game=Words, problems=PROBLEMS, **settings):
+    settings = {"end_ids": ENDS, "max_new_tokens": 60, **settings}
+    sampler = kind(model or make_model(), tokenizer("<pad>"), way=way, **settings)
+    host = Host(game, workers=0, timeout=5.0)
+    return Player(sampler, host, limits).play(problems, list(range(len(problems))), seed=3, temperature=1.5, policy_version=4)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("name", "way"), [("qwen3", "fused"), ("qwen3", "rows"), ("llama", "fused"), ("gpt2", "rows")])
+def test_caches_that_are_kept_change_no_episode(name, way, attention):
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    model.set_attn_implementation(attention)
+    kept, anew = (play(kind, model, each) for kind, each in ((HFSampler, way), (Plain, "generate")))
+    assert {len(rollout.turns) for rollout in kept} >= {1, 2, 3}
+    for ours, theirs in zip(kept, anew, strict=True):
+        assert ours.response_ids == theirs.response_ids
+        assert ours.turns == theirs.turns
+        torch.testing.assert_close(
+            torch.tensor(ours.rollout_log_probs), torch.tensor(theirs.rollout_log_probs), atol=2e-5, rtol=0
+        )
+
+
+def test_each_token_is_computed_once():
+    model, computed = make_model().eval(), []
+    model.model.register_forward_pre_hook(lambda module, args, given: computed.append(given["input_ids"]), with_kwargs=True)
+    rollouts = play(model=model, way="rows")
+    own = sum(sum(token != 0 for token in rollout.prompt_ids + rollout.response_ids) for rollout in rollouts)
+    padded = sum(ids.numel() for ids in computed)
+    real = sum(int((ids != 0).sum()) for ids in computed)  # 0 is the padding
+    # the last token of an episode is never computed, and what is written behind its last turn may be
+    assert own - len(rollouts) <= real <= own + 12 * 50
+    computed.clear()
+    play(Plain, model, "rows")
+    assert sum(ids.numel() for ids in computed) > 1.3 * padded
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 256])
+def test_an_episode_does_not_depend_on_those_beside_it(batch_size):
+    whole = play()
+    cut = play(batch_size=batch_size)
+    assert [rollout.response_ids for rollout in cut] == [rollout.response_ids for rollout in whole]
+    host = Host(Words, workers=0, timeout=5.0)
+    sampler = HFSampler(make_model(), tokenizer("<pad>"), end_ids=ENDS, max_new_tokens=60)
+    later = Player(sampler, host, WIDE).play(PROBLEMS[6:], range(6, 12), seed=3, temperature=1.5, first_row=6)
+    assert [rollout.response_ids for rollout in later] == [rollout.response_ids for rollout in whole[6:]]
+
+
+def test_reported_log_probs_are_those_of_one_pass_over_the_episode():
+    model = make_model().eval()
+    for rollout in play(model=model):
+        sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
+        with torch.no_grad():
+            logits = model(input_ids=sequence[None]).logits[0].double() / 1.5
+        expected = logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0][len(rollout.prompt_ids) - 1 :]
+        chosen = torch.zeros(len(rollout.response_ids), dtype=torch.bool)
+        for start, end in rollout.spans:
+            chosen[start:end] = True
+        reported = torch.tensor(rollout.rollout_log_probs)
+        torch.testing.assert_close(reported[chosen].double(), expected[chosen], atol=1e-4, rtol=0)
+        assert (reported[~chosen] == 0).all()
+
+
+def test_the_batch_has_a_hole_where_the_environment_wrote():
+    rollouts = play()
+    batch = collate([RolloutGroup(PROBLEMS[0], tuple(rollouts))])
+    assert (~batch.response_mask & (batch.turn_ids >= 0)).sum() == 0
+    for row, rollout in enumerate(rollouts):
+        assert batch.lengths[row] == rollout.length
+        assert batch.rewards[row] == pytest.approx(sum(turn.reward for turn in rollout.turns))
+        for number, turn in enumerate(rollout.turns):
+            own = batch.turn_ids[row] == number
+            assert own.nonzero()[:, 0].tolist() == list(range(turn.start, turn.end))
+            assert batch.state_ids[row][own].unique().tolist() == [turn.state]
+            is_last = number + 1 == len(rollout.turns)
+            assert batch.turn_rewards[row, turn.end - 1] == pytest.approx(0.0 if is_last else turn.reward)
+        ids = batch.token_ids(torch.tensor([row]))[0]
+        assert ids[batch.response_mask[row]].tolist() == [
+            rollout.response_ids[t] for s, e in rollout.spans for t in range(s, e)
+        ]
+    assert (~batch.response_mask[:, :10]).any(), "there are holes"
+
+
+def test_what_the_model_wrote_stays_as_it_was_drawn():
+    # "a" and "b" are merged into one token wherever they meet
+    inner = Tokenizer(models.BPE(vocab={"a": 2, "b": 3, "ab": 4, "<end>": 1, "<pad>": 0}, merges=[("a", "b")]))
+    merging = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>")
+    assert merging("ab")["input_ids"] == [4]
+    sampler = HFSampler(make_model(vocabulary=5), merging, end_ids=frozenset({1}), max_new_tokens=40)
+
+    class Continues(Words):
+        def words(self):
+            return "b" * self.rng.randint(1, 3)
+
+        def step(self, message):
+            return self.words(), 0.0, False, {}
+
+    player = Player(sampler, Host(Continues, workers=0, timeout=5.0), WIDE)
+    met = 0
+    for rollout in player.play(PROBLEMS, range(12), seed=1, temperature=3.0):
+        for (_, end), (start, _) in zip(rollout.spans, rollout.spans[1:], strict=False):
+            assert rollout.response_ids[end:start] == (3,) * (start - end)  # "b" each, whatever is before them
+            met += rollout.response_ids[end - 2] == 2  # "a", the end token, then "b"
+    assert met > 0, "some turns end with an a"
+
+
+CHATML = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+FORGETFUL = CHATML.replace("{{ message.content }}", "{{ '' if message.role == 'assistant' else message.content }}")
+THINKING = CHATML.replace("<|assistant|>{%", "<|assistant|><think>{%")
+
+
+def dialogue(template):
+    characters = {character: index + 2 for index, character in enumerate(sorted(set("<|>/ \nabcdefghijklmnopqrstuvwxyz.()")))}
+    inner = Tokenizer(models.BPE(vocab={"<pad>": 0, "<end>": 1, **characters}, merges=[]))
+    inner.add_special_tokens(["<end>"])
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>", chat_template=template)
+    return Dialogue(made, frozenset({1}), chat_template=True), made
+
+
+def test_what_follows_a_turn_is_what_the_chat_template_renders_there():
+    talk, made = dialogue(CHATML)
+    first, answer = [{"role": "user", "content": "guess"}], [{"role": "user", "content": "higher"}]
+    begun, behind = talk.begin(first), talk.behind(first, answer)
+    said = made("fifty", add_special_tokens=False)["input_ids"] + [1]
+    whole = made.apply_chat_template(
+        [*first, {"role": "assistant", "content": "fifty"}, *answer], add_generation_prompt=True, return_dict=True
+    )["input_ids"]
+    assert [*begun, *said, *behind] == whole
+
+
+@pytest.mark.parametrize("template", [FORGETFUL, THINKING])
+def test_a_chat_template_that_changes_earlier_text_is_refused(template):
+    talk, _ = dialogue(template)
+    first = [{"role": "user", "content": "guess"}]
+    talk.begin(first)
+    with pytest.raises(UserError, match="chat template changes earlier text"):
+        talk.behind(first, [{"role": "user", "content": "higher"}])
+
+
+@pytest.mark.parametrize(
+    ("change", "finished", "turns"),
+    [({"turns": 2}, False, 2), ({"tokens": 4}, False, 4), ({"context": 30}, False, None), ({}, True, None)],
+    ids=str,
+)
+def test_a_limit_ends_an_episode_unfinished(change, finished, turns):
+    limits = dataclasses.replace(WIDE, **change)
+    endless = partial(Words, turns=1 if finished else 10_000)
+    rollouts = play(limits=limits, game=endless)
+    assert any(rollout.finished for rollout in rollouts) is finished
+    for rollout in rollouts:
+        assert rollout.length <= limits.tokens
+        assert len(rollout.prompt_ids) + len(rollout.response_ids) <= limits.context
+        assert len(rollout.turns) <= (turns or limits.turns)
+        assert rollout.spans[-1][1] == len(rollout.response_ids), "nothing is kept behind the last turn"
+
+
+def test_an_observation_that_is_too_long_costs_its_episode():
+    rollouts = play(game=partial(Words, turns=9, least=1, most=9), limits=dataclasses.replace(WIDE, observation_tokens=6))
+    failed = [rollout for rollout in rollouts if rollout.failure]
+    assert 0 < len(failed) < len(rollouts)
+    for rollout in failed:
+        assert "(rollout.max_observation_tokens=6)" in rollout.failure
+        assert (rollout.finished, rollout.reward) == (False, 0.0)
+
+
+def test_an_episode_that_does_not_begin_has_no_tokens_and_harms_nothing():
+    problems = [Problem("good", ""), Problem("no start", ""), Problem("raise", "")] * 2
+    rollouts = play(game=Counting, problems=problems)
+    assert [len(rollout.turns) for rollout in rollouts] != [0] * 6
+    assert [rollout.length for rollout in rollouts[1::3]] == [0, 0]
+    batch = collate([RolloutGroup(problems[0], tuple(rollouts))])
+    assert batch.lengths[1] == 0
