@@ -60,6 +60,7 @@ class Rollout:
     policy_version: int  # optimizer steps taken by the weights that sampled it
     reward: float = 0.0
     turns: tuple[Turn, ...] = ()  # of an episode, in order; none of a response that is one turn
+    opening: str = ""  # of an episode: what the environment wrote first
     failure: str = ""  # of an episode whose environment failed: why
     numbers: Mapping[str, float] = field(default_factory=dict)  # that the environment of an episode gave at its end
 
@@ -67,6 +68,14 @@ class Rollout:
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Where the tokens that the model chose begin and end, turn by turn."""
         return tuple((turn.start, turn.end) for turn in self.turns) or ((0, len(self.response_ids)),)
+
+    @property
+    def transcript(self) -> str:
+        """The response as a person reads it: of an episode, who wrote what, a line each."""
+        lines = [f"environment: {self.opening}"]
+        for turn in self.turns:
+            lines += [f"model: {turn.text}", *([f"environment: {turn.observation}"] if turn.observation else [])]
+        return "\n".join(lines) if self.turns else self.text
 
     @property
     def length(self) -> int:

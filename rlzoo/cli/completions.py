@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -32,14 +34,31 @@ def completions(run: Path, step: int, number: int) -> RenderableType:
         for index in sorted(random.Random(step).sample(range(len(rows)), min(number, len(rows)))):
             row = rows[index]
             length = f"{row['length']} tokens{'' if row['finished'] else ', cut off'}"
-            about = f"reward {row['reward']:g}, {length}, response {index + 1} of {len(rows)}"
+            turns = row.get("turns", [])
+            played = f", {len(turns)} turns" if turns else ""
+            about = f"reward {row['reward']:g}, {length}{played}, response {index + 1} of {len(rows)}"
             shown.add_row(Text(f"step {step}", "not dim bold"), about)
-            shown.add_row("question", _cut(row["question"]))
-            shown.add_row("response", _cut(row["response"]))
+            for who, text in _lines(row, turns):
+                shown.add_row(who, _cut(text))
             shown.add_row()
     except (OSError, ValueError, LookupError, TypeError) as error:  # not a reason to end a run
         return f"the responses of step {step} cannot be shown: {printable(str(error))}"
     return shown
+
+
+def _lines(row: dict[str, Any], turns: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Who wrote what: question and response, or the turns of an episode with what each was paid."""
+    if not turns:
+        yield from (("question", row["question"]), ("response", row["response"]))
+        return
+    yield "environment", row["opening"]
+    for turn in turns:
+        paid = f"  [reward {turn['reward']:g}]" if turn["reward"] else ""
+        yield "model", f"{turn['text']}{paid}"
+        if turn["observation"]:
+            yield "environment", turn["observation"]
+    if "failure" in row:
+        yield "failed", row["failure"]
 
 
 def _cut(text: str) -> Text:

@@ -228,12 +228,12 @@ class RunDirectory:
                 "group": index,
                 "question": group.problem.question,
                 "answer": group.problem.answer,
-                "response": rollout.text,
+                "response": rollout.transcript,
                 "length": rollout.length,
                 "reward": rollout.reward,
                 "finished": rollout.finished,
                 "policy_version": rollout.policy_version,
-                **({"turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
+                **({"opening": rollout.opening, "turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
                 **({"failure": rollout.failure} if rollout.failure else {}),
             }
             for index, group in enumerate(groups)

@@ -170,6 +170,7 @@ class Minibatch:
             group=prompt_ids(self.batch.step, self.batch.group_ids[own]),
             entropy=torch.cat(entropies),
             kl=None if kls[0] is None else torch.cat(kls),
+            turn_ids=self.batch.turn_ids[own],
         )
         has_gradient = bool(judged.gradient.any()) or self.config.kl_coef > 0 or self.config.entropy_coef > 0
         mask, metrics = judged.inputs.response_mask, judged.result.metrics

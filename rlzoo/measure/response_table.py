@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from rlzoo import ops
+from rlzoo.fairness import NUM_BINS
 from rlzoo.policy import ClipStats
 from rlzoo.types import ClipInputs, ClipResult
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseTable:
-    """One row per response and optimizer step; every column but the last is float32 ``(n,)``, on the CPU.
+    """One row per response and optimizer step; columns are float32 ``(n,)``, on the CPU, but for the last three.
 
     A column of clip decisions holds the share of the response's tokens for a token rule, 0 or 1 for a sequence rule.
     """
@@ -40,6 +41,8 @@ class ResponseTable:
     entropy_sum: Tensor
     kl_sum: Tensor
     group: Tensor  # int64, which prompt of the run, from `prompt_ids`: the same in every epoch and minibatch
+    turn_tokens: Tensor  # (n, NUM_BINS) tokens of each turn of an episode; the last column holds all turns from there on
+    turn_clipped: Tensor  # (n, NUM_BINS) sum of the clip decisions on them
 
     @classmethod
     def concat(cls, tables: Sequence[ResponseTable]) -> ResponseTable:
@@ -58,6 +61,7 @@ class ResponseTable:
         group: Tensor,
         entropy: Tensor | None = None,
         kl: Tensor | None = None,
+        turn_ids: Tensor | None = None,
     ) -> ResponseTable:
         """Measure one micro-batch.
 
@@ -69,6 +73,7 @@ class ResponseTable:
             group: ``(B,)`` int64, the prompt of each response, from `prompt_ids`.
             entropy: ``(B, T)`` in nats; None: 0.
             kl: ``(B, T)`` in nats; None: 0.
+            turn_ids: ``(B, T)`` int64; None: a response is one turn.
         """
         mask, advantages = inputs.response_mask, inputs.advantages
         if advantages.shape[-1] != 1:
@@ -99,8 +104,13 @@ class ResponseTable:
             none if entropy is None else ops.sequence_sum(entropy, mask),
             none if kl is None else ops.sequence_sum(kl, mask),
         )
-        rows = cls(*(column.squeeze(-1).float().cpu() for column in (*columns, group[:, None])))
-        return replace(rows, group=group.long().cpu())
+        turn = torch.zeros_like(mask, dtype=torch.long) if turn_ids is None else turn_ids.to(mask.device).clamp(0, NUM_BINS - 1)
+        nothing = torch.zeros(len(mask), NUM_BINS, device=mask.device)
+        decided = torch.where(mask, clipped.float(), 0.0)
+        by_turn = (nothing.scatter_add(1, turn, values) for values in (mask.float(), decided))
+        flat = (column.squeeze(-1).float().cpu() for column in columns)
+        made: list[Tensor] = [*flat, group.long().cpu(), *(values.cpu() for values in by_turn)]
+        return cls(*made)
 
     def where(self, keep: Tensor) -> ResponseTable:
         """The rows for which ``keep``, bool ``(n,)``, holds."""
@@ -109,6 +119,11 @@ class ResponseTable:
     def judged(self) -> ResponseTable:
         """The rows with a non-zero advantage: those a clip can act on, and those every clip fraction counts."""
         return self.where(self.signal > 0)
+
+    @property
+    def turns(self) -> Tensor:
+        """Number of turns of each row, int64 ``(n,)``; `NUM_BINS` stands for that many or more."""
+        return (self.turn_tokens > 0).sum(-1)
 
     def clip_stats(self, edges: Tensor, progress: float = 0.0) -> ClipStats:
         """Sums per length bin and sign of the advantage, for adaptive policies."""

@@ -68,6 +68,7 @@ class Episode:
             policy_version=policy_version,
             reward=0.0 if self.failure else sum(turn.reward for turn in self.turns),
             turns=tuple(self.turns),
+            opening="\n".join(str(message["content"]) for message in self.first),
             failure=self.failure,
             numbers=self.numbers,
         )

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rlzoo import ops
 from rlzoo.config.sections import RewardConfig
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
-from rlzoo.measure.profile import LengthProfile
+from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums
+from rlzoo.measure.profile import LengthProfile, clusters
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.policy import ClipPolicy
 from rlzoo.types import RolloutGroup
@@ -52,7 +52,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
         updates: the optimizer steps that were taken.
     """
     config, policy = run.config, run.learner.policy
-    metrics = rollout_metrics(sampled.groups) | reward_metrics(batch, config.reward)
+    metrics = rollout_metrics(sampled.groups) | episode_metrics(sampled.groups) | reward_metrics(batch, config.reward)
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
     # where the sampler's log-probs may differ from the trainer's
@@ -85,6 +85,7 @@ def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
     if profile is None:
         return metrics
     rows = table.judged()
+    metrics |= turn_metrics(rows)
     fractions = {
         "clip/fraction_low": float(rows.clipped_low.mean()),
         "clip/fraction_high": float(rows.clipped_high.mean()),
@@ -92,6 +93,52 @@ def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
         "clip/fraction_limited": float(rows.limited.mean()),
     }
     return metrics | profile.metrics() | fractions | band_metrics(rows, profile)
+
+
+def turn_metrics(rows: ResponseTable) -> dict[str, float]:
+    """Clip fractions of the tokens of each turn and by number of turns, and how unevenly episodes of few and many are cut.
+
+    Nothing where every response is one turn. Rows of a sequence rule are cut whole.
+    """
+    if int(rows.turns.max()) == 1:
+        return {}
+    tokens, clipped = rows.turn_tokens.double().sum(0), rows.turn_clipped.double().sum(0)
+    metrics = {f"clip/fraction_turn_{k + 1}": float(clipped[k] / tokens[k]) for k in range(NUM_BINS) if tokens[k] > 0}
+    index = (rows.turns - 1).clamp(min=0)
+    count = bin_sums(index, torch.ones_like(rows.clipped))
+    share = bin_sums(index, rows.clipped) / count
+    metrics |= {f"clip/fraction_turns_{k + 1}": float(share[k]) for k in range(NUM_BINS) if count[k] > 0}
+    worst, mean = clusters(rows, index).reweighting() or (None, None)
+    for name, found in (("fairness/lre_turns_max", worst), ("fairness/lre_turns_mean", mean)):
+        if found is not None:
+            metrics[name] = found.value
+            if found.interval is not None:
+                metrics[f"{name}_ci_low"], metrics[f"{name}_ci_high"] = found.interval
+    return metrics
+
+
+def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """What happened in the episodes of one rollout batch, by MLflow names; nothing where every response is one turn."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not any(rollout.turns or rollout.failure for rollout in rollouts):
+        return {}
+    turns = torch.tensor([len(rollout.turns) for rollout in rollouts], dtype=torch.float64)
+    tokens = sum(len(rollout.response_ids) for rollout in rollouts)
+    metrics = {
+        "env/turns_mean": float(turns.mean()),
+        "env/turns_p95": float(turns.quantile(0.95)),
+        "env/failed": sum(bool(rollout.failure) for rollout in rollouts) / len(rollouts),
+        "env/token_share": 1 - sum(rollout.length for rollout in rollouts) / max(tokens, 1),
+    }
+    for k in range(NUM_BINS):
+        own = [rollout.turns[k] for rollout in rollouts if len(rollout.turns) > k]
+        if own:
+            metrics[f"reward/turn_{k + 1}"] = sum(turn.reward for turn in own) / len(own)
+            metrics[f"response/length_turn_{k + 1}"] = sum(turn.end - turn.start for turn in own) / len(own)
+    for name in sorted({name for rollout in rollouts for name in rollout.numbers}):
+        given = [rollout.numbers[name] for rollout in rollouts if name in rollout.numbers]
+        metrics[f"env/{name}"] = sum(given) / len(given)
+    return metrics
 
 
 def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float]:

@@ -1,0 +1,119 @@
+"""Learning from episodes that were really played: the gradient is the oracle's, and a token of the environment has none."""
+
+import dataclasses
+
+import pytest
+import torch
+from rlzoo_fspo import FSPO
+from rlzoo_grpo import GRPO
+from rlzoo_gspo import GSPO
+from rlzoo_rloo import RLOO
+
+from rlzoo.environments import Host
+from rlzoo.learner.batch import collate
+from rlzoo.rollout.episodes import Player
+from rlzoo.rollout.sampler import HFSampler
+from rlzoo.training.metrics import episode_metrics, update_metrics
+from rlzoo.types import Problem, RolloutGroup
+from tests.environments.games import Counting, Words
+from tests.learner.test_learner import make_learner, oracle_step, relative_error, step_gradient
+from tests.off_policy import clip_fraction, make_model
+from tests.rollout.test_episodes import ENDS, WIDE
+from tests.rollout.test_sampler import tokenizer
+
+RULES = [GRPO(), GSPO(), RLOO(), FSPO()]
+SPREAD = {"grpo": 0.3, "gspo": 0.005, "rloo": 0.1, "fspo": 0.03}  # nats per token
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def groups(model):
+    """Three problems, six episodes each."""
+    return played(model, Words, [Problem(f"episode {index}", "") for index in range(3)])
+
+
+def played(model, game, problems):
+    asked = [problem for problem in problems for _ in range(6)]
+    sampler = HFSampler(model.eval(), tokenizer("<pad>"), end_ids=ENDS, max_new_tokens=60)
+    player = Player(sampler, Host(game, workers=0, timeout=5.0), WIDE)
+    rollouts = player.play(asked, [problems.index(problem) for problem in asked], seed=2)
+    return [RolloutGroup(problem, tuple(rollouts[6 * n : 6 * n + 6])) for n, problem in enumerate(problems)]
+
+
+def off_policy(model, policy, groups):
+    """The batch scored for a rule, with old log-probs so far from the model's that some of it is clipped."""
+    scored = make_learner(model, policy).score(collate(groups))
+    current = make_learner(model, policy).log_probs(scored)
+    noise = torch.randn(current.shape, generator=torch.Generator().manual_seed(0))
+    old = torch.where(scored.response_mask, current - SPREAD[policy.name] * noise, 0.0)
+    return dataclasses.replace(scored, old_log_probs=old, unscored=torch.zeros_like(scored.unscored)), current
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_tokens_per_micro_batch": 40}, {"padding_side": "left"}, {"packing": True}], ids=str
+)
+@pytest.mark.parametrize("policy", RULES, ids=lambda policy: policy.name)
+def test_the_gradient_of_played_episodes_equals_the_float64_oracle(model, groups, policy, settings):
+    batch, current = off_policy(model, policy, groups)
+    holes = batch.response_mask.sum() < sum(len(rollout.response_ids) for group in groups for rollout in group.rollouts)
+    assert holes, "the environment wrote some of the tokens"
+    assert 0.05 < clip_fraction(policy, batch.clip_inputs(torch.arange(len(batch)), current)) < 0.9
+    value, expected = oracle_step(model, policy, batch)
+    gradient, objective = step_gradient(model, policy, batch, **settings)
+    assert objective == pytest.approx(value, rel=1e-5, abs=1e-6)  # a sum of terms of either sign
+    assert relative_error(gradient.double(), expected) < 1e-5
+
+
+@pytest.mark.parametrize("policy", RULES, ids=lambda policy: policy.name)
+def test_one_token_of_the_environment_in_the_mask_is_noticed(model, groups, policy):
+    batch, _ = off_policy(model, policy, groups)
+    _, expected = oracle_step(model, policy, batch)
+    row = next(row for row in range(len(batch)) if batch.turn_ids[row].max() > 0 and batch.advantages[row, 0] != 0)
+    mask = batch.response_mask.clone()
+    place = int((~mask[row]).nonzero()[0, 0])
+    mask[row, place] = True
+    gradient, _ = step_gradient(model, policy, dataclasses.replace(batch, response_mask=mask))
+    assert relative_error(gradient.double(), expected) > 1e-3
+
+
+def test_an_episode_that_did_not_begin_teaches_nothing_and_harms_nothing(model):
+    groups = played(model, Counting, [Problem("good", ""), Problem("no start", ""), Problem("raise", "")])
+    policy = GRPO(advantage="raw")
+    batch, _ = off_policy(model, policy, groups)
+    assert batch.lengths[6:12].tolist() == [0] * 6
+    gradient, _ = step_gradient(model, policy, batch)
+    assert gradient.isfinite().all()
+    assert gradient.any()
+    learner = make_learner(model, policy)
+    _, updates = learner.update(learner.score(collate(groups)))
+    metrics = update_metrics(updates, with_kl=False) | episode_metrics(groups)
+    assert all(value == value for value in metrics.values()), "no metric is NaN"
+    assert metrics["env/failed"] >= 6 / 18
+
+
+def test_turns_are_measured(model, groups):
+    policy = GRPO()
+    learner = make_learner(model, policy, lr=0.05, num_epochs=4)
+    _, updates = learner.update(learner.score(collate(groups)))
+    metrics = update_metrics(updates, with_kl=False) | episode_metrics(groups)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    second = [rollout.turns[1] for rollout in rollouts if len(rollout.turns) > 1]
+    assert metrics["env/turns_mean"] == pytest.approx(sum(len(rollout.turns) for rollout in rollouts) / 18)
+    assert metrics["reward/turn_2"] == pytest.approx(sum(turn.reward for turn in second) / len(second))
+    assert metrics["response/length_turn_2"] == pytest.approx(sum(turn.end - turn.start for turn in second) / len(second))
+    chosen = sum(rollout.length for rollout in rollouts)
+    assert metrics["env/token_share"] == pytest.approx(1 - chosen / sum(len(rollout.response_ids) for rollout in rollouts))
+    assert {
+        "clip/fraction_turn_1",
+        "clip/fraction_turns_1",
+        "clip/fraction_turns_2",
+        "fairness/lre_turns_max",
+    } <= metrics.keys()
+    table = updates[0].table
+    rows = updates[0].rows
+    assert table.turn_tokens.sum(1).tolist() == table.length.tolist()
+    assert sorted(table.turns.tolist()) == sorted(min(len(rollouts[row].turns), 6) for row in rows.tolist())
