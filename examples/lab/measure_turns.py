@@ -1,0 +1,55 @@
+"""Measures what turns cost: sampling episodes of eight turns against one turn with as many tokens.
+
+``python examples/lab/measure_turns.py [MODEL]`` draws 64 responses of 256 tokens in one turn, and as eight turns of 32 tokens
+with 8 tokens of an environment between them, in pairs; MODEL is what ``model.path`` takes. Prints medians of the pairwise ratios
+of the time per token that the model chose: with the caches kept from turn to turn, and with every episode computed anew in each
+turn.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import torch
+
+from rlzoo.config.sections import ModelConfig
+from rlzoo.models.pretrained import load_named
+from rlzoo.rollout.sampler import Conversation, Draws, HFSampler
+
+ROWS, TOKENS, TURNS, OBSERVED, PAIRS = 64, 256, 8, 8, 7
+
+
+def seconds(conversation: Conversation, turns: int) -> float:
+    """How long it takes to draw ``TOKENS`` tokens of each row in so many turns."""
+    size = TOKENS // turns
+    rng = torch.Generator().manual_seed(0)
+    contexts = {row: tuple(torch.randint(3, 9, (12,), generator=rng).tolist()) for row in range(ROWS)}
+    started = time.perf_counter()
+    for turn in range(turns):
+        drawn = conversation.draw(contexts, Draws(seed=1, rows=range(ROWS), limit=size, turn=turn))
+        contexts = {
+            row: (*ids, *tokens, *[4] * OBSERVED) for (row, ids), (tokens, _) in zip(contexts.items(), drawn, strict=True)
+        }
+    return time.perf_counter() - started
+
+
+def main(path: str) -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    model, tokenizer = load_named(ModelConfig(path=path))
+    sampler = HFSampler(model, tokenizer, end_ids=frozenset(), max_new_tokens=TOKENS)
+    kinds = {"caches kept": sampler.conversation, "computed anew": lambda: Conversation(sampler)}
+    ratios: dict[str, list[float]] = {name: [] for name in kinds}
+    with torch.no_grad():
+        for _ in range(PAIRS):
+            one = seconds(sampler.conversation(), 1)
+            for name, make in kinds.items():
+                ratios[name].append(seconds(make(), TURNS) / one)
+    for name, values in ratios.items():
+        print(f"{name:14} {statistics.median(values):.2f} times one turn (from {min(values):.2f} to {max(values):.2f})")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "embedded")
