@@ -120,8 +120,8 @@ class ClipPolicy(BaseModel, ABC):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Give `advantage` and `reduction` their description where a subclass sets only another default."""
         for name in ("advantage", "reduction"):
-            field = cls.model_fields[name]
-            field.description = field.description or ClipPolicy.model_fields[name].description
+            if (field := cls.model_fields.get(name)) is not None:
+                field.description = field.description or ClipPolicy.model_fields[name].description
 
     @abstractmethod
     def __call__(self, inputs: ClipInputs) -> ClipResult:
