@@ -152,13 +152,12 @@ def _well_formed(result: ClipResult, inputs: ClipInputs) -> ClipResult:
     """The result, once it has a shape that the laws can work with; ``clipped`` as bool, which one of them asks for."""
     assert isinstance(result, ClipResult), f"the answer is a {type(result).__name__}, not a ClipResult"
     size, max_length = inputs.log_probs.shape
+    shapes = {(size, max_length): None, (size, 1): None}
     for name in ("objective", "log_ratio", "clipped"):
         values = getattr(result, name)
         assert isinstance(values, Tensor), f"{name} is a {type(values).__name__}, not a tensor"
         got = tuple(values.shape)
-        assert got in ((size, 1), (size, max_length)), (
-            f"{name} has shape {got}, where {size} responses of {max_length} tokens give {(size, max_length)} or {(size, 1)}"
-        )
+        assert got in shapes, f"{name} has shape {got}, where the log-probs allow {' or '.join(map(str, shapes))}"
     return result if result.clipped.dtype == torch.bool else replace(result, clipped=result.clipped.bool())
 
 

@@ -335,11 +335,12 @@ def _on_meta(values: Any) -> Any:
 def runs_on_another_device(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """7. Tensors are made on the device of the inputs, and the answer is there."""
     advice = "make tensors with device=inputs.log_probs.device"
+    given, without_values = fresh(inputs), map_tensors(inputs, lambda values: values.to("meta"))
     with _Calls() as calls:
-        policy(fresh(inputs))
+        policy(given)
     try:
         with _Devices(calls.seen) as devices:
-            result = policy(map_tensors(inputs, lambda values: values.to("meta")))
+            result = policy(without_values)
     except Exception:  # a rule that hands values to another library is judged up to there
         assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
         return
@@ -564,22 +565,9 @@ def ratio_one_is_reinforce(policy: ClipPolicy, inputs: ClipInputs) -> None:
     assert (per_row[rows] / inputs.advantages[rows] > 0).all(), "the gradient is not along the advantage"
 
 
-@law(example=data.on_policy_inputs)
-def rows_weigh_the_same(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """19. At ratio 1 the tokens of all responses with the same sign of A have one gradient per unit of A (scope token)."""
-    if policy.scope != "token" or ratio_one_is_reinforce.name in policy.exempt:
-        return
-    _, gradient = evaluate(policy, inputs)
-    for side in (1, -1):
-        weights = (gradient / inputs.advantages)[inputs.response_mask & (inputs.advantages.sign() == side)]
-        if len(weights) and weights.max() > weights.min() * 1.001:
-            what = f"at ratio 1 tokens of different responses weigh {weights.min():.3g} to {weights.max():.3g}"
-            raise AssertionError(f"{what}: it is the reduction that averages over tokens and responses, not the rule")
-
-
 @law()
 def zero_advantage_zero_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """20. Where the advantage is zero, so is the gradient; and nothing counts as clipped there."""
+    """19. Where the advantage is zero, so is the gradient; and nothing counts as clipped there."""
     rows = inputs.advantages[:, 0] == 0
     result, gradient = evaluate(policy, inputs)
     assert (gradient[rows] == 0).all(), (
@@ -590,7 +578,7 @@ def zero_advantage_zero_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None
 
 @law()
 def penalties_are_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """21. A rule that gives a response with zero advantage a gradient sets `learns_without_advantages`."""
+    """20. A rule that gives a response with zero advantage a gradient sets `learns_without_advantages`."""
     without = dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages))
     _, gradient = evaluate(policy, without)
     assert policy.learns_without_advantages or (gradient == 0).all(), (
@@ -600,7 +588,7 @@ def penalties_are_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """22. Advantages times 4 (at ratio 1: 1000) scale the gradient as much; at ratio 1 opposite ones give the opposite."""
+    """21. Advantages times 4 (at ratio 1: 1000) scale the gradient as much; at ratio 1 opposite ones give the opposite."""
     if "rewards" in policy.needs or ratio_one_is_reinforce.name in policy.exempt:
         return
     at_one = dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
@@ -615,7 +603,7 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 @law()
 def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """23. Advantages (B, T) count for their own token; equal ones in a row give what (B, 1) gives (objectives per token)."""
+    """22. Advantages (B, T) count for their own token; equal ones in a row give what (B, 1) gives (objectives per token)."""
     expected, expected_gradient = evaluate(policy, inputs)
     if policy.scope == "sequence" or expected.objective.shape[-1] == 1 != inputs.log_probs.shape[-1]:
         return
@@ -641,6 +629,19 @@ def _token_advantages(inputs: ClipInputs) -> Tensor:
     noise = torch.randn(inputs.response_mask.shape, generator=torch.Generator().manual_seed(1))
     noise[:, 2::5] = 0
     return torch.where(inputs.response_mask & (inputs.advantages != 0), noise, 0.0)
+
+
+@law(example=data.on_policy_inputs)
+def rows_weigh_the_same(policy: ClipPolicy, inputs: ClipInputs) -> None:
+    """23. At ratio 1 the tokens of all responses with the same sign of A have one gradient per unit of A (scope token)."""
+    if policy.scope != "token" or ratio_one_is_reinforce.name in policy.exempt:
+        return
+    _, gradient = evaluate(policy, inputs)
+    for side in (1, -1):
+        weights = (gradient / inputs.advantages)[inputs.response_mask & (inputs.advantages.sign() == side)]
+        if len(weights) and weights.max() > weights.min() * 1.001:
+            what = f"at ratio 1 tokens of different responses weigh {weights.min():.3g} to {weights.max():.3g}"
+            raise AssertionError(f"{what}: it is the reduction that averages over tokens and responses, not the rule")
 
 
 @law(example=data.on_policy_inputs)

@@ -389,7 +389,9 @@ class Drawn(Token):
         cut = ops.clipped_surrogate(log_ratio, inputs.advantages, band)
         free = ops.clipped_surrogate(log_ratio, inputs.advantages, band=None)
         generator = torch.Generator().manual_seed(inputs.seed)
-        spared = (torch.rand(log_ratio.shape, generator=generator) < 0.1).to(log_ratio.device) & cut.clipped
+        places = (cut.clipped & inputs.response_mask).nonzero()
+        chosen = places[(torch.rand(len(places), generator=generator) < 0.1).to(places.device)]
+        spared = torch.zeros_like(cut.clipped).index_put(tuple(chosen.T), torch.tensor(True, device=places.device))
         return ClipResult(torch.where(spared, free.objective, cut.objective), log_ratio.detach(), cut.clipped & ~spared)
 
 

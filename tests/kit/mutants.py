@@ -762,8 +762,10 @@ def made_on_the_cpu_after_a_look(self, inputs):
 
 @mutant(correct.Corrected)
 def weight_to_the_sampler_upside_down(self, inputs):
-    rollout = inputs.old_log_probs if inputs.rollout_log_probs is None else inputs.rollout_log_probs
-    return correct.Corrected.__call__(self, dataclasses.replace(inputs, rollout_log_probs=2 * inputs.old_log_probs - rollout))
+    old, rollout = inputs.old_log_probs.float(), inputs.rollout_log_probs
+    if rollout is None:
+        return correct.Corrected.__call__(self, inputs)
+    return correct.Corrected.__call__(self, dataclasses.replace(inputs, rollout_log_probs=2 * old - rollout.float()))
 
 
 @mutant(Prefix)
@@ -868,14 +870,14 @@ class OtherWordUpsideDown(Pooled):
 
 
 @register
-class NumberForNullFails(Pooled):
-    """Fails as soon as its ceiling is set."""
+class SwitchFails(Mean):
+    """Fails as soon as a switch is on."""
 
-    name = "number-for-null-fails"
+    name = "switch-fails"
+    strict: bool = Field(False, description="whether to judge strictly")
 
     def __call__(self, inputs):
-        result = Pooled.__call__(self, inputs)
-        return result if self.ceiling is None else dataclasses.replace(result, clipped=result.clipped & self.celing)
+        return self.strictly(inputs) if self.strict else Mean.__call__(self, inputs)
 
 
 WIDTHS = {"factor": 1.0}
