@@ -139,7 +139,7 @@ class ClipPolicy(BaseModel, ABC):
     def scaled(self, factor: float) -> Self:
         """The same rule with every width multiplied by ``factor`` (> 0); what matching a clip fraction bisects on.
 
-        A width that would pass the bound of its field stops at it: ``1 - clip_low`` stays above 0.
+        A width that would pass a bound of its field stops at it: ``1 - clip_low`` stays above 0.
 
         Raises:
             ValueError: the rule has no width.
