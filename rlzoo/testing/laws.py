@@ -640,7 +640,7 @@ def rows_weigh_the_same(policy: ClipPolicy, inputs: ClipInputs) -> None:
         return
     _, gradient = evaluate(policy, inputs)
     for side in (1, -1):
-        weights = (gradient / inputs.advantages)[inputs.response_mask & (inputs.advantages.sign() == side)]
+        weights = (gradient / inputs.advantages).abs()[inputs.response_mask & (inputs.advantages.sign() == side)]
         if len(weights) and weights.max() > weights.min() * 1.001:
             what = f"at ratio 1 tokens of different responses weigh {weights.min():.3g} to {weights.max():.3g}"
             raise AssertionError(f"{what}: it is the reduction that averages over tokens and responses, not the rule")

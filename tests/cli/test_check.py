@@ -109,7 +109,7 @@ def test_a_policy_that_raises_fails_the_law_with_what_it_raised(rlzoo, plugin):
     raising = SOUND.replace("log_ratio = ops.log_ratio(inputs)", "raise ValueError('no such [tensor]')")
     code, out, err = rlzoo("clips", "check", plugin(raising, returned="Plain"))
     assert (code, err) == (1, "")
-    assert laws_of(out)["is_pure"] == "fail  ValueError: no such [tensor]"
+    assert laws_of(out)["is_pure"] == "fail  ValueError: no such [tensor] (mine.py line 16)"
     assert laws_of(out)["settings_are_complete"] == "pass"  # it takes no call
 
 
