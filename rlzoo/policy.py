@@ -120,8 +120,8 @@ class ClipPolicy(BaseModel, ABC):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Give `advantage` and `reduction` their description where a subclass sets only another default."""
         for name in ("advantage", "reduction"):
-            field = cls.model_fields[name]
-            field.description = field.description or ClipPolicy.model_fields[name].description
+            if (field := cls.model_fields.get(name)) is not None:
+                field.description = field.description or ClipPolicy.model_fields[name].description
 
     @abstractmethod
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -139,7 +139,7 @@ class ClipPolicy(BaseModel, ABC):
     def scaled(self, factor: float) -> Self:
         """The same rule with every width multiplied by ``factor`` (> 0); what matching a clip fraction bisects on.
 
-        A width that would pass the bound of its field stops at it: ``1 - clip_low`` stays above 0.
+        A width that would pass a bound of its field stops at it: ``1 - clip_low`` stays above 0.
 
         Raises:
             ValueError: the rule has no width.
@@ -147,7 +147,7 @@ class ClipPolicy(BaseModel, ABC):
         widths = {name: getattr(self, name) for name in self.width_fields() if getattr(self, name) is not None}
         if not widths:
             raise ValueError(f"clip policy {self.name!r} has no width to scale")
-        return self.replace(**{name: _below(type(self), name, width * factor) for name, width in widths.items()})
+        return self.replace(**{name: _within(type(self), name, width * factor) for name, width in widths.items()})
 
     def targeting(self, clip_fraction: float) -> Self | None:
         """The same rule told which share of the responses to clip; None for a rule that does not adapt to a share."""
@@ -258,11 +258,15 @@ def with_defaults(policy: type[ClipPolicy]) -> ClipPolicy:
     return policy()
 
 
-def _below(policy: type[ClipPolicy], name: str, value: float) -> float:
-    """The value, or the field's upper bound where that is smaller."""
+def _within(policy: type[ClipPolicy], name: str, value: float) -> float:
+    """The value, or the bound of the field that it would pass."""
     for mark in policy.model_fields[name].metadata:
         if isinstance(mark, annotated_types.Le):
             value = min(value, float(str(mark.le)))
         elif isinstance(mark, annotated_types.Lt):
             value = min(value, math.nextafter(float(str(mark.lt)), -math.inf))
+        elif isinstance(mark, annotated_types.Ge):
+            value = max(value, float(str(mark.ge)))
+        elif isinstance(mark, annotated_types.Gt):
+            value = max(value, math.nextafter(float(str(mark.gt)), math.inf))
     return value

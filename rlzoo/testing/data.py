@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,19 +27,7 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
 
     The spread of the token log-ratios is searched so that this policy clips; for one that never does it is 0.1.
     """
-    rng = torch.Generator().manual_seed(seed)
-    length = torch.randint(1, max_length + 1, (num_responses, 1), generator=rng)
-    length[0] = max_length
-    mask = torch.arange(max_length) < length
-    noise = torch.randn(num_responses, max_length, generator=rng)
-    old_log_probs = -torch.rand(num_responses, max_length, generator=rng) - 0.05
-    advantages = torch.randn(num_responses, 1, generator=rng)
-    advantages[::6] = 0
-
-    def with_spread(spread: float) -> ClipInputs:
-        rollout = old_log_probs + 0.001 * noise
-        return filled(policy, ClipInputs(old_log_probs + spread * noise, old_log_probs, advantages, mask, rollout))
-
+    with_spread = partial(ragged_inputs, policy, seed=seed, num_responses=num_responses, max_length=max_length)
     key = (
         type(policy),
         repr(policy.model_dump()),
@@ -55,6 +44,22 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
         if len(SPREADS) > 64:
             del SPREADS[next(iter(SPREADS))]
     return with_spread(spread)
+
+
+def ragged_inputs(
+    policy: ClipPolicy, spread: float = 0.3, seed: int = 0, num_responses: int = 24, max_length: int = 40
+) -> ClipInputs:
+    """Ragged data whose token log-ratios have the given spread; made without a call of the policy."""
+    rng = torch.Generator().manual_seed(seed)
+    length = torch.randint(1, max_length + 1, (num_responses, 1), generator=rng)
+    length[0] = max_length
+    mask = torch.arange(max_length) < length
+    noise = torch.randn(num_responses, max_length, generator=rng)
+    old_log_probs = -torch.rand(num_responses, max_length, generator=rng) - 0.05
+    advantages = torch.randn(num_responses, 1, generator=rng)
+    advantages[::6] = 0
+    rollout = old_log_probs + 0.001 * noise
+    return filled(policy, ClipInputs(old_log_probs + spread * noise, old_log_probs, advantages, mask, rollout))
 
 
 SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
@@ -76,7 +81,7 @@ def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInpu
 def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
     """`off_policy_inputs` with every log-probability as it was when the tokens were sampled: ratio 1."""
     inputs = off_policy_inputs(policy)
-    return dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
+    return replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
 
 def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
@@ -91,7 +96,7 @@ def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
 
 def moved(inputs: ClipInputs, factor: float) -> ClipInputs:
     """The inputs with every token's log-ratio multiplied by a factor."""
-    return dataclasses.replace(inputs, log_probs=inputs.old_log_probs + factor * (inputs.log_probs - inputs.old_log_probs))
+    return replace(inputs, log_probs=inputs.old_log_probs + factor * (inputs.log_probs - inputs.old_log_probs))
 
 
 def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int, advantage: float) -> ClipInputs:
@@ -106,7 +111,7 @@ def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int,
 def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInputs:
     """The inputs with the fields that the policy needs: groups of 6 rows, turns of 8 tokens, reward 1 where A > 0, else 0."""
     values = optional_fields(inputs)
-    return dataclasses.replace(inputs, **{name: values[name] for name in policy.needs})
+    return replace(inputs, **{name: values[name] for name in policy.needs})
 
 
 def optional_fields(inputs: ClipInputs) -> dict[str, Any]:
@@ -129,23 +134,44 @@ def optional_fields(inputs: ClipInputs) -> dict[str, Any]:
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
     """Share of the responses with non-zero advantage that is clipped; a response counts with its share of clipped tokens."""
-    clipped = ops.per_response(policy(fresh(inputs)).clipped.float(), inputs.response_mask)[:, 0]
+    clipped = ops.per_response(answer(policy, inputs).clipped.float(), inputs.response_mask)[:, 0]
     rows = (inputs.advantages != 0).any(dim=-1)
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
+
+
+def answer(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
+    """The policy's result on copies of the inputs, so that a policy which changes them does not change the caller's.
+
+    Raises:
+        AssertionError: the result is not one, or has another shape than any rule's.
+    """
+    return _well_formed(policy(fresh(inputs)), inputs)
+
+
+def _well_formed(result: ClipResult, inputs: ClipInputs) -> ClipResult:
+    """The result, once it has a shape that the laws can work with; ``clipped`` as bool, which one of them asks for."""
+    assert isinstance(result, ClipResult), f"the answer is a {type(result).__name__}, not a ClipResult"
+    size, max_length = inputs.log_probs.shape
+    shapes = {(size, max_length): None, (size, 1): None}
+    for name in ("objective", "log_ratio", "clipped"):
+        values = getattr(result, name)
+        assert isinstance(values, Tensor), f"{name} is a {type(values).__name__}, not a tensor"
+        got = tuple(values.shape)
+        assert got in shapes, f"{name} has shape {got}, where the log-probs allow {' or '.join(map(str, shapes))}"
+    return result if result.clipped.dtype == torch.bool else replace(result, clipped=result.clipped.bool())
 
 
 def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor]:
     """The policy's result and ``d objective.sum() / d log_probs``, ``(B, T)`` float32, over unmasked positions.
 
-    The policy is given copies, so that one which changes its inputs does not change the caller's.
+    The policy is given copies, as by `answer`.
 
     Raises:
-        AssertionError: the objective does not depend on ``log_probs``.
+        AssertionError: the objective does not depend on ``log_probs``, or the result has another shape than any rule's.
     """
     given = fresh(inputs)
     log_probs = given.log_probs.requires_grad_()
-    result = policy(given)
-    assert result.objective.dim() == inputs.log_probs.dim(), f"the objective has shape {tuple(result.objective.shape)}"
+    result = _well_formed(policy(given), inputs)
     assert result.objective.requires_grad, "the objective does not depend on log_probs: there is nothing to learn from"
     gradient = torch.autograd.grad(visible(result.objective, inputs).sum(), log_probs)[0]
     return result, gradient.float()
@@ -175,7 +201,7 @@ def map_tensors(inputs: ClipInputs, change: Change, names: Sequence[str] = ALL_F
     """The inputs with the named tensors, all by default, replaced by ``change`` of them."""
     tensors = {name: getattr(inputs, name) for name in names}
     changed: dict[str, Any] = {name: change(value) for name, value in tensors.items() if value is not None}
-    return dataclasses.replace(inputs, **changed)
+    return replace(inputs, **changed)
 
 
 def left_padded(values: Tensor, response_mask: Tensor) -> Tensor:

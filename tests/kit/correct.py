@@ -192,6 +192,11 @@ class OneSide(Token):
     name = "one-side"
     dual: Annotated[float | None, Width()] = Field(None, gt=1, le=100, description="largest ratio where A < 0; null for none")
 
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        band = ops.ratio_band(self.clip_low, self.clip_high, self.dual, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+
 
 class Loop(Mean):
     """A loop over the rows that leaves the graph: slow, and right."""
@@ -256,7 +261,142 @@ class Penalised(Token):
         return ClipResult(result.objective - 0.1 * penalty, result.log_ratio, result.clipped, result.band)
 
 
+def undetached(inputs, before):
+    """The masked difference of log-probabilities, with nothing detached: the engine gives the others without gradient."""
+    mask = inputs.response_mask
+    return torch.where(mask, inputs.log_probs.float(), 0.0) - torch.where(mask, before.float(), 0.0)
+
+
+class Undetached(Token):
+    """PPO's clip on a difference that is not detached, times advantages that are not."""
+
+    name = "undetached"
+
+    def __call__(self, inputs):
+        log_ratio = undetached(inputs, inputs.old_log_probs)
+        ratio = log_ratio.clamp(-20, 20).exp()
+        objective = torch.minimum(
+            ratio * inputs.advantages, ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * inputs.advantages
+        )
+        above = (inputs.advantages > 0) & (ratio > 1 + self.clip_high)
+        below = (inputs.advantages < 0) & (ratio < 1 - self.clip_low)
+        return ClipResult(objective, log_ratio.detach(), above | below)
+
+
+class ToTheSampler(Token):
+    """PPO's clip on the ratio to the sampler, or to the old model where it reported nothing."""
+
+    name = "to-the-sampler"
+    ratio_to_sampler = True
+
+    def __call__(self, inputs):
+        before = inputs.old_log_probs if inputs.rollout_log_probs is None else inputs.rollout_log_probs
+        log_ratio = undetached(inputs, before)
+        band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+
+
+class Corrected(Token):
+    """PPO's clip, each token weighed by the capped ratio of the old model to the sampler."""
+
+    name = "corrected"
+    ratio_to_sampler = True
+    cap: float = Field(2.0, gt=0, le=1e6, description="largest weight")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        weight = (log_ratio.detach() - ops.log_ratio(inputs, against="rollout").detach()).neg()
+        weight = ops.limited_exp(weight).clamp(max=self.cap)
+        band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+        return ops.clipped_surrogate(log_ratio, weight * inputs.advantages, band)
+
+
+class Gate(ClipPolicy):
+    """A weight that halves at a width, and never cuts."""
+
+    name, paper, scope = "gate", "none", "token"
+    exempt: ClassVar = {"clipped_means_no_gradient": "the weight fades and is never cut"}
+
+    width: Annotated[float, Width()] = Field(0.3, gt=0, le=100, description="log-ratio at which the weight is one half")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        weight = 1 / (1 + (log_ratio.detach() / self.width).square())
+        objective = weight * ops.limited_exp(log_ratio) * inputs.advantages.float()
+        return ClipResult(objective, log_ratio.detach(), torch.zeros_like(inputs.response_mask))
+
+
+class Turns(Token):
+    """PPO's clip on the mean log-ratio of a turn, of which each token carries its own gradient."""
+
+    name = "turns"
+    needs = frozenset({"turn_ids"})
+
+    def __call__(self, inputs):
+        token = ops.log_ratio(inputs)
+        log_ratio = ops.turn_mean(token.detach(), inputs.turn_ids) + token - token.detach()
+        return ops.clipped_surrogate(
+            log_ratio, inputs.advantages, ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+        )
+
+
+class Prefix(ClipPolicy):
+    """The ratio up to each token, in a band that grows with the root of its place."""
+
+    name, paper, scope = "prefix", "none", "token"
+
+    width: Annotated[float, Width()] = Field(0.1, gt=0, le=10, description="half-width per root of the place")
+
+    def __call__(self, inputs):
+        token = ops.log_ratio(inputs)
+        log_ratio = ops.prefix_sum(token.detach(), inputs.response_mask) + token - token.detach()
+        edge = self.width * ops.positions(inputs.response_mask).sqrt()
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class Pooled(ClipPolicy):
+    """The log-ratio of a response, pooled as a word says; with a ceiling that may be null."""
+
+    name, paper, scope = "pooled", "none", "sequence"
+
+    pool: Literal["mean", "sum"] = Field("mean", description="how the tokens' log-ratios become one")
+    width: Annotated[float, Width()] = Field(0.05, gt=0, le=10, description="half-width of the band")
+    ceiling: Annotated[float | None, Width()] = Field(
+        None, gt=0, le=100, description="log-ratio cut where A < 0; null for none"
+    )
+
+    def __call__(self, inputs):
+        pooled = {"mean": ops.sequence_mean, "sum": ops.sequence_sum}[self.pool]
+        log_ratio = pooled(ops.log_ratio(inputs), inputs.response_mask)
+        edge = torch.full_like(log_ratio.detach(), self.width)
+        ceiling = None if self.ceiling is None else torch.full_like(edge, self.ceiling)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge, ceiling=ceiling))
+
+
+class Drawn(Token):
+    """PPO's clip, of which a tenth of the cut tokens is spared, drawn by the seed."""
+
+    name, scope = "drawn", "batch"
+    exempt: ClassVar = {
+        "compiles": "draws at random",
+        "row_order_changes_nothing": "the draw goes by the place in the batch",
+        "only_cuts_outward": "which tokens are spared is drawn anew",
+    }
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+        cut = ops.clipped_surrogate(log_ratio, inputs.advantages, band)
+        free = ops.clipped_surrogate(log_ratio, inputs.advantages, band=None)
+        generator = torch.Generator().manual_seed(inputs.seed)
+        places = (cut.clipped & inputs.response_mask).nonzero()
+        chosen = places[(torch.rand(len(places), generator=generator) < 0.1).to(places.device)]
+        spared = torch.zeros_like(cut.clipped).index_put(tuple(chosen.T), torch.tensor(True, device=places.device))
+        return ClipResult(torch.where(spared, free.objective, cut.objective), log_ratio.detach(), cut.clipped & ~spared)
+
+
 CORRECT = (
     Token, DualClip, Mean, Root, PlainGradient, LogRatioTimesAdvantage, Weighted, Parabola, Shared, GroupBand, Adaptive,
-    Kind, Optional, OneSide, Loop, Soft, Textbook, Penalised,
+    Kind, Optional, OneSide, Loop, Soft, Textbook, Penalised, Undetached, ToTheSampler, Corrected, Gate, Turns, Prefix, Pooled,
+    Drawn,
 )  # fmt: skip

@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 
 from rlzoo import ClipBand, ClipPolicy, ClipResult, Width, ops
-from tests.kit.correct import Adaptive, DualClip, GroupBand, Kind, Mean, Parabola, PlainGradient, Root, Shared, Token, Weighted
+from tests.kit import correct
+from tests.kit.correct import Adaptive, GroupBand, Kind, Mean, Parabola, PlainGradient, Pooled, Prefix, Shared, Token, Weighted
 
 MUTANTS: list[type[ClipPolicy]] = []
 
@@ -53,7 +54,7 @@ def mean_over_the_width(self, inputs):
     return surrogate(log_ratio, inputs, self.width / 2)
 
 
-@mutant(Root)
+@mutant(correct.Root)
 def band_by_the_width(self, inputs):
     log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
     return surrogate(log_ratio, inputs, self.width * inputs.log_probs.shape[-1] ** 0.5)
@@ -322,7 +323,7 @@ def everything_is_clipped_at_ratio_one(self, inputs):
     return ppo(self, log_ratio, inputs)
 
 
-@mutant(DualClip)
+@mutant(correct.DualClip)
 def dual_clip_not_reported(self, inputs):
     log_ratio = ops.log_ratio(inputs)
     band = ops.ratio_band(self.clip_low, self.clip_high, 1.2, like=log_ratio)
@@ -478,13 +479,6 @@ def remembers_the_last_call(self, inputs):
     width = seen.get("width", self.clip_high)
     seen["width"] = self.clip_high * float(inputs.log_probs.mean().abs())
     return surrogate(ops.log_ratio(inputs), inputs, width)
-
-
-@mutant(Token)
-def gradient_into_the_old_log_probs(self, inputs):
-    mask = inputs.response_mask
-    log_ratio = torch.where(mask, inputs.log_probs.float(), 0.0) - torch.where(mask, inputs.old_log_probs.float(), 0.0)
-    return ppo(self, log_ratio, inputs)
 
 
 @mutant(Token)
@@ -716,3 +710,201 @@ def penalty_that_is_not_declared(self, inputs):
     result = Token.__call__(self, inputs)
     penalty = torch.where(result.clipped, 0.0, 0.1 * ops.log_ratio(inputs).square())
     return dataclasses.replace(result, objective=result.objective - penalty)
+
+
+# what only other inputs, options or calls show
+
+
+FIRST: list[bool] = []
+
+
+@mutant(Token)
+def first_call_alone_is_free(self, inputs):
+    result = Token.__call__(self, inputs)
+    if FIRST:
+        return result
+    FIRST.append(True)
+    return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+
+
+@mutant(correct.Drawn)
+def every_seed_draws_the_same(self, inputs):
+    return correct.Drawn.__call__(self, dataclasses.replace(inputs, seed=7))
+
+
+@mutant(Token)
+def advantages_as_a_row(self, inputs):
+    result = Token.__call__(self, inputs)
+    return dataclasses.replace(result, objective=result.objective.mean(-1) * torch.ones_like(inputs.advantages))
+
+
+@mutant(Token)
+def metric_of_nothing(self, inputs):
+    result = Token.__call__(self, inputs)
+    share = result.clipped.float().sum(-1, keepdim=True)
+    return dataclasses.replace(result, metrics={"share": share / share})
+
+
+@mutant(Mean)
+def log_ratio_rounded(self, inputs):
+    result = Mean.__call__(self, inputs)
+    moved = torch.where(inputs.response_mask, inputs.log_probs.detach() - inputs.old_log_probs, 0.0)
+    return dataclasses.replace(result, log_ratio=ops.sequence_mean(moved.float(), inputs.response_mask), band=None)
+
+
+@mutant(Mean)
+def made_on_the_cpu_after_a_look(self, inputs):
+    log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+    far = float(log_ratio.detach().abs().max()) > 10
+    edge = torch.full((len(log_ratio), 1), self.width * (2 if far else 1))
+    return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@mutant(correct.Corrected)
+def weight_to_the_sampler_upside_down(self, inputs):
+    old, rollout = inputs.old_log_probs.float(), inputs.rollout_log_probs
+    if rollout is None:
+        return correct.Corrected.__call__(self, inputs)
+    return correct.Corrected.__call__(self, dataclasses.replace(inputs, rollout_log_probs=2 * old - rollout.float()))
+
+
+@mutant(Prefix)
+def prefix_over_the_padding(self, inputs):
+    moved = torch.nan_to_num(inputs.log_probs.float() - inputs.old_log_probs.float(), 0.0, 0.0, 0.0).detach()
+    token = ops.log_ratio(inputs)
+    log_ratio = moved.cumsum(-1) + token - token.detach()
+    edge = self.width * ops.positions(inputs.response_mask).sqrt()
+    return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@mutant(GroupBand)
+def spread_of_the_whole_batch(self, inputs):
+    return GroupBand.__call__(self, dataclasses.replace(inputs, group_ids=torch.zeros_like(inputs.group_ids)))
+
+
+@mutant(Mean)
+def length_may_be_zero(self, inputs):
+    log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask) / inputs.response_mask.sum(-1, keepdim=True)
+    return surrogate(log_ratio, inputs, self.width)
+
+
+@mutant(Token)
+def divides_by_the_length_itself(self, inputs):
+    result = Token.__call__(self, inputs)
+    return dataclasses.replace(result, objective=result.objective / ops.lengths(inputs.response_mask))
+
+
+@mutant(Token)
+def advantages_limited_far_out(self, inputs):
+    return ppo(self, ops.log_ratio(inputs), inputs, inputs.advantages.clamp(-20, 20))
+
+
+@mutant(Prefix)
+def prefix_without_the_token(self, inputs):
+    token = ops.log_ratio(inputs)
+    log_ratio = ops.prefix_sum(token.detach(), inputs.response_mask) - 2 * token.detach() + token
+    edge = self.width * ops.positions(inputs.response_mask).sqrt()
+    return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@mutant(Token)
+def ratio_less_one_for_the_log_ratio(self, inputs):
+    result = Token.__call__(self, inputs)
+    return dataclasses.replace(result, log_ratio=result.log_ratio.expm1(), band=None)
+
+
+@mutant(correct.Turns)
+def turns_are_not_told_apart(self, inputs):
+    return correct.Turns.__call__(self, dataclasses.replace(inputs, turn_ids=torch.where(inputs.response_mask, 0, -1)))
+
+
+@mutant(correct.Turns)
+def later_turns_are_one(self, inputs):
+    return correct.Turns.__call__(self, dataclasses.replace(inputs, turn_ids=inputs.turn_ids.clamp(max=1)))
+
+
+@register
+class OneSideIsNoWidth(Token):
+    """Its ceiling is not marked as a width, so that `scaled` leaves it alone."""
+
+    name = "one-side-is-no-width"
+    clip_high: float = Field(0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high")
+
+
+@register
+class ScaledPastItsBound(Token):
+    """Scales without validating: a floor below a ratio of 0."""
+
+    name = "scaled-past-its-bound"
+
+    def scaled(self, factor):
+        return self.model_copy(update={"clip_low": self.clip_low * factor, "clip_high": self.clip_high * factor})
+
+    def __call__(self, inputs):
+        kept = self.replace(clip_low=min(self.clip_low, 0.99), clip_high=min(self.clip_high, 100.0))
+        return Token.__call__(kept, inputs)
+
+
+@register
+class NullIsZero(Mean):
+    """A width of null is read as 0."""
+
+    name = "null-is-zero"
+    width: Annotated[float | None, Width()] = Field(0.05, gt=0, le=10, description="half-width of the band; null for none")
+
+    def __call__(self, inputs):
+        log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+        return surrogate(log_ratio, inputs, self.width or 0.0)
+
+
+@register
+class OtherWordUpsideDown(Pooled):
+    """Only the word that is not the default turns the ratio round."""
+
+    name = "other-word-upside-down"
+
+    def __call__(self, inputs):
+        if self.pool == "mean":
+            return Pooled.__call__(self, inputs)
+        return Pooled.__call__(self, dataclasses.replace(inputs, advantages=-inputs.advantages))
+
+
+@register
+class SwitchFails(Mean):
+    """Fails as soon as a switch is on."""
+
+    name = "switch-fails"
+    strict: bool = Field(False, description="whether to judge strictly")
+
+    def __call__(self, inputs):
+        return self.strictly(inputs) if self.strict else Mean.__call__(self, inputs)
+
+
+WIDTHS = {"factor": 1.0}
+
+
+@register
+class KeepsItsWidthElsewhere(Adaptive):
+    """Keeps the width of the next update in its module."""
+
+    name = "keeps-its-width-elsewhere"
+
+    def __call__(self, inputs):
+        log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+        return surrogate(log_ratio, inputs, WIDTHS["factor"] * self.width)
+
+    def updated(self, stats):
+        count = max(1.0, float(stats.num_responses.sum()))
+        WIDTHS["factor"] *= 1 + 0.1 * (float(stats.num_clipped.sum()) / count - self.target)
+        return self
+
+
+@register
+class CountsInPlaceOfShares(Adaptive):
+    """Compares the number of responses that were clipped with a share."""
+
+    name = "counts-in-place-of-shares"
+
+    def updated(self, stats):
+        error = float(stats.num_clipped.sum()) - self.target
+        return self.replace(width=min(max(self.width * (1 + 0.01 * error), 1e-3), 1.0))

@@ -77,7 +77,7 @@ class Half(Bandless):
         return type(result)(result.objective.bfloat16(), result.log_ratio, result.clipped)
 
 
-class GradientThroughOld(Bandless):
+class ReadsThePadding(Bandless):
     def __call__(self, inputs):
         result = super().__call__(inputs)
         return type(result)(result.objective + inputs.old_log_probs.sum(-1, keepdim=True), result.log_ratio, result.clipped)
@@ -124,7 +124,7 @@ BROKEN = [
     (Penalised, laws.zero_advantage_zero_gradient),
     (ExpFirst, laws.extremes_stay_finite),
     (Half, laws.answers_in_float32),
-    (GradientThroughOld, laws.is_pure),
+    (ReadsThePadding, laws.masked_positions_are_ignored),
     (ForgetsToClip, laws.clipped_means_no_gradient),
     (DataDependent, laws.compiles),
     (NarrowsWhenScaled, laws.widths_scale),
