@@ -1,9 +1,8 @@
 """Measures what turns cost: sampling episodes of eight turns against one turn with as many tokens.
 
 ``python examples/lab/measure_turns.py [MODEL]`` draws 64 responses of 256 tokens in one turn, and as eight turns of 32 tokens
-with 8 tokens of an environment between them, in pairs; MODEL is what ``model.path`` takes. Prints medians of the pairwise ratios
-of the time per token that the model chose: with the caches kept from turn to turn, and with every episode computed anew in each
-turn.
+with 8 tokens of an environment between them, in pairs; MODEL is what ``model.path`` takes. Prints medians of the ratios
+of the time per token: with the caches kept from turn to turn, and with every episode computed anew in each turn.
 """
 
 from __future__ import annotations

@@ -120,3 +120,19 @@ class Killer(Chain):
             marker.touch()
             os.kill(os.getppid(), signal.SIGKILL)
         return super().step(message)
+
+
+class Unruly(Chain):
+    """Misbehaves in half of the episodes, in the second turn: raises, hangs, or answers a megabyte."""
+
+    def reset(self, problem, seed):
+        self.kind = ["good", "good", "good", "raise", "hang", "flood"][seed % 6]
+        return super().reset(problem, seed)
+
+    def step(self, message):
+        if self.left == 2 and self.kind == "raise":
+            raise ValueError("no such move")
+        if self.left == 2 and self.kind == "hang":
+            time.sleep(60)
+        answer, *rest = super().step(message)
+        return "1+" * 500_000 if self.left == 1 and self.kind == "flood" else answer, *rest
