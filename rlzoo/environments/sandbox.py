@@ -1,13 +1,14 @@
 """Runs Python code that a model wrote, in CPython compiled to WebAssembly.
 
-The code runs inside a WebAssembly instance. It can use the instance's memory and the eleven functions of `_Program.calls`, and nothing
-else: every other function that the interpreter asks for is answered "not implemented". None of them opens a file or a socket,
-starts a process, sleeps, or reads the clock, the environment or the random numbers of this machine. So the same code gives
-the same answer everywhere and at any time, and the limits count work, not seconds.
+The code runs inside a WebAssembly instance. It can use the instance's memory and the eleven functions of `_Program.calls`, and
+nothing else: every other function that the interpreter asks for is answered "not implemented". None of them opens a file or a
+socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of this machine. So the same code
+gives the same answer everywhere and at any time, and the limits count work, not seconds.
 """
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import importlib.util
@@ -27,9 +28,9 @@ from rlzoo.environments.tools import prepared_by
 from rlzoo.errors import UserError, shown
 
 if TYPE_CHECKING:
-    from wasmtime import Caller, Engine, Memory, Module
+    from wasmtime import Caller, Engine, Module
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rlzoo")
 
 MEMORY = 256 * 2**20
 """Bytes that a program may hold, the interpreter's 10 MiB included; more raises MemoryError in it."""
@@ -40,8 +41,12 @@ WORK = 10_000_000_000
 CALLS = 20_000
 """Calls of the functions in `_Program.calls`, which take time that no instruction counts."""
 
+PRINTED = 20_000
+"""Bytes that a program may print; it is stopped there."""
+
 OUTPUT = 800
-"""Bytes that a program may print; it is stopped there. Fewer than the tokens of `rollout.max_observation_tokens`."""
+"""Bytes of what was printed that come back, half from its beginning and half from its end. In tokens, at most as many, which is
+less than what `rollout.max_observation_tokens` allows."""
 
 CODE = 20_000
 """Bytes that a program may be long."""
@@ -69,7 +74,7 @@ class _Program:
         self.printed = bytearray()
         self.num_calls = 0
         self.random = random.Random(0)
-        self.memory: Memory | None = None
+        self.memory: Any = None
         self.calls: dict[str, Callable[..., int]] = {
             "args_sizes_get": self._args_sizes,
             "args_get": self._args,
@@ -93,20 +98,17 @@ class _Program:
             if self.num_calls > CALLS:
                 raise _StoppedError(f"it made more than {CALLS:,} calls")
             self.caller = caller
-            found = caller["memory"]
-            self.memory = found  # type: ignore[assignment]
+            self.memory = caller["memory"]
             answer = function(*arguments)
             return None if name == "proc_exit" else answer
 
         return counted
 
     def _put(self, at: int, value: bytes) -> int:
-        assert self.memory is not None
         self.memory.write(self.caller, value, at & 0xFFFFFFFF)
         return 0
 
     def _get(self, at: int, size: int) -> bytes:
-        assert self.memory is not None
         start = at & 0xFFFFFFFF
         return bytes(self.memory.read(self.caller, start, start + size))
 
@@ -133,10 +135,10 @@ class _Program:
         total = 0
         for number in range(count):
             start, size = struct.unpack("<II", self._get(pieces + 8 * number, 8))
-            self.printed += self._get(start, min(size, OUTPUT + 1))
+            self.printed += self._get(start, min(size, PRINTED + 1))
             total += size
-            if len(self.printed) > OUTPUT:
-                raise _StoppedError(f"it printed more than {OUTPUT:,} bytes")
+            if len(self.printed) > PRINTED:
+                raise _StoppedError(f"it printed more than {PRINTED:,} bytes")
         return self._put(written, struct.pack("<I", total))
 
     def _exit(self, status: int) -> int:
@@ -186,8 +188,17 @@ def python(code: str) -> str:
     except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
         is_long = store.get_fuel() == 0
         why = f"it took more than {WORK:,} steps" if is_long else str(error).strip().splitlines()[-1].strip()
-    printed = program.printed[:OUTPUT].decode(errors="replace").strip("\n")
+    printed = _shortened(bytes(program.printed))
     return "\n".join([*([printed] if printed else []), *([f"(the program was stopped: {why})"] if why else [])])
+
+
+def _shortened(printed: bytes) -> str:
+    """The beginning and the end of what was printed, as text."""
+    half = OUTPUT // 2
+    if len(printed) <= OUTPUT:
+        return printed.decode(errors="replace").strip("\n")
+    first, last = (part.decode(errors="replace").strip("\n") for part in (printed[:half], printed[-half:]))
+    return f"{first}\n({len(printed) - OUTPUT:,} bytes are left out)\n{last}"
 
 
 @cache
@@ -197,6 +208,7 @@ def _loaded() -> tuple[Engine, Module]:
         raise _missing("wasmtime")
     import wasmtime
 
+    atexit.register(_loaded.cache_clear)  # wasmtime cannot give back anything once the interpreter is being taken down
     settings = wasmtime.Config()
     settings.consume_fuel = True
     engine = wasmtime.Engine(settings)
@@ -276,7 +288,9 @@ class _only_one:  # noqa: N801  # reads as a statement
         try:
             self.file = self.path.open("w")
         except OSError as error:
-            raise UserError(f"cannot write {shown(str(self.path))} (RLZOO_CACHE names another folder): {error.strerror}") from error
+            raise UserError(
+                f"cannot write {shown(str(self.path))} (RLZOO_CACHE names another folder): {error.strerror}"
+            ) from error
         fcntl.flock(self.file, fcntl.LOCK_EX)
 
     def __exit__(self, *exception: object) -> None:

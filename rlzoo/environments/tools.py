@@ -159,7 +159,7 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
 @cache
 def checked(tool: Tool) -> Tool:
     """The tool with its arguments checked by its annotations."""
-    return validate_call(tool, config=ConfigDict(arbitrary_types_allowed=True))
+    return validate_call(config=ConfigDict(arbitrary_types_allowed=True))(tool)
 
 
 _LONGEST = 300  # characters of an expression

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from rlzoo.rollout.tool_style import ToolStyle
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("rlzoo")
 
 ANSWER = "(the answer)"
 """What stands for the model's turn when a chat template is rendered to find what follows a turn."""
@@ -37,7 +40,11 @@ class Dialogue:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.chat_template = chat_template
-        self.style = ToolStyle.of(tokenizer, tools) if tools and chat_template else ToolStyle(has_role=not tools)
+        self.style = ToolStyle(has_role=not tools)
+        if tools and chat_template:
+            self.style = ToolStyle.of(tokenizer, tools)
+        elif tools:
+            logger.warning("the tools are not explained to the model: model.chat_template=false; the question must do it")
         self._behind: dict[str, tuple[int, ...]] = {}  # by the text of messages and their roles
 
     def begin(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -71,7 +78,9 @@ class Dialogue:
         return self._behind[key]
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return self._encode("".join(str(message["content"]) for message in self.style.answers(messages)))
+        answers = self.style.answers(messages)
+        edge = "" if answers == list(messages) else "\n"  # a tool's answer stands in lines of its own
+        return self._encode(edge + "".join(str(message["content"]) for message in answers) + edge)
 
     def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
         first, answers, schemas = self.style.first(before), self.style.answers(messages), self.style.schemas

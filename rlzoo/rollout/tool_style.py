@@ -15,7 +15,7 @@ from rlzoo.rollout.prompts import rendered
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rlzoo")
 
 EXPLAINED = """\
 You may call functions to help with the question. Their signatures are within <tools></tools>:
@@ -42,14 +42,14 @@ _USER, _ASSISTANT = {"role": "user", "content": "Hello"}, {"role": "assistant", 
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    """What a chat template can say about tools; what it cannot is said in other messages.
+    r"""What a chat template can say about tools; what it cannot is said in other messages.
 
     Example:
         >>> style = ToolStyle(text="You may call f.")
         >>> style.first([{"role": "user", "content": "What is 2 + 3?"}])[0]
         {'role': 'system', 'content': 'You may call f.'}
         >>> style.answers([{"role": "tool", "name": "f", "content": "5"}])
-        [{'role': 'user', 'content': '<tool_response>\\n5\\n</tool_response>'}]
+        [{'role': 'user', 'content': '<tool_response>\n5\n</tool_response>'}]
     """
 
     schemas: tuple[Mapping[str, Any], ...] = ()  # for the template's own ``tools``

@@ -27,7 +27,7 @@ class ToolTask(EpisodeTask):
 
     problems: dict[str, Any] = Field(description="the task that asks and grades: its name, and its settings if any")
     tools: list[str] = Field(min_length=1, max_length=64, description="functions that the model may call, as module:function")
-    timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds for all calls of a turn; longer ends the episode")
+    timeout: float = Field(default=60.0, gt=0, le=3600, description="seconds for all calls of a turn; longer ends the episode")
 
     def model_post_init(self, context: Any) -> None:
         """Build the other task and import the tools, so that a mistake shows before a run starts."""
@@ -36,7 +36,9 @@ class ToolTask(EpisodeTask):
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise UserError(f"task.{field}: the task that asks the questions has it; set task.problems.{field} instead")
         if self._asking.host is not None:
-            raise UserError(f"task.problems: task {self._asking.name!r} has several turns already; choose one with a single turn")
+            raise UserError(
+                f"task.problems: task {self._asking.name!r} has several turns already; choose one with a single turn"
+            )
         _ = self.schemas
         self.make()  # prepares the tools
 
