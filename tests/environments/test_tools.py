@@ -13,6 +13,7 @@ from rlzoo.rollout.dialogue import Dialogue
 from rlzoo.rollout.tool_style import ToolStyle
 from rlzoo.tasks import build_task
 from rlzoo.types import Problem
+from tests.cli.conftest import rlzoo  # noqa: F401
 
 CALCULATOR = "rlzoo.environments.tools:calculator"
 
@@ -275,6 +276,36 @@ def test_a_mistake_is_one_line_before_anything_starts(made, tools, settings, sai
         made(*tools, **settings)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# --- a run
+
+
+SMALL = [
+    "train", "--clip", "grpo", "--steps", 2, "--output", "run", "--set", "task.name=tools", "--set", "task.workers=1",
+    "--set", "task.problems.name=arithmetic", "--set", "rollout.num_prompts=4", "--set", "rollout.group_size=4",
+    "--set", "eval.num_problems=4",
+]  # fmt: skip
+
+
+def test_a_run_with_tools_is_graded_as_one_without(rlzoo, tmp_path, caplog):  # noqa: F811
+    code, _, err = rlzoo(*SMALL, "--set", f"task.tools=[{CALCULATOR}]")
+    assert (code, "Traceback" in err) == (0, False)
+    assert "the tools are not explained to the model: model.chat_template=false" in caplog.text
+    rows = [json.loads(line) for line in (tmp_path / "here" / "run" / "metrics.jsonl").read_text().splitlines()]
+    rollouts = [json.loads(line) for line in (tmp_path / "here" / "run" / "rollouts" / "000001.jsonl").read_text().splitlines()]
+    task = build_task({"name": "arithmetic"})
+    for each in rollouts:
+        assert [each["reward"]] == task.grade([Problem(each["question"], each["answer"])], [each["response"]])
+        assert len(each["turns"]) == 1
+    assert rows[1]["reward/mean"] == sum(each["reward"] for each in rollouts) / len(rollouts) > 0
+
+
+def test_a_mistake_in_the_tools_is_one_line_of_the_command(rlzoo):  # noqa: F811
+    code, _, err = rlzoo(*SMALL, "--set", "task.tools=[rlzoo.environments.tools:calculater]")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "did you mean 'calculator'?" in err
 
 
 # --- how it is put to a model
