@@ -18,6 +18,7 @@ OPTIONAL = {
     "peft": {"rlzoo/models/adapters.py"},
     "pyarrow": {"rlzoo/tasks/math_rows.py"},
     "reasoning_gym": {"rlzoo/tasks/reasoning_gym.py"},
+    "wasmtime": {"rlzoo/environments/sandbox.py"},
 }
 """What only extras bring, and where it is imported: only after a check that says which extra to install."""
 DEVELOPERS = {"pytest"}  # of `rlzoo.testing`, which a plugin's author has

@@ -44,6 +44,7 @@ NEEDS = {
     "math-verify": "the extra math-verify",
     "reader": "a name, a file or a package of the reader's",
     "reasoning-gym": "the extra reasoning-gym",
+    "sandbox": "the extra sandbox",
     "stop": "somebody who stops it: a server or a user interface",
     "trl": "TRL",
     "verl": "verl",

@@ -31,15 +31,16 @@ class Host:
     episode fails too.
     """
 
-    def __init__(self, make: Make, *, workers: int, timeout: float) -> None:
+    def __init__(self, make: Make, *, workers: int, timeout: float, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keep what to run; nothing starts yet.
 
         Args:
             make: gives an environment; importable by name.
             workers: processes; 0 for none: the environments then run in this one, without any limit.
             timeout: seconds for one call.
+            tools: JSON schemas of the functions that the model may call, to be put to it.
         """
-        self.make, self.timeout = make, timeout
+        self.make, self.timeout, self.tools = make, timeout, tuple(tools)
         self._seats = [Seat(make, timeout) for _ in range(workers)]
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="environments") if workers else None
         self._own: dict[int, Environment] = {}  # of this process

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rlzoo.environments import Message
 from rlzoo.errors import UserError, shown
 from rlzoo.rollout.prompts import encoded, rendered
+from rlzoo.rollout.tool_style import ToolStyle
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("rlzoo")
 
 ANSWER = "(the answer)"
 """What stands for the model's turn when a chat template is rendered to find what follows a turn."""
@@ -22,13 +26,25 @@ class Dialogue:
     Without a chat template, the contents of messages are text, and follow each other as they are. With one, the first messages
     are rendered up to where the model's turn begins. What follows a turn is found by rendering the conversation with a
     placeholder in its place: the text behind the placeholder, up to where the next turn begins. The tokens that the model chose
-    stay as they are, and so do all tokens before them.
+    stay as they are, and so do all tokens before them. `ToolStyle` says how tools, and what they answer, are written.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], *, chat_template: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: frozenset[int],
+        *,
+        chat_template: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.chat_template = chat_template
+        self.style = ToolStyle(has_role=not tools)
+        if tools and chat_template:
+            self.style = ToolStyle.of(tokenizer, tools)
+        elif tools:
+            logger.warning("the tools are not explained to the model: model.chat_template=false; the question must do it")
         self._behind: dict[str, tuple[int, ...]] = {}  # by the text of messages and their roles
 
     def begin(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -40,7 +56,7 @@ class Dialogue:
         if not messages:
             raise UserError("an environment's reset returned no message: the model has nothing to answer")
         if self.chat_template:
-            return self._encode(rendered(self.tokenizer, messages))
+            return self._encode(rendered(self.tokenizer, self.style.first(messages), self.style.schemas))
         text = "".join(str(message["content"]) for message in messages)
         return tuple(encoded(lambda part: list(self.tokenizer(part)["input_ids"]), text))
 
@@ -62,11 +78,14 @@ class Dialogue:
         return self._behind[key]
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return self._encode("".join(str(message["content"]) for message in messages))
+        answers = self.style.answers(messages)
+        edge = "" if answers == list(messages) else "\n"  # a tool's answer stands in lines of its own
+        return self._encode(edge + "".join(str(message["content"]) for message in answers) + edge)
 
     def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
-        begun = rendered(self.tokenizer, before)
-        whole = rendered(self.tokenizer, [*before, {"role": "assistant", "content": ANSWER}, *messages])
+        first, answers, schemas = self.style.first(before), self.style.answers(messages), self.style.schemas
+        begun = rendered(self.tokenizer, first, schemas)
+        whole = rendered(self.tokenizer, [*first, {"role": "assistant", "content": ANSWER}, *answers], schemas)
         if not whole.startswith(begun + ANSWER):
             raise UserError(
                 f"the model's chat template changes earlier text: {shown(begun[-60:])}, rendered before the model's turn, "

@@ -81,7 +81,7 @@ class Player:
         self.sampler = sampler
         self.host = host
         self.limits = limits
-        self.dialogue = Dialogue(sampler.tokenizer, sampler.end_ids, chat_template=sampler.chat_template)
+        self.dialogue = Dialogue(sampler.tokenizer, sampler.end_ids, chat_template=sampler.chat_template, tools=host.tools)
 
     @torch.no_grad()
     def play(

@@ -96,14 +96,22 @@ def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template:
         encode_prompt(tokenizer, prompts[0], chat_template)
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> str:
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """Messages in the tokenizer's chat template, up to where the model's turn begins.
+
+    Args:
+        tokenizer: the model's.
+        messages: each with a role and a content.
+        tools: JSON schemas of functions, for the template's own ``tools``.
 
     Raises:
         UserError: the template fails or takes too long.
     """
     try:
-        call = (tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map), [dict(message) for message in messages])
+        given_messages, given_tools = [dict(message) for message in messages], [dict(tool) for tool in tools]
+        call = (tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map), given_messages, given_tools)
         return str(TEMPLATES.call(call, TEMPLATE_SECONDS))
     except (WorkerError, WorkerStartError, ValueError) as error:
         given = shown(messages[-1].get("content"))
@@ -120,11 +128,15 @@ def _start() -> None:
     assert chat_template_utils
 
 
-def _render(template: str, special_tokens: Mapping[str, str], messages: Sequence[Mapping[str, Any]]) -> str:
+def _render(
+    template: str, special_tokens: Mapping[str, str], messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]]
+) -> str:
     """In the worker: messages up to where the model's turn begins, as ``tokenizer.apply_chat_template`` renders them."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    texts, _ = render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **special_tokens)
+    texts, _ = render_jinja_template(
+        [messages], tools=tools or None, chat_template=template, add_generation_prompt=True, **special_tokens
+    )
     text = str(texts[0])
     if len(text) > LONGEST_PROMPT:
         raise ValueError(f"makes a prompt of {len(text):,} characters (at most {LONGEST_PROMPT:,})")

@@ -27,6 +27,7 @@ _TASKS = {
     "math_file": ("rlzoo.tasks.math_file", "MathFileTask"),
     "environment": ("rlzoo.tasks.episodes", "EnvironmentTask"),
     "reasoning_gym": ("rlzoo.tasks.reasoning_gym", "ReasoningGymTask"),
+    "tools": ("rlzoo.tasks.tools", "ToolTask"),
 }
 _OWN = "<module>:<Class>"
 _FINGERPRINTED = 256  # problems

@@ -1,0 +1,109 @@
+"""How tools are put to a model, and how it is given what they answer: found out by rendering its chat template."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from rlzoo.environments import Message
+from rlzoo.errors import UserError
+from rlzoo.rollout.prompts import rendered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("rlzoo")
+
+EXPLAINED = """\
+You may call functions to help with the question. Their signatures are within <tools></tools>:
+<tools>
+{tools}
+</tools>
+
+For each call, write a JSON object with the name and the arguments of the function within <tool_call></tool_call>:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+_WORD = {"type": "string", "description": "A word."}
+_PROBE = {
+    "type": "function",
+    "function": {
+        "name": "probe_of_tools",
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {"word": _WORD}, "required": ["word"]},
+    },
+}
+_USER, _ASSISTANT = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStyle:
+    r"""What a chat template can say about tools; what it cannot is said in other messages.
+
+    Example:
+        >>> style = ToolStyle(text="You may call f.")
+        >>> style.first([{"role": "user", "content": "What is 2 + 3?"}])[0]
+        {'role': 'system', 'content': 'You may call f.'}
+        >>> style.answers([{"role": "tool", "name": "f", "content": "5"}])
+        [{'role': 'user', 'content': '<tool_response>\n5\n</tool_response>'}]
+    """
+
+    schemas: tuple[Mapping[str, Any], ...] = ()  # for the template's own ``tools``
+    text: str = ""  # that explains the tools, where the template does not
+    has_role: bool = False  # a message may have the role "tool"
+    has_system: bool = True  # a message may have the role "system"
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Self:
+        """Find out by rendering. A template whose calls are written in another form is not asked to explain tools."""
+        told = _try(tokenizer, [_USER], [_PROBE])
+        if all(part in told for part in ("probe_of_tools", "<tool_call>", '"arguments"')):
+            answer = {"role": "tool", "name": "probe_of_tools", "content": "an answer"}
+            has_role = "an answer" in _try(tokenizer, [_USER, _ASSISTANT, answer], [_PROBE])
+            style = cls(schemas=tuple(tools), has_role=has_role)
+        else:
+            text = EXPLAINED.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+            has_system = "a rule" in _try(tokenizer, [{"role": "system", "content": "a rule"}, _USER])
+            style = cls(text=text, has_system=has_system)
+        place = "the chat template" if style.schemas else "a system message" if style.has_system else "the first message"
+        logger.info("tools are explained by %s, and answer as %s", place, "tool" if style.has_role else "user")
+        return style
+
+    def first(self, messages: Sequence[Message]) -> list[Message]:
+        """The first messages of an episode, with the tools explained."""
+        if not self.text:
+            return list(messages)
+        role, content = str(messages[0]["role"]), str(messages[0]["content"])
+        if role == "system" or not self.has_system:
+            merged = f"{content}\n\n{self.text}" if role == "system" else f"{self.text}\n\n{content}"
+            return [{**messages[0], "content": merged}, *messages[1:]]
+        return [{"role": "system", "content": self.text}, *messages]
+
+    def answers(self, messages: Sequence[Message]) -> list[Message]:
+        """What the environment answered; several tools' answers in a row become one message of the user."""
+        if self.has_role:
+            return list(messages)
+        found: list[Message] = []
+        previous = ""
+        for message in messages:
+            if message["role"] != "tool":
+                found.append(message)
+            else:
+                content = f"<tool_response>\n{message['content']}\n</tool_response>"
+                if previous == "tool":
+                    content = f"{found.pop()['content']}\n{content}"
+                found.append({"role": "user", "content": content})
+            previous = str(message["role"])
+        return found
+
+
+def _try(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    """What a template makes of messages; nothing if it refuses them."""
+    try:
+        return rendered(tokenizer, messages, tools)
+    except UserError:
+        return ""

@@ -1,0 +1,176 @@
+"""Questions of another task, which the model may answer with the help of tools."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+from pydantic import Field
+
+from rlzoo.environments import Environment, Host, Observation
+from rlzoo.environments.tools import Tool, ToolEnvironment, checked
+from rlzoo.errors import UserError, shown
+from rlzoo.tasks.episodes import EpisodeTask
+from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.task import Origin, Task, build_task
+from rlzoo.tasks.user_code import import_named
+from rlzoo.types import Problem
+
+FORM = "module:function, for example rlzoo.environments.tools:calculator"
+
+
+class ToolTask(EpisodeTask):
+    """Questions of another task. A turn may call tools; a turn without a call is the answer, which the other task grades."""
+
+    problems: dict[str, Any] = Field(description="the task that asks and grades: its name, and its settings if any")
+    tools: list[str] = Field(min_length=1, max_length=64, description="functions that the model may call, as module:function")
+    timeout: float = Field(default=60.0, gt=0, le=3600, description="seconds for all calls of a turn; longer ends the episode")
+
+    def model_post_init(self, context: Any) -> None:
+        """Build the other task and import the tools, so that a mistake shows before a run starts."""
+        super().model_post_init(context)
+        for field in ("reward", "template"):
+            if getattr(self, field) != type(self).model_fields[field].default:
+                raise UserError(f"task.{field}: the task that asks the questions has it; set task.problems.{field} instead")
+        if self._asking.host is not None:
+            raise UserError(
+                f"task.problems: task {self._asking.name!r} has several turns already; choose one with a single turn"
+            )
+        _ = self.schemas
+        self.make()  # prepares the tools
+
+    @cached_property
+    def _asking(self) -> Task:
+        """The task that asks and grades. Copies of this task share it."""
+        try:
+            return build_task(self.problems)
+        except UserError as error:
+            raise UserError(f"task.problems: {error}") from error
+
+    @property
+    def _seeded(self) -> Task:
+        """The same with the run's seed, which decides the order of the questions."""
+        return self._asking if self._asking.seed is not None else self._asking.model_copy(update={"seed": self.seed})
+
+    @cached_property
+    def schemas(self) -> list[dict[str, Any]]:
+        """JSON schemas of the tools."""
+        functions = [import_tool(reference) for reference in self.tools]
+        names = [function.__name__ for function in functions]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"task.tools: two tools are called {twice!r}; a model calls them by that name, so rename one")
+        return [_schema(reference, function) for reference, function in zip(self.tools, functions, strict=True)]
+
+    @property
+    def make(self) -> Callable[[], Environment]:
+        """See `EpisodeTask.make`."""
+        return partial(make_environment, tuple(self.tools))
+
+    @cached_property
+    def host(self) -> Host:
+        """Runs the tools; see `Task.host`."""
+        return AskingHost(self._asking, self.make, workers=self.workers, timeout=self.timeout, tools=self.schemas)
+
+    @property
+    def graders(self) -> list[Grader]:
+        """Those of the task that grades."""
+        return self._asking.graders
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """The other task's."""
+        return self._seeded.train_problems(start, count)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """The other task's."""
+        return self._seeded.held_out_problems(count)
+
+    def prompts(self, problems: Sequence[Problem]) -> list[str]:
+        """Begin a few episodes; gives the questions of all of them."""
+        super().prompts(problems)
+        return self._asking.prompts(problems)
+
+    def origin(self, *, held_out: bool) -> Origin:
+        """The other task's."""
+        return self._asking.origin(held_out=held_out)
+
+    def fingerprint(self) -> str:
+        """Of the other task's questions."""
+        return self._seeded.fingerprint()
+
+
+class AskingHost(Host):
+    """A host whose episodes ask a task's questions, and whose final answers that task grades, in this process.
+
+    The processes that run the tools know neither the reference answers nor the grader.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        make: Callable[[], Environment],
+        *,
+        workers: int,
+        timeout: float,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        super().__init__(make, workers=workers, timeout=timeout, tools=tools)
+        self.task = task
+        self._asked: dict[int, Problem] = {}
+
+    def begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> tuple[list[int], list[Observation]]:
+        """See `Host.begin`."""
+        numbers, seen = super().begin([Problem(self.task.prompt(problem), "") for problem in problems], seeds)
+        self._asked.update(zip(numbers, problems, strict=True))
+        return numbers, seen
+
+    def step(self, messages: Mapping[int, str]) -> list[Observation]:
+        """See `Host.step`; the last turn's reward is the grade of the answer."""
+        seen = dict(zip(messages, super().step(messages), strict=True))
+        final = [number for number, each in seen.items() if each.done and not each.failure]
+        grades = self.task.grade([self._asked[number] for number in final], [messages[number] for number in final])
+        rewards = dict(zip(final, grades, strict=True))
+        return [replace(each, reward=rewards.get(number, each.reward)) for number, each in seen.items()]
+
+    def end(self, numbers: Sequence[int]) -> None:
+        """See `Host.end`."""
+        super().end(numbers)
+        for number in numbers:
+            self._asked.pop(number, None)
+
+
+def make_environment(references: Sequence[str]) -> Environment:
+    """An episode in which the model may call the functions that ``module:function`` names."""
+    return ToolEnvironment([import_tool(reference) for reference in references])
+
+
+def import_tool(reference: str) -> Tool:
+    """The function that ``module:function`` names, looked for in the current directory too.
+
+    Raises:
+        UserError: it is not found, or is no function.
+    """
+    tool = import_named("task.tools", reference, FORM)
+    key = f"task.tools={shown(reference)}"
+    if not inspect.isfunction(tool):
+        raise UserError(f"{key}: is a {type(tool).__name__}, not a function")
+    return tool
+
+
+def _schema(reference: str, tool: Tool) -> dict[str, Any]:
+    """The JSON schema of a function, from its annotations and docstring."""
+    from transformers.utils import get_json_schema
+
+    try:
+        schema: dict[str, Any] = get_json_schema(tool)
+        checked(tool)
+    except Exception as error:  # it raises several kinds
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"task.tools={shown(reference)}: a tool needs a docstring with a section 'Args:' and an annotation for every "
+            f"argument, from which its description is made: {reason[:300]}"
+        ) from error
+    schema["function"].pop("return", None)
+    return schema
