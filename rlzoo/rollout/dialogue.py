@@ -45,6 +45,8 @@ class Dialogue:
             self.style = ToolStyle.of(tokenizer, tools)
         elif tools:
             logger.warning("the tools are not explained to the model: model.chat_template=false; the question must do it")
+        added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+        self._special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
         self._behind: dict[str, tuple[int, ...]] = {}  # by the text of messages and their roles
 
     def begin(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -55,6 +57,7 @@ class Dialogue:
         """
         if not messages:
             raise UserError("an environment's reset returned no message: the model has nothing to answer")
+        messages = self._plain_text(messages)
         if self.chat_template:
             return self._encode(rendered(self.tokenizer, self.style.first(messages), self.style.schemas))
         text = "".join(str(message["content"]) for message in messages)
@@ -74,8 +77,19 @@ class Dialogue:
         if key not in self._behind:
             if len(self._behind) > 10_000:
                 self._behind.clear()
+            before, messages = self._plain_text(before), self._plain_text(messages)
             self._behind[key] = self._between(before, messages) if self.chat_template else self._plain(messages)
         return self._behind[key]
+
+    def _plain_text(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages in which no special token is written: what an environment answers must not end or begin a turn."""
+        found: list[Message] = []
+        for message in messages:
+            content = str(message["content"])
+            for token in self._special:
+                content = content.replace(token, f"{token[0]} {token[1:]}")
+            found.append({**message, "content": content})
+        return found
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
         answers = self.style.answers(messages)
