@@ -14,7 +14,6 @@ from rlzoo.tasks.task import Task
 from rlzoo.tasks.user_code import import_named
 from rlzoo.types import Problem
 
-
 TRIED = 4
 """Episodes that are begun before a run starts."""
 
@@ -25,6 +24,12 @@ class EpisodeTask(Task):
     workers: int = Field(
         default=4, ge=0, le=256, description="processes for environments; 0: in the process that trains, without limits"
     )
+
+    def model_post_init(self, context: Any) -> None:
+        """Refuse a reward function, which nothing would call."""
+        super().model_post_init(context)
+        if self.reward is not None:
+            raise UserError("task.reward: an environment pays its rewards itself; leave it out")
 
     @property
     def make(self) -> Callable[[], Environment]:
@@ -73,8 +78,6 @@ class EnvironmentTask(EpisodeTask):
         """Import the environment and make one, so that a mistake shows before a run starts."""
         super().model_post_init(context)
         key = f"task.environment={self.environment!r}"
-        if self.reward is not None:
-            raise UserError("task.reward: an environment pays its rewards itself; leave it out")
         made = import_named("task.environment", self.environment, "module:Class, for example my_game:Guess")
         missing = [name for name in ("reset", "step") if isinstance(made, type) and not callable(getattr(made, name, None))]
         if missing:
