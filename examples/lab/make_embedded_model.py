@@ -55,13 +55,13 @@ def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LEN
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+def make_model(tokenizer: PreTrainedTokenizerFast, num_layers: int = 2) -> Qwen3ForCausalLM:
     """An untrained model; the short rotary base is what lets two layers find the i-th operand."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=192,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,

@@ -179,10 +179,10 @@ exists so that reinforcement learning on episodes can be tried in minutes on two
 
     python examples/lab/make_guess_model.py --seed {options.seed} --steps {options.steps}
 
-Supervised learning from scratch on {options.steps * BATCH:,} games played by a program; no other data. **That player makes mistakes
-on purpose.** In every turn it forgets the last answer with probability {FORGETS}, takes it for its opposite with probability
-{CONFUSES}, and guesses outside its bounds with probability up to {STRAYS}. Otherwise it guesses any number between its bounds with
-equal probability, which takes more turns than guessing the middle. Where its bounds leave no number it starts over.
+Supervised learning from scratch on {options.steps * BATCH:,} games played by a program; no other data. **That player makes
+mistakes on purpose.** In every turn it forgets the last answer with probability {FORGETS}, takes it for its opposite with
+probability {CONFUSES}, and guesses anywhere with probability {STRAYS}. Otherwise it guesses any number between its bounds
+with equal probability, which takes more turns than guessing the middle. Where its bounds leave no number it starts over.
 Reinforcement learning takes away the slips first; how much a rule gains here says little about what it would gain on a model
 that lacks knowledge.
 
@@ -190,8 +190,8 @@ One in eight pairs of a range and a hidden number is held out: these games were 
 
 ## What was measured
 
-One game for each of {len(problems):,} held-out problems, sampled at temperature 1 from the whole distribution (no top-k, no top-p). An
-episode pays 1 for the number and {-task.cost} for every turn that does not find it, of {task.turns} turns at most.
+One game for each of {len(problems):,} held-out problems, sampled at temperature 1 from the whole distribution (no top-k, no
+top-p). An episode pays 1 for the number and {-task.cost} for every turn that does not find it, of {task.turns} turns at most.
 
 | | mean reward |
 |---|---|

@@ -54,8 +54,8 @@ class Guess:
         number = int(problem.answer) if problem.answer.isdecimal() else -1
         if bounds is None or not int(bounds[1]) < number < int(bounds[2]):
             raise ValueError(
-                f"the problem {shown(problem.question)} with the answer {shown(problem.answer)}: the question must name bounds, "
-                "such as 0-100, and the answer a number between them"
+                f"the problem {shown(problem.question)} with the answer {shown(problem.answer)}: the question must name "
+                "bounds, such as 0-100, and the answer a number between them"
             )
         self.number, self.low, self.high = number, int(bounds[1]), int(bounds[2])
         self.played = self.wasted = 0

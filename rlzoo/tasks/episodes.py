@@ -27,9 +27,9 @@ class EpisodeTask(Task):
 
     def model_post_init(self, context: Any) -> None:
         """Refuse a reward function, which nothing would call."""
-        super().model_post_init(context)
         if self.reward is not None:
             raise UserError("task.reward: an environment pays its rewards itself; leave it out")
+        super().model_post_init(context)
 
     @property
     def make(self) -> Callable[[], Environment]:

@@ -37,7 +37,7 @@ REFUSED = {
     "no such folder": (["model.path=./none"], "model.path='./none': no such folder"),
     "no such model": (
         ["model.path=smolm2"],
-        "model.path='smolm2': no such model (allowed: 'embedded', 'embedded-guess', 'smollm2'",
+        "model.path='smolm2': no such model (allowed: 'embedded', 'embedded-guess',",
     ),
     "a file as model": (["model.path=text.json"], "model.path='text.json': text.json is a file, not a folder"),
     "a folder without a model": (["model.path=empty"], "model.path='empty': empty is a folder without config.json"),
