@@ -1,6 +1,6 @@
 """Make the tiny language model that ships with rlzoo to play a guessing game: it knows the game, and plays it badly.
 
-    python examples/lab/make_guess_model.py [--output DIR] [--seed 0] [--steps 4000]
+    python examples/lab/make_guess_model.py [--output DIR] [--seed 0] [--steps 3000]
 
 The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from games of a mediocre
 player, which writes the bounds that it believes in and then guesses: ``37-100:64``. That player forgets an answer, takes one
@@ -212,7 +212,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make the tiny guessing model that ships with rlzoo.")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder to write (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=4000, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=3000, help="optimizer steps (default: %(default)s)")
     return parser.parse_args()
 
 
