@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from rlzoo.errors import shown
@@ -82,13 +81,13 @@ class Guess:
 
         ``wasted`` is the share of turns that could not have found the number, because they named none between the bounds.
         """
-        info: Mapping[str, Any] = {
+        info = {
             "state": f"{self.low}-{self.high}",
             "found": float(found),
             "guesses": float(self.played),
             "wasted": self.wasted / self.played,
         }
-        return text, reward, found or self.played >= self.turns, dict(info)
+        return text, reward, found or self.played >= self.turns, info
 
 
 def read_guess(message: str) -> int | None:
