@@ -90,9 +90,8 @@ def encode(tokenizer: PreTrainedTokenizerFast, batch: list[Segments]) -> tuple[T
         ids = [token for piece, _ in pieces for token in piece]
         rows.append((ids, [token if own else -100 for piece, own in pieces for token in piece]))
     size = max(len(ids) for ids, _ in rows)
-    pad = tokenizer.pad_token_id
-    ids = torch.tensor([ids + [pad] * (size - len(ids)) for ids, _ in rows])
-    return ids, torch.tensor([labels + [-100] * (size - len(labels)) for _, labels in rows])
+    padded = [ids + [tokenizer.pad_token_id] * (size - len(ids)) for ids, _ in rows]
+    return torch.tensor(padded), torch.tensor([labels + [-100] * (size - len(labels)) for _, labels in rows])
 
 
 def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: GuessTask, options: argparse.Namespace) -> None:
