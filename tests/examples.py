@@ -37,6 +37,7 @@ QUICK = {
 """Examples that take seconds, with their arguments; RUN is a run directory, DOCS the folder of the documentation."""
 SLOW = {
     "lab/make_embedded_model.py": "--steps 20 --output model",
+    "lab/make_guess_model.py": "--steps 20 --output model",
     "lab/measure_boundary.py": "fspo",
     "lab/measure_display.py": "RUN",
     "lab/measure_log_probs.py": "--model embedded --rows 2 --tokens 32",

@@ -11,7 +11,7 @@ from rlzoo import RunConfig
 from rlzoo.config.composition import config_names
 from rlzoo.planner.preflight import check
 
-CONFIGS = ("arithmetic", "dapo", "dr-grpo", "dual-clip", "reinforce-pp")
+CONFIGS = ("arithmetic", "dapo", "dr-grpo", "dual-clip", "guess", "reinforce-pp")
 
 home = Path(rlzoo.__file__).resolve().parent
 assert "site-packages" in home.parts, f"imports the checkout at {home}"
@@ -23,7 +23,8 @@ subprocess.run([*command, "train", "--config", CONFIGS[0], "--dry-run"], capture
 for config in CONFIGS:
     check(RunConfig.compose([config]))  # what a dry run does
 assert "paper/qwen3-1.7b" in config_names(), "configs in folders are missing"
-assert (home / "assets" / "embedded" / "model.safetensors").is_file(), "the shipped model is missing"
+for model in ("embedded", "embedded-guess"):
+    assert (home / "assets" / model / "model.safetensors").is_file(), f"the shipped model {model} is missing"
 assert importlib.util.find_spec("math_verify") is None, "run it with RLZOO_BARE=1, after tests/bare.py"
 assert not Path("runs").exists()
 print(f"policies {names}, configs and model found from {Path.cwd()}")

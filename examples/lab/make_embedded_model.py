@@ -39,9 +39,9 @@ BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LENGTH) -> PreTrainedTokenizerFast:
     """One token per character; a character outside the vocabulary is an error, never dropped silently."""
-    vocabulary = {token: index for index, token in enumerate([PAD, EOS, *"0123456789+=,#"])}
+    vocabulary = {token: index for index, token in enumerate([PAD, EOS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -50,22 +50,22 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         eos_token=EOS,
         padding_side="left",
-        model_max_length=MAX_LENGTH,
+        model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+def make_model(tokenizer: PreTrainedTokenizerFast, num_layers: int = 2) -> Qwen3ForCausalLM:
     """An untrained model; the short rotary base is what lets two layers find the i-th operand."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=192,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=MAX_LENGTH,
+        max_position_embeddings=tokenizer.model_max_length,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         tie_word_embeddings=True,
         initializer_range=0.05,

@@ -25,7 +25,9 @@ SIDE_BY_SIDE = 3  # suites in a table: so it fits a terminal of 80 columns
 
 @lasting_output()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="'embedded', 'smollm2', a folder, a run directory, or a name on the hub.")],
+    model: Annotated[
+        str, typer.Argument(help="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a name on the hub.")
+    ],
     suite: Annotated[
         str,
         typer.Option(help="Suites with commas between them: gsm8k, math500, amc23, aime24, aime25, arithmetic, your own."),

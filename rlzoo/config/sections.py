@@ -19,7 +19,9 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Which language model is trained."""
 
-    path: str = Field("embedded", description="'embedded', 'smollm2', a folder, or a name on the Hugging Face hub")
+    path: str = Field(
+        "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, or a name on the Hugging Face hub"
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the trained weights")
     attn_implementation: str | None = Field(
         None, description="transformers' attention, such as 'eager'; null for its own choice"

@@ -46,7 +46,9 @@ Told = Callable[[str, int, int, dict[str, float]], None]
 class EvaluatedModel(Section):
     """Which language model is evaluated."""
 
-    path: str = Field("embedded", description="'embedded', 'smollm2', a folder, a run directory, or a hub name")
+    path: str = Field(
+        "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a hub name"
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the weights")
     attn_implementation: str | None = Field(None, description="transformers' attention; null for its own choice")
     chat_template: bool | None = Field(None, description="wrap prompts in the chat template; null: if the tokenizer has one")

@@ -1,4 +1,4 @@
-"""Language models by name: the embedded one, SmolLM2 from its package, a folder, or the hub."""
+"""Language models by name: the embedded ones, SmolLM2 from its package, a folder, or the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
-ALLOWED = "'embedded', 'smollm2', a folder, or a hub name that can be downloaded or is in the cache"
+EMBEDDED = ("embedded", "embedded-guess")
+"""Models that ship with the package, by the names of their folders."""
+
+ALLOWED = "'embedded', 'embedded-guess', 'smollm2', a folder, or a hub name that can be downloaded or is in the cache"
 
 
 def local_model(path: str) -> Path | None:
@@ -33,8 +36,8 @@ def local_model(path: str) -> Path | None:
     Raises:
         UserError: there is no such folder, it holds no model, or the path is no name of a model.
     """
-    if path == "embedded":
-        return Path(str(importlib.resources.files("rlzoo"))) / "assets" / "embedded"
+    if path in EMBEDDED:
+        return Path(str(importlib.resources.files("rlzoo"))) / "assets" / path
     if path == "smollm2":
         return None
     try:
@@ -51,7 +54,7 @@ def local_model(path: str) -> Path | None:
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith("/"):
         raise UserError(f"model.path={path!r}: no such folder")
     if "/" not in path:
-        raise UserError(f"model.path={path!r}: no such model (allowed: {ALLOWED}){did_you_mean(path, ['embedded', 'smollm2'])}")
+        raise UserError(f"model.path={path!r}: no such model (allowed: {ALLOWED}){did_you_mean(path, [*EMBEDDED, 'smollm2'])}")
     return None
 
 
@@ -72,7 +75,7 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
     folder = _smollm2() if path == "smollm2" else local_model(path)
     if folder is None:
         logger.info("looking for %r in the Hugging Face cache and on the hub", path)
-    trust_remote_code = settings.trust_remote_code and path not in ("smollm2", "embedded")
+    trust_remote_code = settings.trust_remote_code and path not in ("smollm2", *EMBEDDED)
     if trust_remote_code:
         logger.warning("model.trust_remote_code: Python code that comes with %r is run, with all your rights", path)
     try:

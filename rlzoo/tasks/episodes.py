@@ -25,6 +25,12 @@ class EpisodeTask(Task):
         default=4, ge=0, le=256, description="processes for environments; 0: in the process that trains, without limits"
     )
 
+    def model_post_init(self, context: Any) -> None:
+        """Refuse a reward function, which nothing would call."""
+        if self.reward is not None:
+            raise UserError("task.reward: an environment pays its rewards itself; leave it out")
+        super().model_post_init(context)
+
     @property
     def make(self) -> Callable[[], Environment]:
         """What gives an environment for one episode; importable by name."""
@@ -72,8 +78,6 @@ class EnvironmentTask(EpisodeTask):
         """Import the environment and make one, so that a mistake shows before a run starts."""
         super().model_post_init(context)
         key = f"task.environment={self.environment!r}"
-        if self.reward is not None:
-            raise UserError("task.reward: an environment pays its rewards itself; leave it out")
         made = import_named("task.environment", self.environment, "module:Class, for example my_game:Guess")
         missing = [name for name in ("reset", "step") if isinstance(made, type) and not callable(getattr(made, name, None))]
         if missing:

@@ -26,6 +26,7 @@ _TASKS = {
     "arithmetic": ("rlzoo.tasks.arithmetic", "ArithmeticTask"),
     "math_file": ("rlzoo.tasks.math_file", "MathFileTask"),
     "environment": ("rlzoo.tasks.episodes", "EnvironmentTask"),
+    "guess": ("rlzoo.tasks.guess", "GuessTask"),
     "reasoning_gym": ("rlzoo.tasks.reasoning_gym", "ReasoningGymTask"),
     "tools": ("rlzoo.tasks.tools", "ToolTask"),
 }

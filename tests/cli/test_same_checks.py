@@ -35,7 +35,10 @@ REFUSED = {
     ),
     "too long for the model": (["rollout.max_new_tokens=5000"], "rollout.max_new_tokens=5000: with prompts of up to 40 tokens"),
     "no such folder": (["model.path=./none"], "model.path='./none': no such folder"),
-    "no such model": (["model.path=smolm2"], "model.path='smolm2': no such model (allowed: 'embedded', 'smollm2', a folder"),
+    "no such model": (
+        ["model.path=smolm2"],
+        "model.path='smolm2': no such model (allowed: 'embedded', 'embedded-guess',",
+    ),
     "a file as model": (["model.path=text.json"], "model.path='text.json': text.json is a file, not a folder"),
     "a folder without a model": (["model.path=empty"], "model.path='empty': empty is a folder without config.json"),
     "an output that is taken": (["output=taken"], "output directory 'taken' is not empty"),

@@ -114,7 +114,7 @@ assert state() == before
 
 
 def test_an_unknown_name_is_refused_without_asking_the_hub():
-    message = refuses("smolm2", "model.path='smolm2': no such model", "'embedded', 'smollm2', a folder, or a hub name")
+    message = refuses("smolm2", "model.path='smolm2': no such model", "'smollm2', a folder, or a hub name")
     assert message.endswith("did you mean 'smollm2'?")
     refuses("", "model.path='': no such model")
 

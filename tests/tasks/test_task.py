@@ -35,13 +35,13 @@ def reward_module(tmp_path, monkeypatch):
 
 
 def test_task_names_are_what_build_task_allows():
-    assert task_names() == ["arithmetic", "math_file", "reasoning_gym:<dataset>", "<module>:<Class>"]
+    assert task_names() == ["arithmetic", "environment", "guess", "math_file", "reasoning_gym:<dataset>", "<module>:<Class>"]
 
 
 def test_an_unknown_task_is_told_what_is_allowed():
     assert error_of(name="arithmetik") == (
-        "unknown task 'arithmetik' (allowed: arithmetic, math_file, reasoning_gym:<dataset>, <module>:<Class>); "
-        "did you mean 'arithmetic'?"
+        "unknown task 'arithmetik' (allowed: arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, "
+        "<module>:<Class>); did you mean 'arithmetic'?"
     )
 
 
@@ -51,7 +51,7 @@ def test_only_reasoning_gym_takes_a_dataset_after_a_colon(name):
 
 
 def test_a_task_without_a_name_is_an_error():
-    assert error_of(seed=1).startswith("task.name is missing (allowed: arithmetic, math_file, reasoning_gym:<dataset>, ")
+    assert error_of(seed=1).startswith("task.name is missing (allowed: arithmetic, environment, guess, math_file, ")
 
 
 def test_an_unknown_setting_is_told_the_closest():

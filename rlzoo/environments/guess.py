@@ -1,0 +1,101 @@
+"""A game of several turns: find a hidden number from the answers "higher" and "lower"."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rlzoo.errors import shown
+from rlzoo.types import Problem
+
+_BOUNDS = re.compile(r"([0-9]+)-([0-9]+)")
+_GUESS = re.compile(r"(?:[^:]*:)?([0-9]{1,18})")  # what may stand before a colon is the model's own business
+
+Answer = tuple[str, float, bool, dict[str, Any]]
+
+
+class Guess:
+    """The model guesses a number between two bounds, and is told whether the hidden one is higher or lower.
+
+    A turn is the guess alone, or anything, a colon and the guess: ``37-100:64``. A turn without a guess is answered ``what?``.
+    Each turn that does not find the number is paid ``-cost``, the one that does 1, so that an episode is worth one, less
+    ``cost`` for each turn before the last; one that never finds it is worth ``-cost * turns``.
+
+    Example:
+        >>> game = Guess(turns=3, cost=0.05)
+        >>> game.reset(Problem("guess 0-100: ", "37"), seed=0)
+        'guess 0-100: '
+        >>> game.step("50")[:3]
+        (' lower ', -0.05, False)
+        >>> game.step("0-50:37")[:3]
+        (' found', 1.0, True)
+    """
+
+    def __init__(self, turns: int = 16, cost: float = 0.05) -> None:
+        """Keep the rules.
+
+        Args:
+            turns: guesses of an episode, at most.
+            cost: what a turn that does not find the number takes off the reward.
+        """
+        self.turns = turns
+        self.cost = cost
+        self.played = self.wasted = 0
+        self.number = self.low = self.high = 0
+
+    def reset(self, problem: Problem, seed: int) -> str:
+        """Hide the problem's answer between the bounds in its question; nothing is drawn.
+
+        Raises:
+            ValueError: the question has no bounds, or the answer is no number between them.
+        """
+        bounds = _BOUNDS.search(problem.question)
+        number = int(problem.answer) if problem.answer.isdecimal() else -1
+        if bounds is None or not int(bounds[1]) < number < int(bounds[2]):
+            raise ValueError(
+                f"the problem {shown(problem.question)} with the answer {shown(problem.answer)}: the question must name "
+                "bounds, such as 0-100, and the answer a number between them"
+            )
+        self.number, self.low, self.high = number, int(bounds[1]), int(bounds[2])
+        self.played = self.wasted = 0
+        return problem.question
+
+    def step(self, message: str) -> Answer:
+        """Compare the guess in a turn with the hidden number."""
+        self.played += 1
+        guess = read_guess(message)
+        if guess == self.number:
+            return self._answer(" found", 1.0, found=True)
+        if guess is None or not self.low < guess < self.high:
+            self.wasted += 1
+        if guess is None:
+            return self._answer(" what? ", -self.cost)
+        if guess < self.number:
+            self.low = max(self.low, guess)
+            return self._answer(" higher ", -self.cost)
+        self.high = min(self.high, guess)
+        return self._answer(" lower ", -self.cost)
+
+    def _answer(self, text: str, reward: float, *, found: bool = False) -> Answer:
+        """With the bounds that the answers so far leave as the state, and what is counted.
+
+        ``wasted`` is the share of turns that could not have found the number, because they named none between the bounds.
+        """
+        info = {
+            "state": f"{self.low}-{self.high}",
+            "found": float(found),
+            "guesses": float(self.played),
+            "wasted": self.wasted / self.played,
+        }
+        return text, reward, found or self.played >= self.turns, info
+
+
+def read_guess(message: str) -> int | None:
+    """The number that a turn guesses; None if it guesses none.
+
+    Example:
+        >>> read_guess("37-100:64"), read_guess("64"), read_guess("37-100")
+        (64, 64, None)
+    """
+    found = _GUESS.fullmatch(message)
+    return int(found[1]) if found else None
