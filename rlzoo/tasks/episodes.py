@@ -14,7 +14,6 @@ from rlzoo.tasks.task import Task
 from rlzoo.tasks.user_code import import_named
 from rlzoo.types import Problem
 
-
 TRIED = 4
 """Episodes that are begun before a run starts."""
 
