@@ -93,7 +93,7 @@ class OpenEnv:
             required = [name for name in schema.get("required", []) if name not in self.fields]
             if len(required) != 1:
                 raise UserError(
-                    f"task.arguments.action: say which field of an action holds what the model writes (fields: {', '.join(names)})"
+                    f"task.arguments.action: which field of an action holds what the model writes? It has {', '.join(names)}"
                 )
             return str(required[0])
         for name in (action, *self.fields):

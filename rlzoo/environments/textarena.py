@@ -88,7 +88,7 @@ def _imported(game: str) -> None:
         if isinstance(entry, str):
             importlib.import_module(entry.partition(":")[0])
     except SyntaxError as error:
-        raise UserError(f"task.arguments.game={game!r}: this version of TextArena does not work with this Python: {error}") from error
+        raise UserError(f"task.arguments.game={game!r}: cannot be imported with this Python: {error}") from error
 
 
 @contextmanager

@@ -146,7 +146,7 @@ class _Seat:
 
         self._agent.interactions += 1
         if self._agent.interactions > 1:
-            raise ValueError("the environment has several agents, or runs one several times; only one conversation is supported")
+            raise ValueError("the environment opens a second conversation; only one is supported")
         _check(task)
         interaction = _Interaction(self._agent, task, self.name, self.config)
         trace = interaction.trace

@@ -24,18 +24,22 @@ class RetriesTask(EpisodeTask):
     in a worker process of its own, where they could do harm.
     """
 
-    inner: dict[str, Any] = Field(description="the task whose problems and grades are used, with its settings: {name: arithmetic}")
+    inner: dict[str, Any] = Field(
+        description="the task whose problems and grades are used, with its settings: {name: arithmetic}"
+    )
     tries: int = Field(default=3, ge=1, le=100, description="answers to a problem, at most")
-    again: str = Field(default="That is wrong. Try again.", min_length=1, description="what the model is told after a wrong answer")
+    again: str = Field(
+        default="That is wrong. Try again.", min_length=1, description="what the model is told after a wrong answer"
+    )
     discount: float = Field(default=1.0, ge=0, le=1, description="the reward is multiplied by it for each try before")
     solved: float = Field(default=1.0, description="an answer with this reward or a higher one is right")
     workers: int = Field(default=0, ge=0, le=0, description="0: the environment runs in the process that trains")
 
     def model_post_init(self, context: Any) -> None:
         """Also build the other task, so that a mistake in it shows before a run starts."""
-        super().model_post_init(context)
         if self.reward is not None:
             raise UserError("task.reward: the answers are graded by the other task; set task.inner.reward")
+        super().model_post_init(context)
         if self.task.host is not None:
             raise UserError(f"task.inner.name={self.task.name!r}: has several turns already; give a task of one turn")
 
@@ -81,8 +85,9 @@ class RetriesTask(EpisodeTask):
         self.task.close()
 
     def _environment(self) -> Retries:
-        settings = {"tries": self.tries, "again": self.again, "discount": self.discount, "solved": self.solved}
-        return Retries(self._graded, self.task.prompt, **settings)
+        return Retries(
+            self._graded, self.task.prompt, tries=self.tries, again=self.again, discount=self.discount, solved=self.solved
+        )
 
     def _graded(self, problem: Problem, answer: str) -> float:
         return self.task.grade([problem], [answer])[0]
