@@ -105,7 +105,7 @@ class OpenEnv:
         seen = {name: value for name, value in observation.items() if name not in _ABOUT}
         if self.observation is not None:
             if self.observation not in observation:
-                have = ", ".join(observation)
+                have = ", ".join(seen)
                 raise UserError(f"task.arguments.observation={self.observation!r}: no such field (an observation has {have})")
             value = observation[self.observation]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -35,13 +35,13 @@ def reward_module(tmp_path, monkeypatch):
 
 
 def test_task_names_are_what_build_task_allows():
-    assert task_names() == ["arithmetic", "math_file", "reasoning_gym:<dataset>", "<module>:<Class>"]
+    assert task_names() == ["arithmetic", "environment", "math_file", "reasoning_gym:<dataset>", "retries", "<module>:<Class>"]
 
 
 def test_an_unknown_task_is_told_what_is_allowed():
     assert error_of(name="arithmetik") == (
-        "unknown task 'arithmetik' (allowed: arithmetic, math_file, reasoning_gym:<dataset>, <module>:<Class>); "
-        "did you mean 'arithmetic'?"
+        "unknown task 'arithmetik' (allowed: arithmetic, environment, math_file, reasoning_gym:<dataset>, retries, "
+        "<module>:<Class>); did you mean 'arithmetic'?"
     )
 
 
