@@ -22,14 +22,14 @@ def write_file(title, folder):
     return folder / name
 
 
-def train(title, folder, *more, changed=()):
-    """Run a section's command in a folder; gives the rows of its metrics and what it recorded of its first step."""
+def train(title, folder, model, changed=()):
+    """Run a section's command in a folder, with another model; gives the rows of its metrics."""
     (command,) = re.findall(r"```\n(rlzoo train .*?)```", section(title), re.DOTALL)
-    for before, after in changed:
+    for before, after in [("model.path=smollm2", f"model.path={model}"), *changed]:
         assert before in command
         command = command.replace(before, after)
     words = shlex.split(command.replace("\\\n", " "))[1:]
-    run = [sys.executable, "-m", "rlzoo", *words, "--set", "tracking.mlflow=false", *more, "--output", str(folder / "run")]
+    run = [sys.executable, "-m", "rlzoo", *words, "--set", "tracking.mlflow=false", "--output", str(folder / "run")]
     said = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=False, timeout=1200)
     assert said.returncode == 0, said.stderr[-3000:]
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -94,6 +94,7 @@ def test_what_does_not_fit_the_server_is_refused(server):
         OpenEnv("http://127.0.0.1:9")
 
 
-def test_the_page_trains(server, tmp_path):
-    rows = train("OpenEnv", tmp_path, changed=[("http://127.0.0.1:8000", server)])
-    assert [row["env/failed"] for row in rows] == [0, 0]
+def test_the_page_trains(server, tmp_path, model):
+    rows = train("OpenEnv", tmp_path, model, changed=[("http://127.0.0.1:8000", server)])
+    assert [row["step"] for row in rows[-2:]] == [1, 2]
+    assert all(row["response/truncated"] < 1 for row in rows[-2:])  # episodes were played to their end

@@ -84,6 +84,7 @@ def test_a_game_that_cannot_be_played_is_refused(game, said, monkeypatch, tmp_pa
         TextArena(game).reset(EPISODE, 0)
 
 
-def test_the_page_trains(tmp_path):
-    rows = train("TextArena", tmp_path)
-    assert [row["env/failed"] for row in rows] == [0, 0]
+def test_the_page_trains(tmp_path, model):
+    rows = train("TextArena", tmp_path, model)
+    assert [row["step"] for row in rows[-2:]] == [1, 2]
+    assert all(row["response/truncated"] < 1 for row in rows[-2:])  # episodes were played to their end
