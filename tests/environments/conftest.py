@@ -31,9 +31,8 @@ def model(tmp_path_factory):
     torch.manual_seed(0)
     made = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=False, **shape, **tokens))
     with torch.no_grad():
-        made.model.embed_tokens.weight += (
-            1.0  # every state points in about the same direction, which the end token is likely in
-        )
+        # every state points in about one direction, in which the end token is likely
+        made.model.embed_tokens.weight += 1.0
         made.lm_head.weight[tokenizer.eos_token_id] = 10.0 / 32
     folder = tmp_path_factory.mktemp("model")
     made.save_pretrained(folder)
