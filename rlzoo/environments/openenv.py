@@ -43,6 +43,9 @@ class OpenEnv:
             timeout: seconds that the client waits for an answer.
         """
         require_extra("openenv", "openenv")
+        from openenv import GenericEnvClient  # here, so that no call's time pays for the import
+
+        self._kind = GenericEnvClient
         if not url.startswith(("http://", "https://")):
             raise UserError(f"task.arguments.url={shown(url)}: give the server's address, for example http://127.0.0.1:8000")
         self.url, self.timeout = url.rstrip("/"), timeout
@@ -53,10 +56,8 @@ class OpenEnv:
 
     def reset(self, problem: Problem, seed: int) -> Messages:
         """Open a session and begin the episode that the seed gives."""
-        from openenv import GenericEnvClient
-
         # a session is a connection, and the server admits only so many: it is closed as soon as the episode is over
-        self._client = GenericEnvClient(base_url=self.url, message_timeout_s=self.timeout).sync()
+        self._client = self._kind(base_url=self.url, message_timeout_s=self.timeout).sync()
         self._client.connect()
         return self._text(self._client.reset(seed=seed, **self.reset_arguments).observation)
 
