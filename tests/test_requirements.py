@@ -15,9 +15,14 @@ OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
     "deepspeed": {"rlzoo/learner/optimization.py"},
     "math_verify": {"rlzoo/tasks/math_grading.py"},
+    "nltk": {"rlzoo/environments/textarena.py"},
+    "openenv": {"rlzoo/environments/openenv.py"},
     "peft": {"rlzoo/models/adapters.py"},
     "pyarrow": {"rlzoo/tasks/math_rows.py"},
     "reasoning_gym": {"rlzoo/tasks/reasoning_gym.py"},
+    "requests": {"rlzoo/environments/openenv.py"},
+    "textarena": {"rlzoo/environments/textarena.py"},
+    "verifiers": {"rlzoo/environments/verifiers.py"},
     "wasmtime": {"rlzoo/environments/sandbox.py"},
 }
 """What only extras bring, and where it is imported: only after a check that says which extra to install."""

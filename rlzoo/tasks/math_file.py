@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.errors import UserError
+from rlzoo.support.extras import require_extra
 from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import is_file_name, read_problems
-from rlzoo.tasks.task import Origin, Task, fingerprint, is_held_out, require_extra
+from rlzoo.tasks.task import Origin, Task, fingerprint, is_held_out
 from rlzoo.types import Problem
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.errors import UserError, shown
+from rlzoo.support.extras import require_extra
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import RECORDS, opened, read_text
 from rlzoo.tasks.extraction import after_hashes, last_boxed
-from rlzoo.tasks.task import require_extra
 from rlzoo.types import Problem
 
 _ANSWERS = ("answer", "ground_truth", "final_answer", "expected_answer")

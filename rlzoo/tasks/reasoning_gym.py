@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.errors import UserError, did_you_mean
+from rlzoo.support.extras import require_extra
 from rlzoo.tasks.extraction import final_answer
 from rlzoo.tasks.grading import MEMORY, Grader
-from rlzoo.tasks.task import Task, is_held_out, require_extra
+from rlzoo.tasks.task import Task, is_held_out
 from rlzoo.types import Problem
 
 _MAX_TRIES = 1000  # draws in a row on the wrong side of the split, or without a new question, before giving up

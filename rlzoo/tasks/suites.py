@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.support.extras import require_extra
 from rlzoo.tasks.arithmetic import ArithmeticTask
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import read_problems
-from rlzoo.tasks.task import require_extra
 from rlzoo.types import Problem
 
 TIMEOUT = 5.0  # seconds for one comparison, as in training

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ _TASKS = {
     "environment": ("rlzoo.tasks.episodes", "EnvironmentTask"),
     "guess": ("rlzoo.tasks.guess", "GuessTask"),
     "reasoning_gym": ("rlzoo.tasks.reasoning_gym", "ReasoningGymTask"),
+    "retries": ("rlzoo.tasks.retries", "RetriesTask"),
     "tools": ("rlzoo.tasks.tools", "ToolTask"),
 }
 _OWN = "<module>:<Class>"
@@ -226,14 +226,3 @@ def is_held_out(question: str) -> bool:
 def fingerprint(problems: Sequence[Problem]) -> str:
     """Tells problems that are not the same ones, in the same order, apart."""
     return hashlib.sha256(repr([(problem.question, problem.answer) for problem in problems]).encode()).hexdigest()
-
-
-def require_extra(extra: str, *libraries: str) -> None:
-    """Check that optional libraries are installed, without waiting for their import.
-
-    Raises:
-        UserError: one is not; with the command that installs it.
-    """
-    for library in libraries:
-        if importlib.util.find_spec(library) is None:
-            raise UserError(f"{library} is not installed: pip install 'rlzoo[{extra}]'")

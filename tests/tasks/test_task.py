@@ -35,12 +35,15 @@ def reward_module(tmp_path, monkeypatch):
 
 
 def test_task_names_are_what_build_task_allows():
-    assert task_names() == ["arithmetic", "environment", "guess", "math_file", "reasoning_gym:<dataset>", "<module>:<Class>"]
+    names = [
+        "arithmetic", "environment", "guess", "math_file", "reasoning_gym:<dataset>", "retries", "tools", "<module>:<Class>",
+    ]  # fmt: skip
+    assert task_names() == names
 
 
 def test_an_unknown_task_is_told_what_is_allowed():
     assert error_of(name="arithmetik") == (
-        "unknown task 'arithmetik' (allowed: arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, "
+        "unknown task 'arithmetik' (allowed: arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, retries, tools, "
         "<module>:<Class>); did you mean 'arithmetic'?"
     )
 

@@ -1,0 +1,114 @@
+"""Environments behind an OpenEnv server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from rlzoo.environments.environment import Messages
+from rlzoo.errors import UserError, shown
+from rlzoo.support.extras import require_extra
+from rlzoo.types import Problem
+
+_ABOUT = ("done", "reward", "metadata")  # fields that every observation has
+
+
+class OpenEnv:
+    """A session with an OpenEnv server: the seed is given to its reset, what the model writes is a field of its actions.
+
+    Whether the same seed begins the same episode is up to the environment behind the server.
+    """
+
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        action: str | None = None,
+        observation: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+        reset: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        """Ask the server how its actions look.
+
+        Args:
+            url: of the server, such as ``http://127.0.0.1:8000``.
+            action: the action's field that holds what the model wrote; the only one that is required, if there is just one.
+            observation: the observation's field that the model is shown; without it the only text in the observation, or else
+                the whole of it as JSON.
+            fields: further fields of every action.
+            reset: further arguments of the environment's reset.
+            timeout: seconds that the client waits for an answer.
+        """
+        require_extra("openenv", "openenv")
+        from openenv import GenericEnvClient  # here, so that no call's time pays for the import
+
+        self._kind = GenericEnvClient
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"task.arguments.url={shown(url)}: give the server's address, for example http://127.0.0.1:8000")
+        self.url, self.timeout = url.rstrip("/"), timeout
+        self.fields, self.reset_arguments = dict(fields or {}), dict(reset or {})
+        self.action = self._action(action)
+        self.observation = observation
+        self._client: Any = None
+
+    def reset(self, problem: Problem, seed: int) -> Messages:
+        """Open a session and begin the episode that the seed gives."""
+        # a session is a connection, and the server admits only so many: it is closed as soon as the episode is over
+        self._client = self._kind(base_url=self.url, message_timeout_s=self.timeout).sync()
+        self._client.connect()
+        return self._text(self._client.reset(seed=seed, **self.reset_arguments).observation)
+
+    def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
+        """Send an action."""
+        result = self._client.step({**self.fields, self.action: message})
+        if result.done:
+            self.close()
+        return self._text(result.observation), float(result.reward or 0.0), bool(result.done), {}
+
+    def close(self) -> None:
+        """End the session; done when the episode is over, and when nothing refers to it any more."""
+        client, self._client = getattr(self, "_client", None), None
+        if client is not None:
+            client.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+    def _action(self, action: str | None) -> str:
+        import requests
+
+        try:
+            answer = requests.get(f"{self.url}/schema", timeout=self.timeout)
+            answer.raise_for_status()
+            schema = answer.json()["action"]
+        except (requests.RequestException, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"task.arguments.url={self.url!r}: no OpenEnv server answers there ({error}); start it, or correct the address"
+            ) from error
+        names = [name for name in schema.get("properties", {}) if name != "metadata"]
+        if action is None:
+            required = [name for name in schema.get("required", []) if name not in self.fields]
+            if len(required) != 1:
+                raise UserError(
+                    f"task.arguments.action: which field of an action holds what the model writes? It has {', '.join(names)}"
+                )
+            return str(required[0])
+        for name in (action, *self.fields):
+            if name not in names:
+                raise UserError(f"task.arguments: an action has no field {name!r} (fields: {', '.join(names)})")
+        return action
+
+    def _text(self, observation: Mapping[str, Any]) -> str:
+        seen = {name: value for name, value in observation.items() if name not in _ABOUT}
+        if self.observation is not None:
+            if self.observation not in observation:
+                have = ", ".join(seen)
+                raise UserError(f"task.arguments.observation={self.observation!r}: no such field (an observation has {have})")
+            value = observation[self.observation]
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        texts = [value for value in seen.values() if isinstance(value, str)]
+        return texts[0] if len(texts) == len(seen) == 1 else json.dumps(seen, ensure_ascii=False)

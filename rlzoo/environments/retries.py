@@ -1,0 +1,61 @@
+"""Several tries at a problem of one turn: a wrong answer is followed by "try again"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlzoo.environments.environment import Messages
+from rlzoo.types import Problem
+
+
+class Retries:
+    """Grades every turn; the episode ends with the first right answer, or with the last try.
+
+    Example:
+        >>> env = Retries(lambda problem, answer: float(answer == problem.answer), lambda problem: problem.question, tries=2)
+        >>> env.reset(Problem("1+1=", "2"), seed=0)
+        '1+1='
+        >>> env.step("3")
+        ('That is wrong. Try again.', 0.0, False, {'tries': 1, 'solved': False, 'state': '1+1= 1'})
+        >>> env.step("2")
+        ('', 1.0, True, {'tries': 2, 'solved': True, 'state': '1+1= 2'})
+    """
+
+    def __init__(
+        self,
+        grade: Callable[[Problem, str], float],
+        prompt: Callable[[Problem], str],
+        *,
+        tries: int = 3,
+        again: str = "That is wrong. Try again.",
+        discount: float = 1.0,
+        solved: float = 1.0,
+    ) -> None:
+        """Keep what grades.
+
+        Args:
+            grade: the reward of an answer.
+            prompt: the text that the model is asked a problem with.
+            tries: answers at most.
+            again: what the model is told after a wrong one.
+            discount: the reward is multiplied by it for each try before.
+            solved: an answer with this reward or a higher one is right.
+        """
+        self.grade, self.prompt = grade, prompt
+        self.tries, self.again, self.discount, self.solved = tries, again, discount, solved
+
+    def reset(self, problem: Problem, seed: int) -> Messages:
+        """Ask the problem; nothing in it is random."""
+        self._problem, self._tries = problem, 0
+        return self.prompt(problem)
+
+    def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
+        """Grade an answer. A reward is paid for the last one alone, so that trying again gains nothing by itself."""
+        reward = self.grade(self._problem, message)
+        solved = reward >= self.solved
+        self._tries += 1
+        done = solved or self._tries == self.tries
+        paid = reward * self.discount ** (self._tries - 1) if done else 0.0
+        state = f"{self._problem.question} {self._tries}"
+        return "" if done else self.again, paid, done, {"tries": self._tries, "solved": solved, "state": state}

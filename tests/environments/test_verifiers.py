@@ -1,0 +1,91 @@
+"""Environments of verifiers, driven turn by turn."""
+
+import sys
+
+import pytest
+
+from rlzoo.environments.verifiers import Verifiers, _loaded
+from rlzoo.errors import UserError
+from rlzoo.types import Problem
+from tests.environments.page import train, write_file
+
+EPISODE = Problem("episode 0:0", "")
+WORDS = ["cat", "tree", "house", "window", "river", "stone"]
+ENDING = """
+class Task(vf.Task):
+    {hook}
+
+
+class Set(vf.Taskset[Task]):
+    def load(self):
+        yield Task(vf.TaskData(prompt="Go."), self.config.task)
+
+
+__all__ = ["Set"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_file("verifiers", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    _loaded.cache_clear()
+    for name in ("backwards", "refused"):
+        sys.modules.pop(name, None)
+
+
+def test_the_seed_picks_the_task(folder):
+    first = [Verifiers("backwards").reset(EPISODE, seed) for seed in (2, 8, 3)]
+    assert first == [[{"role": "user", "content": f"Write {word} backwards."}] for word in ("house", "house", "window")]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_right_first_answer_ends_the_episode(folder, seed):
+    environment = Verifiers("backwards")
+    environment.reset(EPISODE, seed)
+    assert environment.step(WORDS[seed][::-1]) == ([], 1.0, True, {"turns": 1.0})
+
+
+def test_episodes_side_by_side_do_not_mix(folder):
+    first, second = Verifiers("backwards"), Verifiers("backwards")
+    first.reset(EPISODE, 0)
+    second.reset(EPISODE, 1)
+    again = [{"role": "user", "content": "That is wrong. Try again."}]
+    assert first.step("dog") == (again, 0.0, False, {})
+    assert second.step("eert") == ([], 1.0, True, {"turns": 1.0})
+    assert first.step("dog") == ([], 0.0, True, {"turns": 2.0})
+
+
+def test_an_episode_may_be_left(folder):
+    environment = Verifiers("backwards")
+    environment.reset(EPISODE, 0)
+    environment.close()
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        ("NEEDS_CONTAINER = True", "needs a container"),
+        ("async def setup(self, trace, runtime): pass", "needs a runtime"),
+        ("@vf.reward\n    async def right(self, runtime) -> float: return 1.0", "needs a runtime"),
+    ],
+)
+def test_what_needs_more_than_text_is_refused(folder, hook, said):
+    (folder / "refused.py").write_text("import verifiers.v1 as vf\n" + ENDING.format(hook=hook))
+    with pytest.raises(UserError, match=said):
+        Verifiers("refused").reset(EPISODE, 0)
+
+
+@pytest.mark.parametrize(("name", "said"), [("", "missing"), ("nowhere", "cannot load it")])
+def test_a_taskset_that_is_not_there_is_refused(name, said):
+    with pytest.raises(UserError, match=said):
+        Verifiers(name)
+
+
+def test_the_page_trains(tmp_path, model):
+    write_file("verifiers", tmp_path)
+    rows = train("verifiers", tmp_path, model)
+    assert [row["step"] for row in rows[-2:]] == [1, 2]
+    assert all(row["response/truncated"] < 1 for row in rows[-2:])  # episodes were played to their end
