@@ -370,7 +370,7 @@ def _advantage_problem(zoo: Zoo, policy: type[ClipPolicy]) -> str | None:
     try:
         zoo.advantages.build("its default advantage", field.get_default(call_default_factory=True))
     except UserError as error:
-        return str(error)
+        return str(error).partition("; left out: ")[0]  # what else was left out is another problem
     return None
 
 

@@ -313,11 +313,16 @@ def test_a_plugin_may_bring_estimators_corrections_and_tasks(install, caplog):
     assert RunConfig.compose(clip="fspo", overrides=settings).estimator.factor == 5.0
 
 
-def test_a_policy_whose_estimator_is_not_there_is_left_out(install):
+def test_a_policy_whose_estimator_is_not_there_is_left_out(install, tmp_path):
     source = SOUND.replace("    def __call__", "    advantage: Advantage = 'twice'\n    def __call__")
     install("third-party", "third", source.replace("import ClipPolicy", "import Advantage, ClipPolicy"))
-    with pytest.raises(UserError, match=r"clip policy 'free' cannot be used: unknown advantage estimator 'twice'"):
-        load_zoo()["free"]
+    install("fourth-party", "fourth", (tmp_path / "third_party.py").read_text().replace('"free"', '"freed"'))
+    for name in ("free", "freed"):
+        with pytest.raises(
+            UserError, match=f"clip policy {name!r} cannot be used: unknown advantage estimator 'twice'"
+        ) as told:
+            load_zoo()[name]
+        assert "left out" not in str(told.value), "one problem does not tell of the others"
     install("other-party", "other", PARTS)
     assert load_zoo()["free"]().advantage == "twice"
 
