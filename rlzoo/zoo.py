@@ -292,7 +292,7 @@ def policy_problem(policy: Any) -> str | None:
 def find_policies(name: str) -> list[type[ClipPolicy]]:
     """The policy of that name; or every policy of a plugin file or folder, when ``name`` is the path of one.
 
-    The name of an installed policy comes first: ``./grpo`` is a folder with that name.
+    The name of an installed policy comes first; a folder with that name is given as ``./NAME``.
 
     Raises:
         UserError: no such policy, or a plugin that cannot be used.
