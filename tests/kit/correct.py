@@ -380,7 +380,7 @@ class Drawn(Token):
     exempt: ClassVar = {
         "compiles": "draws at random",
         "row_order_changes_nothing": "the draw goes by the place in the batch",
-        "only_cuts_outward": "which tokens are spared is drawn anew",
+        "only_cuts_outward": "the tokens that are left alone are drawn again in every call",
     }
 
     def __call__(self, inputs):
