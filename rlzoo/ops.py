@@ -79,13 +79,17 @@ def prefix_sum(values: Tensor, response_mask: Tensor) -> Tensor:
     return torch.where(response_mask, inside.cumsum(dim=-1), torch.zeros_like(values))
 
 
-def turn_mean(values: Tensor, turn_ids: Tensor) -> Tensor:
-    """Mean over the tokens of the same turn of a response, ``(B, T)``; 0 on tokens of no turn (``turn_ids`` of -1)."""
+def turn_sum(values: Tensor, turn_ids: Tensor) -> Tensor:
+    """Sum over the tokens of the same turn of a response, ``(B, T)``; 0 on tokens of no turn (``turn_ids`` of -1)."""
     inside, turn = turn_ids >= 0, turn_ids.clamp(min=0)
     zeros = torch.zeros_like(values)
     total = zeros.scatter_add(-1, turn, torch.where(inside, values, zeros))
-    count = zeros.scatter_add(-1, turn, inside.to(values.dtype))
-    return torch.where(inside, (total / count.clamp(min=1)).gather(-1, turn), zeros)
+    return torch.where(inside, total.gather(-1, turn), zeros)
+
+
+def turn_mean(values: Tensor, turn_ids: Tensor) -> Tensor:
+    """Mean over the tokens of the same turn of a response, ``(B, T)``; 0 on tokens of no turn (``turn_ids`` of -1)."""
+    return turn_sum(values, turn_ids) / turn_sum(torch.ones_like(values), turn_ids).clamp(min=1)
 
 
 def group_sum(values: Tensor, group_ids: Tensor) -> Tensor:
