@@ -42,6 +42,7 @@ SLOW = {
     "lab/measure_display.py": "RUN",
     "lab/measure_log_probs.py": "--model embedded --rows 2 --tokens 32",
     "lab/measure_planner.py": "--quick",
+    "lab/measure_turns.py": "",
     "lab/terminal_picture.py": "terminal.svg",
 }
 """Examples that take longer."""

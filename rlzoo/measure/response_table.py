@@ -16,7 +16,7 @@ from rlzoo.types import ClipInputs, ClipResult
 
 @dataclass(frozen=True, slots=True)
 class ResponseTable:
-    """One row per response and optimizer step; columns are float32 ``(n,)``, on the CPU, but for the last three.
+    """One row per response and optimizer step; columns are float32 ``(n,)``, on the CPU, but for `group` and the columns by turn.
 
     A column of clip decisions holds the share of the response's tokens for a token rule, 0 or 1 for a sequence rule.
     """
@@ -41,6 +41,7 @@ class ResponseTable:
     entropy_sum: Tensor
     kl_sum: Tensor
     group: Tensor  # int64, which prompt of the run, from `prompt_ids`: the same in every epoch and minibatch
+    turns: Tensor  # how many turns of the model; 1 where a response is none of an episode
     turn_tokens: Tensor  # (n, NUM_BINS) tokens of each turn of an episode; the last column holds all turns from there on
     turn_clipped: Tensor  # (n, NUM_BINS) sum of the clip decisions on them
 
@@ -104,12 +105,14 @@ class ResponseTable:
             none if entropy is None else ops.sequence_sum(entropy, mask),
             none if kl is None else ops.sequence_sum(kl, mask),
         )
-        turn = torch.zeros_like(mask, dtype=torch.long) if turn_ids is None else turn_ids.to(mask.device).clamp(0, NUM_BINS - 1)
+        turn = torch.zeros_like(mask, dtype=torch.long) if turn_ids is None else turn_ids.to(mask.device)
+        turns = 1 + turn.masked_fill(~mask, 0).amax(-1)
+        turn = turn.clamp(0, NUM_BINS - 1)
         nothing = torch.zeros(len(mask), NUM_BINS, device=mask.device)
         decided = torch.where(mask, clipped.float(), 0.0)
         by_turn = (nothing.scatter_add(1, turn, values) for values in (mask.float(), decided))
         flat = (column.squeeze(-1).float().cpu() for column in columns)
-        made: list[Tensor] = [*flat, group.long().cpu(), *(values.cpu() for values in by_turn)]
+        made: list[Tensor] = [*flat, group.long().cpu(), turns.float().cpu(), *(values.cpu() for values in by_turn)]
         return cls(*made)
 
     def where(self, keep: Tensor) -> ResponseTable:
@@ -119,11 +122,6 @@ class ResponseTable:
     def judged(self) -> ResponseTable:
         """The rows with a non-zero advantage: those a clip can act on, and those every clip fraction counts."""
         return self.where(self.signal > 0)
-
-    @property
-    def turns(self) -> Tensor:
-        """Number of turns of each row, int64 ``(n,)``; `NUM_BINS` stands for that many or more."""
-        return (self.turn_tokens > 0).sum(-1)
 
     def clip_stats(self, edges: Tensor, progress: float = 0.0) -> ClipStats:
         """Sums per length bin and sign of the advantage, for adaptive policies."""

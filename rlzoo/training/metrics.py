@@ -104,10 +104,14 @@ def turn_metrics(rows: ResponseTable) -> dict[str, float]:
         return {}
     tokens, clipped = rows.turn_tokens.double().sum(0), rows.turn_clipped.double().sum(0)
     metrics = {f"clip/fraction_turn_{k + 1}": float(clipped[k] / tokens[k]) for k in range(NUM_BINS) if tokens[k] > 0}
-    index = (rows.turns - 1).clamp(min=0)
+    edges = bin_edges(rows.turns)
+    index = bin_index(rows.turns, edges)
     count = bin_sums(index, torch.ones_like(rows.clipped))
     share = bin_sums(index, rows.clipped) / count
-    metrics |= {f"clip/fraction_turns_{k + 1}": float(share[k]) for k in range(NUM_BINS) if count[k] > 0}
+    for k in range(NUM_BINS):
+        metrics[f"clip/turns_bin_{k}_edge"] = float(edges[k + 1])
+        if count[k] > 0:
+            metrics[f"clip/fraction_turns_bin_{k}"] = float(share[k])
     worst, mean = clusters(rows, index).reweighting() or (None, None)
     for name, found in (("fairness/lre_turns_max", worst), ("fairness/lre_turns_mean", mean)):
         if found is not None:

@@ -13,7 +13,7 @@ from rlzoo.environments import Host
 from rlzoo.learner.batch import collate
 from rlzoo.rollout.episodes import Player
 from rlzoo.rollout.sampler import HFSampler
-from rlzoo.training.metrics import episode_metrics, update_metrics
+from rlzoo.training.metrics import episode_metrics, turn_metrics, update_metrics
 from rlzoo.types import Problem, RolloutGroup
 from tests.environments.games import Counting, Words
 from tests.learner.test_learner import make_learner, oracle_step, relative_error, step_gradient
@@ -109,11 +109,28 @@ def test_turns_are_measured(model, groups):
     assert metrics["env/token_share"] == pytest.approx(1 - chosen / sum(len(rollout.response_ids) for rollout in rollouts))
     assert {
         "clip/fraction_turn_1",
-        "clip/fraction_turns_1",
-        "clip/fraction_turns_2",
+        "clip/fraction_turns_bin_0",
+        "clip/turns_bin_5_edge",
         "fairness/lre_turns_max",
     } <= metrics.keys()
     table = updates[0].table
     rows = updates[0].rows
     assert table.turn_tokens.sum(1).tolist() == table.length.tolist()
-    assert sorted(table.turns.tolist()) == sorted(min(len(rollouts[row].turns), 6) for row in rows.tolist())
+    assert sorted(table.turns.tolist()) == sorted(len(rollouts[row].turns) for row in rows.tolist())
+
+
+def test_clip_fractions_by_number_of_turns_are_those_of_the_episodes_in_each_bin(model, groups):
+    learner = make_learner(model, GRPO(clip_low=1e-4, clip_high=1e-4), lr=0.05, num_epochs=4)
+    _, updates = learner.update(learner.score(collate(groups)))
+    rows = updates[-1].table.judged()
+    metrics = turn_metrics(rows)
+    edges = [0, *(metrics[f"clip/turns_bin_{k}_edge"] for k in range(6))]
+    assert edges[6] == rows.turns.max()
+    found = 0
+    for k in range(6):
+        inside = (rows.turns > edges[k]) & (rows.turns <= edges[k + 1])
+        assert bool(inside.any()) == (f"clip/fraction_turns_bin_{k}" in metrics)
+        if inside.any():
+            assert metrics[f"clip/fraction_turns_bin_{k}"] == pytest.approx(float(rows.clipped[inside].mean()), rel=1e-5)
+            found += int(inside.sum())
+    assert found == len(rows.turns)

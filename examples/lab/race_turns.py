@@ -1,0 +1,50 @@
+"""The race of docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at one clip fraction.
+
+``python examples/lab/race_turns.py FOLDER``: ``rlzoo calibrate`` finds the width with which each policy clips a tenth, on a seed
+kept for that; then ``rlzoo sweep`` runs every policy with five other seeds, and those that take an advantage per token
+with the estimator `gigpo` as well. What is finished in FOLDER is not done again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+BY_RESPONSE = ("fspo", "gspo", "rloo")
+BY_TURN_OR_TOKEN = ("fspo-turn", "turn-ratio", "grpo")
+TUNING_SEED = "101"
+SEEDS = "0,1,2,3,4"
+
+
+def rlzoo(*arguments: object) -> None:
+    """Run a command on one thread; a `CalledProcessError` if it fails."""
+    command = [sys.executable, "-m", "rlzoo", *map(str, arguments), "--quiet"]
+    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
+
+
+def main(folder: Path) -> None:
+    """Calibrate and run."""
+    widths: dict[str, object] = {}
+    for clip in (*BY_RESPONSE, *BY_TURN_OR_TOKEN):
+        file = folder / "widths" / f"{clip}.yaml"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            rlzoo("calibrate", "--config", "guess", "--clip", clip, "--seed", TUNING_SEED, "--output", file)
+        found = yaml.safe_load(file.read_text())["clip"]
+        widths[clip] = {"clip": {name: value for name, value in found.items() if name != "name"}}
+    chosen = folder / "widths.yaml"
+    chosen.write_text(yaml.safe_dump({"per_clip": widths}))
+    for name, clips, settings in (
+        ("group", (*BY_RESPONSE, *BY_TURN_OR_TOKEN), []),
+        ("gigpo", BY_TURN_OR_TOKEN, ["--set", "clip.advantage=gigpo"]),
+    ):
+        rule = ("--clip", ",".join(clips), "--seeds", SEEDS)
+        rlzoo("sweep", "--config", "guess", "--config", chosen, *rule, *settings, "--output", folder / name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
