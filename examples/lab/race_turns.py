@@ -1,7 +1,7 @@
 """The race of docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at one clip fraction.
 
-``python examples/lab/race_turns.py FOLDER``: ``rlzoo calibrate`` finds the width with which each policy clips a tenth, on a seed
-kept for that; then ``rlzoo sweep`` runs every policy with five other seeds, and those that take an advantage per token
+``python examples/lab/race_turns.py FOLDER``: ``rlzoo calibrate`` finds the width with which each policy clips a tenth, on a
+seed kept for that; then ``rlzoo sweep`` runs every policy with five other seeds, and those that take an advantage per token
 with the estimator `gigpo` as well. What is finished in FOLDER is not done again.
 """
 

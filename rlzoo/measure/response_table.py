@@ -16,7 +16,7 @@ from rlzoo.types import ClipInputs, ClipResult
 
 @dataclass(frozen=True, slots=True)
 class ResponseTable:
-    """One row per response and optimizer step; columns are float32 ``(n,)``, on the CPU, but for `group` and the columns by turn.
+    """One row per response and optimizer step; columns are float32 ``(n,)``, on the CPU, but for `group` and those by turn.
 
     A column of clip decisions holds the share of the response's tokens for a token rule, 0 or 1 for a sequence rule.
     """

@@ -1,5 +1,6 @@
 """FSPO by turn against loops in float64: the summed log-ratio of each turn in a band that grows with the root of its length."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_hand_worked_turns():
 def reduced_gradient(name, inputs):
     policy = load_zoo()[name]()
     log_probs = inputs.log_probs.clone().requires_grad_()
-    result = policy(ClipInputs(log_probs, inputs.old_log_probs, inputs.advantages, inputs.response_mask, turn_ids=inputs.turn_ids))
+    result = policy(dataclasses.replace(inputs, log_probs=log_probs))
     counts = StepCounts.of(inputs.response_mask)
     reduce_objective(result.objective, inputs.response_mask, policy.reduction, counts).backward()
     return log_probs.grad, result.clipped.expand_as(inputs.response_mask) & inputs.response_mask
