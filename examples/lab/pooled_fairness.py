@@ -2,7 +2,7 @@
 
 ``python examples/lab/pooled_fairness.py FOLDER [FOLDER ...] --config smollm2-text --clip fspo,gspo,rloo,grpo``: a row for
 each rule and kind of run, and for all runs, with the length reweighting error of the pooled responses and its 95 %
-interval over prompts.
+interval over prompts. With ``--by turns``, episodes are binned by their number of turns in place of their length.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import argparse
 from pathlib import Path
 
 from rlzoo.config.run_config import RunConfig
+from rlzoo.fairness import bin_edges, bin_index
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
 from rlzoo.lab.run_records import find_runs
-from rlzoo.measure.profile import LengthProfile
+from rlzoo.measure.profile import clusters
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--clip", required=True)
     parser.add_argument("--config", action="append", default=[])
     parser.add_argument("--fraction", type=float, default=0.1)
+    parser.add_argument("--by", choices=("length", "turns"), default="length")
     options = parser.parse_args()
     records, _ = find_runs(options.folders)
     names = options.clip.split(",")
@@ -37,17 +39,19 @@ def main() -> None:
             table = replay(run, matched).table
             for kind in (record.policy, "all"):
                 tables.setdefault((kind, name), {}).setdefault(record.seed, []).append(table)
-    print("| rollouts of | rule | responses | clipped | lre_max | noise | clipped by length, short to long |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"| rollouts of | rule | responses | clipped | lre_max | corrected | noise | clipped by {options.by}, few to many |")
+    print("|---|---|---|---|---|---|---|---|")
     for (kind, name), found in sorted(tables.items()):
-        profile = LengthProfile.of(pooled_runs(map(ResponseTable.concat, found.values())))
-        if profile is None or profile.lre_max is None or profile.lre_max_interval is None or profile.lre_noise is None:
+        rows = pooled_runs(map(ResponseTable.concat, found.values())).judged()
+        size = getattr(rows, options.by)
+        by_prompt = clusters(rows, bin_index(size, bin_edges(size)))
+        worst, _ = by_prompt.reweighting() or (None, None)
+        if worst is None or worst.interval is None:
             continue
-        low, high = profile.lre_max_interval
-        by_length = " ".join(f"{value:.2f}" for value in profile.both.fraction)
-        error = f"{profile.lre_max:.3f} [{low:.3f}, {high:.3f}]"
-        print(f"| {kind} | {name} | {sum(profile.both.count)} | {profile.clip_fraction:.3f} | {error} | "
-              f"{profile.lre_noise:.3f} | {by_length} |")  # fmt: skip
+        fractions = " ".join(f"{value:.2f}" for value in by_prompt.clipped.sum(0) / by_prompt.count.sum(0))
+        error = f"{worst.value:.3f} [{worst.interval[0]:.3f}, {worst.interval[1]:.3f}]"
+        print(f"| {kind} | {name} | {len(rows.length)} | {float(rows.clipped.mean()):.3f} | {error} | "
+              f"{worst.corrected:.3f} | {worst.noise:.3f} | {fractions} |")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ TUNING_SEED = "101"
 SEEDS = "0,1,2,3,4"
 
 
-def rlzoo(*arguments: object) -> None:
-    """Run a command on one thread; a `CalledProcessError` if it fails."""
+def rlzoo(*arguments: object) -> int:
+    """Run a command on one thread; its exit code."""
     command = [sys.executable, "-m", "rlzoo", *map(str, arguments), "--quiet"]
-    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
+    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
 
 
 def main(folder: Path) -> None:
@@ -33,6 +33,7 @@ def main(folder: Path) -> None:
         file = folder / "widths" / f"{clip}.yaml"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
+            # with an exit code of 1 it has written the nearest of its pilots
             rlzoo("calibrate", "--config", "guess", "--clip", clip, "--seed", TUNING_SEED, "--output", file)
         found = yaml.safe_load(file.read_text())["clip"]
         widths[clip] = {"clip": {name: value for name, value in found.items() if name != "name"}}
@@ -43,7 +44,8 @@ def main(folder: Path) -> None:
         ("gigpo", BY_TURN_OR_TOKEN, ["--set", "clip.advantage=gigpo"]),
     ):
         rule = ("--clip", ",".join(clips), "--seeds", SEEDS)
-        rlzoo("sweep", "--config", "guess", "--config", chosen, *rule, *settings, "--output", folder / name)
+        if rlzoo("sweep", "--config", "guess", "--config", chosen, *rule, *settings, "--output", folder / name):
+            raise SystemExit(f"the sweep in {folder / name} is not complete; run this again")
 
 
 if __name__ == "__main__":
