@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             # with an exit code of 1 it has written the nearest of its pilots
-            rlzoo("calibrate", "--config", "guess", "--clip", clip, "--seed", TUNING_SEED, "--output", file)
+            rlzoo("calibrate", "--config", "guess", "--clip", clip, "--seed", TUNING_SEED, "--steps", 20, "--output", file)
         found = yaml.safe_load(file.read_text())["clip"]
         widths[clip] = {"clip": {name: value for name, value in found.items() if name != "name"}}
     chosen = folder / "widths.yaml"
