@@ -1,0 +1,98 @@
+"""Draws two games of a run of `guess`, before training and after, and which tokens are learned from: a picture of the README.
+
+    rlzoo train --config guess --clip fspo --output runs/guess
+    python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
+
+The game of the first step is the first that the model lost. That of the last step is the first, of more than four turns, that
+it won in a range at least as wide.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from rlzoo.config.run_config import RunConfig
+from rlzoo.models.pretrained import load_named
+
+COLUMNS, CELL, LINE, MARGIN = 84, 8.4, 24, 16
+MODEL, ENVIRONMENT, MUTED = "#bcd6f7", "#f1f1f1", "#666666"
+FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+
+
+def width(row: dict[str, Any]) -> int:
+    """How many numbers the range of a game holds."""
+    low, high = map(int, re.findall(r"\d+", row["opening"]))
+    return high - low
+
+
+def games(run: Path) -> list[tuple[int, int, dict[str, Any]]]:
+    """The two games that are drawn: step, place in the step, and what is kept of it as text."""
+    files = sorted((run / "rollouts").glob("*.jsonl"))
+    first, last = ([json.loads(line) for line in file.read_text().splitlines()] for file in (files[0], files[-1]))
+    lost = next(index for index, row in enumerate(first) if row["reward"] < 0)
+    won = next(
+        i for i, row in enumerate(last) if row["reward"] > 0 and len(row["turns"]) > 4 and width(row) >= width(first[lost])
+    )
+    return [(int(files[0].stem), lost, first[lost]), (int(files[-1].stem), won, last[won])]
+
+
+def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
+    """The tokens of a game as text, and whether the model chose them."""
+    config = RunConfig.compose([run / "config.yaml"])
+    _, tokenizer = load_named(config.model)
+    kept = load_file(run / "rollouts" / f"{step:06d}.safetensors")
+    ids = kept["sequences"].split(kept["sequence_lengths"].tolist())[index].tolist()
+    prompt = int(kept["prompt_lengths"][index])
+    turns = kept["turn_ids"].split((kept["sequence_lengths"] - kept["prompt_lengths"]).tolist())[index].tolist()
+    return [(tokenizer.decode([token]), turn >= 0) for token, turn in zip(ids, [-1] * prompt + turns, strict=True)]
+
+
+def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
+    """SVG of the tokens, in lines of `COLUMNS` characters from ``top`` on, and where they end."""
+    parts, column = [], 0
+    for text, chosen in found:
+        if column + len(text) > COLUMNS:
+            column, top = 0, top + LINE
+        x, fill = MARGIN + column * CELL, MODEL if chosen else ENVIRONMENT
+        parts.append(f'<rect x="{x:.1f}" y="{top:.1f}" width="{len(text) * CELL - 0.8:.1f}" height="18" rx="2" fill="{fill}"/>')
+        shown = escape(text).replace(" ", "&#160;")
+        weight = ' font-weight="bold"' if chosen else ""
+        parts.append(f'<text x="{x:.1f}" y="{top + 13.5:.1f}" textLength="{len(text) * CELL - 0.8:.1f}"{weight}>{shown}</text>')
+        column += len(text)
+    return parts, top + LINE
+
+
+def main(run: Path, target: Path) -> None:
+    """Draw."""
+    parts, top = [], float(MARGIN)
+    for name, step, index, row in [(name, *game) for name, game in zip(("Before", "After"), games(run), strict=True)]:
+        found = tokens(run, step, index)
+        chosen = sum(is_chosen for _, is_chosen in found)
+        paid = f"reward {row['reward']:.2f} after {len(row['turns'])} turns"
+        about = f"step {step}: {paid}; {chosen} of {len(found)} tokens are learned from"
+        parts.append(f'<text x="{MARGIN}" y="{top + 12}"><tspan font-weight="bold">{name}</tspan>, {about}</text>')
+        made, top = drawn(found, top + LINE)
+        parts += made
+        top += LINE / 2
+        print(f"{name}, {about}\n{row['response']}\n")
+    for place, (fill, text) in enumerate(
+        ((MODEL, "written by the model: mask 1"), (ENVIRONMENT, "by the environment: mask 0, context only"))
+    ):
+        x = MARGIN + place * 280
+        parts.append(f'<rect x="{x}" y="{top}" width="18" height="18" rx="2" fill="{fill}"/>')
+        parts.append(f'<text x="{x + 26}" y="{top + 13.5}" fill="{MUTED}">{text}</text>')
+    size = (2 * MARGIN + COLUMNS * CELL, top + LINE + MARGIN / 2)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]:.0f} {size[1]:.0f}"'
+    body = "\n".join(['<rect width="100%" height="100%" fill="white"/>', *parts])
+    target.write_text(f'{head} font-family="{FONT}" font-size="13.5">\n{body}\n</svg>\n')
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
