@@ -37,7 +37,7 @@ class FSPOTurn(ClipPolicy):
     needs: ClassVar = frozenset({"turn_ids"})
     watch: ClassVar = {
         "clip/fraction_turn_<k>": "level over the turns of an episode, if the band suits the model",
-        "fairness/lre_turns_max": "compare it with another rule's only where clip/fraction is the same",
+        "fairness/lre_turn_max": "compare it with another rule's only where clip/fraction is the same",
         "ratio/sigma_token": "a width in units of it is z; where ratio/mu_token times L_k is not small beside it, set drift",
         "learner/grad_clipped": "the norm of a sum over tokens grows with L: gradient-norm clipping acts on nearly every step",
     }

@@ -49,11 +49,18 @@ class Clusters:
     @classmethod
     def of(cls, bins: Array, clipped: Array, prompts: Array) -> Clusters:
         """Add up rows, given the length bin, the clip decision from 0 to 1 and any number for the prompt of each, ``(n,)``."""
+        inside = bins[:, None] == np.arange(NUM_BINS)
+        return cls.add_up(inside.astype(float), inside * clipped[:, None], prompts)
+
+    @classmethod
+    def add_up(cls, count: Array, clipped: Array, prompts: Array) -> Clusters:
+        """Add up rows that have something in every bin, each ``(n, K)``."""
         names, index = np.unique(prompts, return_inverse=True)
-        cells, shape = index * NUM_BINS + bins, (len(names), NUM_BINS)
-        count = np.bincount(cells, minlength=shape[0] * shape[1]).astype(float)
-        total = np.bincount(cells, weights=clipped, minlength=shape[0] * shape[1])
-        return cls(count.reshape(shape), total.reshape(shape))
+        sums = [
+            np.stack([np.bincount(index, weights=column, minlength=len(names)) for column in values.T], axis=1)
+            for values in (count, clipped)
+        ]
+        return cls(*sums)
 
     def proportions(self) -> tuple[Array, Array]:
         """95 % intervals of the clip fraction of each bin, ``(K,)`` low and high; NaN for an empty bin.

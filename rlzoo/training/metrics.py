@@ -12,6 +12,7 @@ from torch import Tensor
 from rlzoo import ops
 from rlzoo.config.sections import RewardConfig
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums
+from rlzoo.measure.intervals import Clusters
 from rlzoo.measure.profile import LengthProfile, clusters
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.policy import ClipPolicy
@@ -96,29 +97,30 @@ def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
 
 
 def turn_metrics(rows: ResponseTable) -> dict[str, float]:
-    """Clip fractions of the tokens of each turn and by number of turns, and how unevenly episodes of few and many are cut.
+    """How evenly a rule clips the turns of episodes, and episodes of few turns and of many; nothing where there are no turns.
 
-    Nothing where every response is one turn. Rows of a sequence rule are cut whole.
+    A turn's clip fraction is that of its tokens; rows of a sequence rule are cut whole.
     """
     if int(rows.turns.max()) == 1:
         return {}
-    tokens, clipped = rows.turn_tokens.double().sum(0), rows.turn_clipped.double().sum(0)
-    metrics = {f"clip/fraction_turn_{k + 1}": float(clipped[k] / tokens[k]) for k in range(NUM_BINS) if tokens[k] > 0}
+    by_turn = Clusters.add_up(rows.turn_tokens.double().numpy(), rows.turn_clipped.double().numpy(), rows.group.numpy())
     edges = bin_edges(rows.turns)
-    index = bin_index(rows.turns, edges)
-    count = bin_sums(index, torch.ones_like(rows.clipped))
-    share = bin_sums(index, rows.clipped) / count
-    for k in range(NUM_BINS):
-        metrics[f"clip/turns_bin_{k}_edge"] = float(edges[k + 1])
-        if count[k] > 0:
-            metrics[f"clip/fraction_turns_bin_{k}"] = float(share[k])
-    worst, mean = clusters(rows, index).reweighting() or (None, None)
-    for name, found in (("fairness/lre_turns_max", worst), ("fairness/lre_turns_mean", mean)):
-        if found is not None:
-            metrics[name] = found.value
-            if found.interval is not None:
-                metrics[f"{name}_ci_low"], metrics[f"{name}_ci_high"] = found.interval
+    by_number = clusters(rows, bin_index(rows.turns, edges))
+    metrics = _fractions(by_turn, "clip/fraction_turn_{}", first=1) | _fractions(by_number, "clip/fraction_num_turns_bin_{}")
+    metrics |= {f"clip/num_turns_bin_{k}_edge": float(edges[k + 1]) for k in range(NUM_BINS)}
+    for kind, found in (("turn", by_turn), ("num_turns", by_number)):
+        for end, error in zip(("max", "mean"), found.reweighting() or (), strict=False):
+            name = f"fairness/lre_{kind}_{end}"
+            metrics[name] = error.value
+            if error.interval is not None:
+                metrics[f"{name}_ci_low"], metrics[f"{name}_ci_high"] = error.interval
     return metrics
+
+
+def _fractions(found: Clusters, name: str, first: int = 0) -> dict[str, float]:
+    """The clip fraction of each bin that is not empty; ``{}`` in the name is the bin's number, counted from ``first``."""
+    count, clipped = found.count.sum(0), found.clipped.sum(0)
+    return {name.format(k + first): float(clipped[k] / count[k]) for k in range(NUM_BINS) if count[k] > 0}
 
 
 def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -139,6 +141,17 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         if own:
             metrics[f"reward/turn_{k + 1}"] = sum(turn.reward for turn in own) / len(own)
             metrics[f"response/length_turn_{k + 1}"] = sum(turn.end - turn.start for turn in own) / len(own)
+    edges = bin_edges(turns)
+    index = bin_index(turns, edges)
+    count = bin_sums(index, torch.ones_like(turns))
+    sums = {
+        "reward/": bin_sums(index, torch.tensor([rollout.reward for rollout in rollouts])),
+        "response/length_": bin_sums(index, torch.tensor([rollout.length for rollout in rollouts])),
+    }
+    for k in range(NUM_BINS):
+        metrics[f"env/num_turns_bin_{k}_edge"] = float(edges[k + 1])
+        if count[k] > 0:
+            metrics |= {f"{name}num_turns_bin_{k}": float(total[k] / count[k]) for name, total in sums.items()}
     for name in sorted({name for rollout in rollouts for name in rollout.numbers}):
         given = [rollout.numbers[name] for rollout in rollouts if name in rollout.numbers]
         metrics[f"env/{name}"] = sum(given) / len(given)

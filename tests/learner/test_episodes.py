@@ -11,6 +11,7 @@ from rlzoo_rloo import RLOO
 
 from rlzoo.environments import Host
 from rlzoo.learner.batch import collate
+from rlzoo.measure.response_table import ResponseTable
 from rlzoo.rollout.episodes import Player
 from rlzoo.rollout.sampler import HFSampler
 from rlzoo.training.metrics import episode_metrics, turn_metrics, update_metrics
@@ -109,9 +110,10 @@ def test_turns_are_measured(model, groups):
     assert metrics["env/token_share"] == pytest.approx(1 - chosen / sum(len(rollout.response_ids) for rollout in rollouts))
     assert {
         "clip/fraction_turn_1",
-        "clip/fraction_turns_bin_0",
-        "clip/turns_bin_5_edge",
-        "fairness/lre_turns_max",
+        "clip/fraction_num_turns_bin_0",
+        "clip/num_turns_bin_5_edge",
+        "fairness/lre_turn_max",
+        "fairness/lre_num_turns_max",
     } <= metrics.keys()
     table = updates[0].table
     rows = updates[0].rows
@@ -124,13 +126,50 @@ def test_clip_fractions_by_number_of_turns_are_those_of_the_episodes_in_each_bin
     _, updates = learner.update(learner.score(collate(groups)))
     rows = updates[-1].table.judged()
     metrics = turn_metrics(rows)
-    edges = [0, *(metrics[f"clip/turns_bin_{k}_edge"] for k in range(6))]
+    edges = [0, *(metrics[f"clip/num_turns_bin_{k}_edge"] for k in range(6))]
     assert edges[6] == rows.turns.max()
     found = 0
     for k in range(6):
         inside = (rows.turns > edges[k]) & (rows.turns <= edges[k + 1])
-        assert bool(inside.any()) == (f"clip/fraction_turns_bin_{k}" in metrics)
+        assert bool(inside.any()) == (f"clip/fraction_num_turns_bin_{k}" in metrics)
         if inside.any():
-            assert metrics[f"clip/fraction_turns_bin_{k}"] == pytest.approx(float(rows.clipped[inside].mean()), rel=1e-5)
+            assert metrics[f"clip/fraction_num_turns_bin_{k}"] == pytest.approx(float(rows.clipped[inside].mean()), rel=1e-5)
             found += int(inside.sum())
     assert found == len(rows.turns)
+
+
+def test_rewards_and_lengths_by_number_of_turns_are_those_of_the_episodes_in_each_bin(groups):
+    metrics = episode_metrics(groups)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    edges = [0, *(metrics[f"env/num_turns_bin_{k}_edge"] for k in range(6))]
+    found = 0
+    for k in range(6):
+        inside = [rollout for rollout in rollouts if edges[k] < len(rollout.turns) <= edges[k + 1]]
+        assert bool(inside) == (f"reward/num_turns_bin_{k}" in metrics)
+        if inside:
+            found += len(inside)
+            assert metrics[f"reward/num_turns_bin_{k}"] == pytest.approx(sum(each.reward for each in inside) / len(inside))
+            length = sum(each.length for each in inside) / len(inside)
+            assert metrics[f"response/length_num_turns_bin_{k}"] == pytest.approx(length)
+    assert found == len(rollouts)
+
+
+def test_the_error_by_turn_on_hand_worked_numbers():
+    # Two episodes of two turns of 4 tokens, half of the second turn clipped in one: turn 1 keeps all, turn 2 keeps 6 of 8.
+    # Mean acceptance 14/16 = 7/8, weights 8/7 and 6/7: both are off by 1/7.
+    tokens, clipped = torch.zeros(2, 6), torch.zeros(2, 6)
+    tokens[:, :2], clipped[0, 1] = 4.0, 2.0
+    columns = {field.name: torch.ones(2) for field in dataclasses.fields(ResponseTable)}
+    columns |= {
+        "turns": torch.full((2,), 2.0),
+        "turn_tokens": tokens,
+        "turn_clipped": clipped,
+        "clipped": torch.tensor([0.25, 0]),
+    }
+    metrics = turn_metrics(ResponseTable(**columns | {"group": torch.arange(2)}))
+    assert metrics["clip/fraction_turn_1"] == 0
+    assert metrics["clip/fraction_turn_2"] == pytest.approx(0.25)
+    assert "clip/fraction_turn_3" not in metrics
+    assert metrics["fairness/lre_turn_max"] == pytest.approx(1 / 7)
+    assert metrics["fairness/lre_turn_mean"] == pytest.approx(1 / 7)
+    assert metrics["fairness/lre_turn_max_ci_low"] <= 1 / 7 <= metrics["fairness/lre_turn_max_ci_high"]

@@ -15,8 +15,8 @@ Curves = Literal["curated", "all"]
 LEFT_OUT = ("ratio/standardised_", "learner/objective")
 """What is not curated beside the ends of intervals: quantiles, and the loss with another sign."""
 
-BY_LENGTH = ("clip/fraction_length_bin_", "clip/band_", "fairness/ess_length_bin_")
-"""What is curated of the metrics by length; the others are read off ``metrics.jsonl``."""
+BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")
+"""What is curated of the metrics by length and by number of turns; the others are read off ``metrics.jsonl``."""
 
 
 class Lines:
@@ -74,7 +74,7 @@ def is_curated(name: str) -> bool:
     """Whether a metric is looked at as a curve."""
     if name.endswith(("_ci_low", "_ci_high")) or name.startswith(LEFT_OUT):
         return False
-    return "length_bin_" not in name or name.startswith(BY_LENGTH)
+    return not any(kind in name for kind in ("length_bin_", "num_turns_bin_")) or name.startswith(BY_BIN)
 
 
 def points(row: Mapping[str, float], kind: Curves) -> list[Any]:
