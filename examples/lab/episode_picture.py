@@ -9,6 +9,7 @@ it won in a range at least as wide.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -22,6 +23,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.models.pretrained import load_named
 
 COLUMNS, CELL, LINE, MARGIN = 84, 8.4, 24, 16
+END = "\u21b5"  # stands for the token that ends a turn
 MODEL, ENVIRONMENT, MUTED = "#bcd6f7", "#f1f1f1", "#666666"
 FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
@@ -55,17 +57,19 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
 
 
 def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
-    """SVG of the tokens, in lines of `COLUMNS` characters from ``top`` on, and where they end."""
+    """SVG of the tokens, in lines of `COLUMNS` characters from ``top`` on that break between writers, and where they end."""
     parts, column = [], 0
-    for text, chosen in found:
-        if column + len(text) > COLUMNS:
+    for chosen, run in itertools.groupby(found, key=lambda token: token[1]):
+        texts = [text.replace("<eos>", END) for text, _ in run]
+        if column + sum(map(len, texts)) > COLUMNS:
             column, top = 0, top + LINE
-        x, fill = MARGIN + column * CELL, MODEL if chosen else ENVIRONMENT
-        parts.append(f'<rect x="{x:.1f}" y="{top:.1f}" width="{len(text) * CELL - 0.8:.1f}" height="18" rx="2" fill="{fill}"/>')
-        shown = escape(text).replace(" ", "&#160;")
-        weight = ' font-weight="bold"' if chosen else ""
-        parts.append(f'<text x="{x:.1f}" y="{top + 13.5:.1f}" textLength="{len(text) * CELL - 0.8:.1f}"{weight}>{shown}</text>')
-        column += len(text)
+        for text in texts:
+            x, size = MARGIN + column * CELL, len(text) * CELL - 0.8
+            fill, weight = (MODEL, ' font-weight="bold"') if chosen else (ENVIRONMENT, "")
+            shown = escape(text).replace(" ", "&#160;")
+            parts.append(f'<rect x="{x:.1f}" y="{top:.1f}" width="{size:.1f}" height="18" rx="2" fill="{fill}"/>')
+            parts.append(f'<text x="{x:.1f}" y="{top + 13.5:.1f}" textLength="{size:.1f}"{weight}>{shown}</text>')
+            column += len(text)
     return parts, top + LINE
 
 
@@ -83,9 +87,12 @@ def main(run: Path, target: Path) -> None:
         top += LINE / 2
         print(f"{name}, {about}\n{row['response']}\n")
     for place, (fill, text) in enumerate(
-        ((MODEL, "written by the model: mask 1"), (ENVIRONMENT, "by the environment: mask 0, context only"))
+        (
+            (MODEL, f"the model's ({END} ends a turn): mask 1"),
+            (ENVIRONMENT, "the environment's: mask 0, context only"),
+        )
     ):
-        x = MARGIN + place * 280
+        x = MARGIN + place * 340
         parts.append(f'<rect x="{x}" y="{top}" width="18" height="18" rx="2" fill="{fill}"/>')
         parts.append(f'<text x="{x + 26}" y="{top + 13.5}" fill="{MUTED}">{text}</text>')
     size = (2 * MARGIN + COLUMNS * CELL, top + LINE + MARGIN / 2)
