@@ -53,7 +53,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
         given = (update.counts, max_length, update.weights_for(current))
         judged = judgement(current, read, *given)
         answered = (judged.result, judged.gradient, on_policy(read, judged.result, *given))
-        table = ResponseTable.measure(read, *answered, group=prompt_ids(update.step, update.group))
+        table = ResponseTable.measure(read, *answered, group=prompt_ids(update.step, update.group), turn_ids=read.turn_ids)
         states.append(current)
         if current.is_adaptive:
             current = updated(current, table.clip_stats(update.edges))
