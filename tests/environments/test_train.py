@@ -9,6 +9,8 @@ import rlzoo
 from rlzoo import RunConfig, ops
 from rlzoo.errors import RunError
 from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.replay import replay
+from rlzoo.training.metrics import turn_metrics
 from tests.training.short import lines
 
 GAME = "tests.environments.games"
@@ -75,3 +77,13 @@ def test_recorded_episodes_are_judged_as_they_were(tmp_path):
             share = ops.per_response(recorded.config.clip(inputs).clipped.float(), inputs.response_mask)
             shares.append(float(share[(inputs.advantages != 0).any(-1)].mean()))
         assert sum(shares) / 2 == pytest.approx(result.metrics[step]["clip/fraction"], abs=1e-5)
+
+
+def test_a_replay_by_the_rule_of_the_run_has_its_metrics_by_turn(tmp_path):
+    small = ["rollout.num_prompts=6", "eval.num_problems=0", "tracking.mlflow=false", "learner.lr=1e-3"]
+    result = rlzoo.train(RunConfig.compose(["guess"], clip="fspo-turn", overrides=small, steps=1, output=tmp_path / "run"))
+    recorded = RecordedRun.read(tmp_path / "run")
+    found = turn_metrics(replay(recorded, recorded.config.clip).table.judged())
+    assert found["fairness/lre_turn_max"] > 0
+    assert "clip/fraction_num_turns_bin_5" in found
+    assert {name: result.metrics[1][name] for name in found} == pytest.approx(found, abs=1e-5)
