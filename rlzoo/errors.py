@@ -27,10 +27,11 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(_one_line(message))
+        super().__init__(one_line(message))
 
 
-def _one_line(message: str) -> str:
+def one_line(message: str) -> str:
+    """A message with control characters as escapes, and without the middle if it is longer than `LONGEST_MESSAGE`."""
     printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in _cut(message))
     return _cut("".join(printable))  # an escape is longer than its character
 
@@ -54,14 +55,17 @@ def shown(value: object) -> str:
 class RunError(RuntimeError):
     """A run cannot continue: says why, and how to resume it. Examples are a full disk and a reward that keeps failing.
 
-    The command line prints it as one line and exits with code 1.
+    The command line prints it as one line and exits with code 1, as with `UserError`.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class PolicyError(RuntimeError):
     """A clip policy broke its contract in a run: names the policy and what was wrong.
 
-    The command line prints it as one line and exits with code 1.
+    The command line prints it as one line and exits with code 1, as with `UserError`.
     """
 
     def __init__(self, policy: str, problem: str) -> None:

@@ -35,7 +35,7 @@ def completions(run: Path, step: int, number: int) -> RenderableType:
             row = rows[index]
             length = f"{row['length']} tokens{'' if row['finished'] else ', cut off'}"
             turns = row.get("turns", [])
-            played = f", {len(turns)} turns" if turns else ""
+            played = f", {len(turns)} turn{'s' if len(turns) > 1 else ''}" if turns else ""
             about = f"reward {row['reward']:g}, {length}{played}, response {index + 1} of {len(rows)}"
             shown.add_row(Text(f"step {step}", "not dim bold"), about)
             for who, text in _lines(row, turns):
@@ -54,7 +54,7 @@ def _lines(row: dict[str, Any], turns: list[dict[str, Any]]) -> Iterator[tuple[s
     yield "environment", row["opening"]
     for turn in turns:
         paid = f"  [reward {turn['reward']:g}]" if turn["reward"] else ""
-        yield "model", f"{turn['text']}{paid}"
+        yield "model", f"{turn['text'].strip() or '(nothing)'}{paid}"
         if turn["observation"]:
             yield "environment", turn["observation"]
     if "failure" in row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ from rlzoo.cli.tables import interval, number, table
 if TYPE_CHECKING:
     from rlzoo.lab.recorded import RecordedRun
     from rlzoo.lab.study import Study
+    from rlzoo.measure.turns import Evenness
     from rlzoo.policy import ClipPolicy
 
 
@@ -105,6 +106,8 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     for rule in result.rules:
         by_length.add_row(rule.label, *map(number, rule.replayed.profile.both.fraction))
     console.print(by_length)
+    for rows in _by_turns(result):
+        console.print(rows)
     for rule in result.rules:
         widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
         console.print(f"{rule.label}: {rule.note or widths or 'no width'}")
@@ -112,6 +115,26 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
         console.print(_by_width(label, result))
     if with_cosine and result.rules[0].cosine is None:
         console.print("no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)")
+
+
+def _by_turns(result: Study) -> Iterator[Table]:
+    """Of episodes: clip fractions by turn, and by number of turns."""
+    from rlzoo.fairness import NUM_BINS
+    from rlzoo.measure.turns import TurnProfile
+
+    profiles = [(rule.label, profile) for rule in result.rules if (profile := TurnProfile.of(rule.replayed.table))]
+    if not profiles:
+        return
+    turns = (*(f">{turn}" for turn in range(1, NUM_BINS)), f">{NUM_BINS} and later")
+    numbers = (f">{label}" for label in profiles[0][1].bin_labels())
+    for title, bins, kind in (("turn, of its tokens", turns, "by_turn"), ("number of turns", numbers, "by_number")):
+        rows = table("<policy", *bins, ">lre_max", ">95 %", ">noise", title=f"clip fraction by {title}")
+        for label, profile in profiles:
+            found: Evenness = getattr(profile, kind)
+            worst = found.worst
+            errors = (number(worst.value), interval(worst.interval), number(worst.noise)) if worst else ("-", "-", "-")
+            rows.add_row(label, *map(number, found.fraction), *errors)
+        yield rows
 
 
 def _by_width(label: str, result: Study) -> Table:

@@ -56,7 +56,8 @@ class Environment(Protocol):
         Returns:
             The messages that the model answers next, the reward of this turn, whether the episode is over, and further
             information: ``state``, a text that is equal where two turns begin in the same state (by default the observation),
-            and numbers, whose means at the end of the episodes are logged as ``env/<name>``.
+            and finite numbers, whose last values are averaged over the episodes and logged as ``env/<name>``. Anything
+            else in it is ignored.
         """
         ...
 
@@ -108,18 +109,20 @@ class Observation:
         if size > LONGEST_TEXT:
             raise ValueError(f"returned {size:,} characters (at most {LONGEST_TEXT:,})")
         try:
-            number = float(reward)
-        except (TypeError, ValueError):
+            number = math.nan if isinstance(reward, str) else float(reward)
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= 1e6:
             raise ValueError(f"returned the reward {shown(reward)}, not a number between -1e6 and 1e6")
+        if done not in (True, False):  # NumPy's are equal to these
+            raise ValueError(f"returned done={shown(done)}, not True or False")
         info = {} if info is None else info
-        if not isinstance(info, Mapping):
-            raise ValueError(f"returned the information {shown(info)}, not a mapping")
+        if not isinstance(info, Mapping) or not isinstance(info.get("state", ""), str):
+            raise ValueError(f"returned the information {shown(info)}, not a mapping whose 'state', if any, is a text")
         numbers = {str(name): float(value) for name, value in info.items() if isinstance(value, int | float)}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         text = "\n".join(message["content"] for message in messages)
-        return cls(tuple(messages), number, bool(done), state_id(str(info.get("state", text))), finite)
+        return cls(tuple(messages), number, bool(done), state_id(info.get("state", text)), finite)
 
 
 def state_id(state: str) -> int:

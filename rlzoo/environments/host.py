@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from rlzoo.environments.environment import Environment, Move, Observation
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, one_line
 from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
 from rlzoo.types import Problem
 
@@ -91,7 +91,7 @@ class Host:
         try:
             return _called(self._own, self.make, move)
         except Exception as error:
-            return Observation(done=True, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            return Observation(done=True, failure=one_line(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
 
 
 class Seat:
@@ -114,7 +114,7 @@ class Seat:
                 answer = self._asked(move)
         except WorkerError as error:
             self.past.pop(move.episode, None)
-            return Observation(done=True, failure=str(error))
+            return Observation(done=True, failure=one_line(str(error)))
         except WorkerStartError as error:
             raise UserError(f"the environment does not start: {error}") from error
         self.past.setdefault(move.episode, []).append((move, answer))
@@ -152,7 +152,10 @@ def _answer(make: Make, move: Move, open_ones: Sequence[int]) -> str:
 def _called(episodes: dict[int, Environment], make: Make, move: Move) -> Observation:
     if move.problem is not None:
         episodes[move.episode] = make()
-        return Observation.checked(episodes[move.episode].reset(move.problem, move.seed))
+        begun = Observation.checked(episodes[move.episode].reset(move.problem, move.seed))
+        if not begun.text:
+            raise ValueError("reset returned no text: the model has nothing to answer")
+        return begun
     answer: Any = episodes[move.episode].step(move.message)
     if not isinstance(answer, tuple) or len(answer) != 4:
         raise ValueError("step returned no tuple (messages, reward, done, info)")

@@ -14,6 +14,7 @@ from rlzoo.errors import UserError
 from rlzoo.lab.cosine import Cosine, cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import Replayed, clip_fraction_of, match_clip_fraction, replay, widths_of
+from rlzoo.measure.turns import TurnProfile
 from rlzoo.policy import ClipPolicy
 
 FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own
@@ -54,6 +55,7 @@ class Study:
                 "settings": rule.replayed.policy,
                 "note": rule.note,
                 "profile": rule.replayed.profile,
+                "turns": TurnProfile.of(rule.replayed.table),
                 "cosine": rule.cosine,
             }
             for rule in self.rules

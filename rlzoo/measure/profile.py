@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,13 @@ class Fractions:
 def clusters(rows: ResponseTable, index: torch.Tensor) -> Clusters:
     """Clip decisions by prompt and bin; ``index`` ``(n,)`` is the bin of each row."""
     return Clusters.of(index.numpy(), rows.clipped.double().numpy(), rows.group.numpy())
+
+
+def labels(edges: Sequence[float]) -> list[str]:
+    """The whole numbers that each bin holds, such as ``"13-24"``; ``"none"`` for a bin between quantiles that are the same."""
+    firsts = [math.ceil(edges[0]), *(math.floor(edge) + 1 for edge in edges[1:-1])]
+    spans = zip(firsts, map(math.floor, edges[1:]), strict=True)
+    return [f"{first}-{last}" if first <= last else "none" for first, last in spans]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +113,8 @@ class LengthProfile:
         )
 
     def bin_labels(self) -> list[str]:
-        """The lengths that each bin holds, such as ``"13-24"``; ``"none"`` for a bin between quantiles that are the same."""
-        firsts = [math.ceil(self.edges[0]), *(math.floor(edge) + 1 for edge in self.edges[1:-1])]
-        spans = zip(firsts, map(math.floor, self.edges[1:]), strict=True)
-        return [f"{first}-{last}" if first <= last else "none" for first, last in spans]
+        """The lengths that each bin holds; see `labels`."""
+        return labels(self.edges)
 
     def metrics(self) -> dict[str, float]:
         """The profile by its metric names, without unknown values."""

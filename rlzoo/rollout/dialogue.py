@@ -53,10 +53,8 @@ class Dialogue:
         """The tokens up to the model's first turn.
 
         Raises:
-            UserError: the tokenizer or the chat template cannot be given them.
+            PromptError: the tokenizer or the chat template cannot be given them.
         """
-        if not messages:
-            raise UserError("an environment's reset returned no message: the model has nothing to answer")
         messages = self._plain_text(messages)
         if self.chat_template:
             return self._encode(rendered(self.tokenizer, self.style.first(messages), self.style.schemas))
@@ -71,6 +69,7 @@ class Dialogue:
             messages: what the environment answered.
 
         Raises:
+            PromptError: the tokenizer or the chat template cannot be given them.
             UserError: the chat template changes what was written before.
         """
         key = repr([dict(message) for message in messages])

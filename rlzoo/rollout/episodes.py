@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,12 +10,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlzoo.environments import Host, Message, Observation
+from rlzoo.errors import shown
 from rlzoo.rollout.dialogue import Dialogue
+from rlzoo.rollout.prompts import PromptError
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
 from rlzoo.types import Problem, Rollout, Turn
 
 if TYPE_CHECKING:
     from rlzoo.config.sections import RolloutConfig
+
+logger = logging.getLogger("rlzoo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class Player:
         self.sampler = sampler
         self.host = host
         self.limits = limits
+        self._has_warned = False
         self.dialogue = Dialogue(sampler.tokenizer, sampler.end_ids, chat_template=sampler.chat_template, tools=host.tools)
 
     @torch.no_grad()
@@ -112,16 +118,35 @@ class Player:
             self._advance(episodes, rows, seed, temperature)
             self.host.end([episode.number for episode in episodes])
             rollouts += [episode.rollout(self.sampler.text(episode.ids), policy_version) for episode in episodes]
+        self._compare_openings(seeds, rollouts)
         return rollouts
+
+    def _compare_openings(self, seeds: Sequence[int], rollouts: Sequence[Rollout]) -> None:
+        """Warn once, if two episodes of one seed that are next to each other began differently."""
+        for seed, following, first, second in zip(seeds, seeds[1:], rollouts, rollouts[1:], strict=False):
+            began = not first.failure and not second.failure
+            if seed == following and began and first.opening != second.opening and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "two episodes of one problem and seed began with %s and with %s: their rewards are compared, so an "
+                    "environment's reset must draw everything random from its seed",
+                    shown(first.opening),
+                    shown(second.opening),
+                )
 
     def _begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> list[Episode]:
         numbers, seen = self.host.begin(problems, seeds)
         return [self._opened(number, each) for number, each in zip(numbers, seen, strict=True)]
 
     def _opened(self, number: int, seen: Observation) -> Episode:
-        if seen.failure:  # an episode of one empty turn: there is nothing that the model could answer
-            return Episode(number, (), (0,), 0, is_open=False, failure=seen.failure)
-        return Episode(number, seen.messages, self.dialogue.begin(seen.messages), seen.state)
+        failure = seen.failure
+        if not failure:
+            try:
+                return Episode(number, seen.messages, self.dialogue.begin(seen.messages), seen.state)
+            except PromptError as error:
+                failure = f"reset returned {shown(seen.text)}: {error.reason}"
+        # an episode of one empty turn: there is nothing that the model could answer
+        return Episode(number, seen.messages, (0,), 0, is_open=False, failure=failure)
 
     def _advance(self, episodes: Sequence[Episode], rows: Sequence[int], seed: int, temperature: float) -> None:
         """Play turn after turn until every episode is over."""
@@ -166,7 +191,11 @@ class Player:
         if seen.failure or seen.done:
             episode.is_open, episode.finished, episode.failure = False, not seen.failure, seen.failure
             return
-        ids = self.dialogue.behind(episode.first, seen.messages)
+        try:
+            ids = self.dialogue.behind(episode.first, seen.messages)
+        except PromptError as error:
+            episode.is_open, episode.failure = False, f"answered {shown(seen.text)}: {error.reason}"
+            return
         if len(ids) > self.limits.observation_tokens:
             limit = self.limits.observation_tokens
             episode.is_open = False

@@ -25,11 +25,19 @@ GENERATED = 256
 T = TypeVar("T")
 
 
+class PromptError(UserError):
+    """A text that cannot be put to the model; ``reason`` says why, without the text and without what to do."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:
     """Token ids of a prompt, wrapped in the tokenizer's chat template if that is asked for.
 
     Raises:
-        UserError: the tokenizer has no token for a character, or the template fails or takes too long.
+        PromptError: the tokenizer has no token for a character, or the template fails or takes too long.
     """
     text = rendered(tokenizer, [{"role": "user", "content": prompt}]) if chat_template else prompt
     special = {"add_special_tokens": False} if chat_template else {}
@@ -40,17 +48,16 @@ def encoded(encode: Callable[[str], T], text: str) -> T:
     """What a tokenizer makes of a text.
 
     Raises:
-        UserError: it cannot; names the characters.
+        PromptError: it cannot; names the characters.
     """
     try:
         return encode(text)
     except Exception as error:  # tokenizers raises plain exceptions
         missing = [character for character in dict.fromkeys(text) if not _is_known(encode, character)]
         names = f"no token for {', '.join(map(repr, missing[:10]))}" if missing else f"an error: {error}"
-        raise UserError(
-            f"the prompt {shown(text)}: the model's tokenizer has {names}; change the questions or task.template, or "
-            "use another model"
-        ) from error
+        reason = f"the model's tokenizer has {names}"
+        message = f"the prompt {shown(text)}: {reason}; change the questions or task.template, or use another model"
+        raise PromptError(message, reason) from error
 
 
 def _is_known(encode: Callable[[str], object], character: str) -> bool:
@@ -107,18 +114,15 @@ def rendered(
         tools: JSON schemas of functions, for the template's own ``tools``.
 
     Raises:
-        UserError: the template fails or takes too long.
+        PromptError: the template fails or takes too long.
     """
     try:
         given_messages, given_tools = [dict(message) for message in messages], [dict(tool) for tool in tools]
         call = (tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map), given_messages, given_tools)
         return str(TEMPLATES.call(call, TEMPLATE_SECONDS))
     except (WorkerError, WorkerStartError, ValueError) as error:
-        given = shown(messages[-1].get("content"))
-        raise UserError(
-            f"the model's chat template fails for the prompt {given}: {error}; set model.chat_template=false, or "
-            "use another model"
-        ) from error
+        reason = f"the model's chat template fails for the prompt {shown(messages[-1].get('content'))}: {error}"
+        raise PromptError(f"{reason}; set model.chat_template=false, or use another model", reason) from error
 
 
 def _start() -> None:

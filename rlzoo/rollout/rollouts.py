@@ -249,10 +249,10 @@ class Rollouts:
         if len(failures) / number > limit:
             raise RunError(
                 f"{what} failed for {len(failures)} of {number} responses (reward.max_failed={limit:g}): "
-                f"the last {failures[-1]}"
+                f"the last one: {failures[-1]}"
             )
         if self.player is not None and failures:
-            logger.warning("%d of %d environments failed; the last %s", len(failures), number, failures[-1])
+            logger.warning("%d of %d environments failed; the last one: %s", len(failures), number, failures[-1])
 
     def _share(self, number: int) -> tuple[int, int]:
         """Where this process's part of some problems begins and ends."""

@@ -56,7 +56,7 @@ class EpisodeTask(Task):
         self.host.end(numbers)
         if failure := next((each.failure for each in seen if each.failure), None):
             raise UserError(f"task {self.name!r}: an episode does not begin: {failure}")
-        return [each.text for each in seen]
+        return ["".join(str(message["content"]) for message in each.messages) for each in seen]
 
     def close(self) -> None:
         """End the worker processes."""
@@ -83,7 +83,7 @@ class EnvironmentTask(EpisodeTask):
         if missing:
             raise UserError(f"{key}: has no method {missing[0]!r}; an environment has reset(problem, seed) and step(message)")
         if not callable(made):
-            raise UserError(f"{key}: is a {type(made).__name__}, not a class or a function")
+            raise UserError(f"{key}: is of type {type(made).__name__}, not a class or a function")
 
     @property
     def make(self) -> Callable[[], Environment]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from rlzoo import ops
 from rlzoo.config.sections import RewardConfig
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums
-from rlzoo.measure.intervals import Clusters
-from rlzoo.measure.profile import LengthProfile, clusters
+from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
+from rlzoo.measure.turns import TurnProfile
 from rlzoo.policy import ClipPolicy
 from rlzoo.types import RolloutGroup
 
@@ -86,7 +86,8 @@ def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
     if profile is None:
         return metrics
     rows = table.judged()
-    metrics |= turn_metrics(rows)
+    turns = TurnProfile.of(table)
+    metrics |= turns.metrics() if turns else {}
     fractions = {
         "clip/fraction_low": float(rows.clipped_low.mean()),
         "clip/fraction_high": float(rows.clipped_high.mean()),
@@ -94,33 +95,6 @@ def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
         "clip/fraction_limited": float(rows.limited.mean()),
     }
     return metrics | profile.metrics() | fractions | band_metrics(rows, profile)
-
-
-def turn_metrics(rows: ResponseTable) -> dict[str, float]:
-    """How evenly a rule clips the turns of episodes, and episodes of few turns and of many; nothing where there are no turns.
-
-    A turn's clip fraction is that of its tokens; rows of a sequence rule are cut whole.
-    """
-    if int(rows.turns.max()) == 1:
-        return {}
-    by_turn = Clusters.add_up(rows.turn_tokens.double().numpy(), rows.turn_clipped.double().numpy(), rows.group.numpy())
-    edges = bin_edges(rows.turns)
-    by_number = clusters(rows, bin_index(rows.turns, edges))
-    metrics = _fractions(by_turn, "clip/fraction_turn_{}", first=1) | _fractions(by_number, "clip/fraction_num_turns_bin_{}")
-    metrics |= {f"clip/num_turns_bin_{k}_edge": float(edges[k + 1]) for k in range(NUM_BINS)}
-    for kind, found in (("turn", by_turn), ("num_turns", by_number)):
-        for end, error in zip(("max", "mean"), found.reweighting() or (), strict=False):
-            name = f"fairness/lre_{kind}_{end}"
-            metrics[name] = error.value
-            if error.interval is not None:
-                metrics[f"{name}_ci_low"], metrics[f"{name}_ci_high"] = error.interval
-    return metrics
-
-
-def _fractions(found: Clusters, name: str, first: int = 0) -> dict[str, float]:
-    """The clip fraction of each bin that is not empty; ``{}`` in the name is the bin's number, counted from ``first``."""
-    count, clipped = found.count.sum(0), found.clipped.sum(0)
-    return {name.format(k + first): float(clipped[k] / count[k]) for k in range(NUM_BINS) if count[k] > 0}
 
 
 def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:

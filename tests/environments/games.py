@@ -68,9 +68,15 @@ class Odd(Counting):
         "not finite": ("w2", float("nan"), False, {}),
         "too much": ("w2 " * 400_000, 1.0, False, {}),
         "info": ("w2", 1.0, False, [1]),
+        "state": ("w2", 1.0, False, {"state": 5}),
+        "done": ("w2", 1.0, "no", {}),
+        "reward in words": ("w2", "1.0", False, {}),
+        "huge": ("w2", 10**400, False, {}),
     }
 
     def step(self, message):
+        if self.what == "escape":
+            raise ValueError("red \x1b[31m")
         return self.ANSWERS.get(self.what, ("w3", 1.0, True, {}))
 
 
@@ -120,6 +126,27 @@ class Killer(Chain):
             marker.touch()
             os.kill(os.getppid(), signal.SIGKILL)
         return super().step(message)
+
+
+class Unspeakable(Chain):
+    """Writes what the shipped model's tokenizer cannot, in half of the episodes that follow the first four."""
+
+    def reset(self, problem, seed):
+        _, _, index = problem.question.rpartition(":")
+        self.kind = ["good", "good", "reset", "step", "empty"][int(index) % 5] if int(index) > 3 else "good"
+        begun = super().reset(problem, seed)
+        return {"reset": f"what is {begun}", "empty": []}.get(self.kind, begun)
+
+    def step(self, message):
+        answer, *rest = super().step(message)
+        return f"wrong\n{answer}" if self.kind == "step" else answer, *rest
+
+
+class Whimsical(Chain):
+    """Begins every episode as it likes, whatever the seed."""
+
+    def reset(self, problem, seed):
+        return super().reset(problem, os.urandom(4))
 
 
 class Unruly(Chain):

@@ -71,7 +71,12 @@ def test_an_episode_that_cannot_be_played_again_fails_when_its_worker_was_lost()
         ("no number", "returned the reward 'much', not a number between -1e6 and 1e6"),
         ("not finite", "returned the reward nan, not a number between -1e6 and 1e6"),
         ("too much", "returned 1,200,000 characters (at most 200,000)"),
-        ("info", "returned the information [1], not a mapping"),
+        ("info", "returned the information [1], not a mapping whose 'state', if any, is a text"),
+        ("state", "returned the information {'state': 5}, not a mapping whose 'state', if any, is a text"),
+        ("done", "returned done='no', not True or False"),
+        ("reward in words", "returned the reward '1.0', not a number between -1e6 and 1e6"),
+        ("huge", "returned the reward 1000"),
+        ("escape", r"ValueError: red \x1b[31m"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
@@ -109,7 +114,7 @@ def test_an_answer_is_checked_and_a_text_is_a_message_of_the_user():
         ("tests.environments.games:Nothing", "has no 'Nothing'"),
         ("tests.environments.games", "must look like module:Class"),
         ("random:Random", "has no method 'reset'; an environment has reset(problem, seed) and step(message)"),
-        ("tests.environments.games:os", "is a module, not a class or a function"),
+        ("tests.environments.games:os", "is of type module, not a class or a function"),
     ],
 )
 def test_what_is_no_environment_is_refused_in_one_line(environment, problem):

@@ -10,7 +10,7 @@ from rlzoo import RunConfig, ops
 from rlzoo.errors import RunError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
-from rlzoo.training.metrics import turn_metrics
+from rlzoo.measure.turns import TurnProfile
 from tests.training.short import lines
 
 GAME = "tests.environments.games"
@@ -44,6 +44,25 @@ def test_environments_that_raise_hang_and_flood_cost_their_episodes_and_the_run_
     assert all((row["reward"], row["finished"]) == (0.0, False) for row in failed)
     assert any(f"{len(failed)} of 24 environments failed" in record.message for record in caplog.records)
     assert result.metrics[2]["learner/skipped"] == 0
+
+
+def test_what_the_tokenizer_cannot_write_costs_its_episode_and_no_other(tmp_path, caplog):
+    result = rlzoo.train(config(tmp_path / "run", "Unspeakable", "task.workers=0", "reward.max_failed=0.9"))
+    rows = lines(tmp_path / "run" / "rollouts" / "000001.jsonl")
+    kinds = {index: ["", "", "reset returned 'what is", "answered 'wrong\\n", "no text"][index % 5] for index in range(4, 12)}
+    for row in rows:
+        kind = kinds.get(int(row["question"].rpartition(":")[2]), "")
+        assert kind in row.get("failure", "")
+        assert bool(kind) == ("failure" in row)
+    assert any("tokenizer has no token for 'w', 'h', 'a', 't', ' ', 'i', 's'" in row.get("failure", "") for row in rows)
+    assert result.metrics[1]["env/failed"] == pytest.approx(sum("failure" in row for row in rows) / 24)
+    assert result.metrics[2]["learner/skipped"] == 0
+
+
+def test_a_reset_that_ignores_its_seed_is_noticed_once(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="rlzoo"):
+        rlzoo.train(config(tmp_path / "run", "Whimsical", "task.workers=0"))
+    assert sum("must draw everything random from its seed" in record.message for record in caplog.records) == 1
 
 
 def test_too_many_failures_end_the_run(tmp_path):
@@ -83,7 +102,7 @@ def test_a_replay_by_the_rule_of_the_run_has_its_metrics_by_turn(tmp_path):
     small = ["rollout.num_prompts=6", "eval.num_problems=0", "tracking.mlflow=false", "learner.lr=1e-3"]
     result = rlzoo.train(RunConfig.compose(["guess"], clip="fspo-turn", overrides=small, steps=1, output=tmp_path / "run"))
     recorded = RecordedRun.read(tmp_path / "run")
-    found = turn_metrics(replay(recorded, recorded.config.clip).table.judged())
+    found = TurnProfile.of(replay(recorded, recorded.config.clip).table).metrics()
     assert found["fairness/lre_turn_max"] > 0
     assert "clip/fraction_num_turns_bin_5" in found
     assert {name: result.metrics[1][name] for name in found} == pytest.approx(found, abs=1e-5)

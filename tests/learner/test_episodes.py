@@ -12,9 +12,10 @@ from rlzoo_rloo import RLOO
 from rlzoo.environments import Host
 from rlzoo.learner.batch import collate
 from rlzoo.measure.response_table import ResponseTable
+from rlzoo.measure.turns import TurnProfile
 from rlzoo.rollout.episodes import Player
 from rlzoo.rollout.sampler import HFSampler
-from rlzoo.training.metrics import episode_metrics, turn_metrics, update_metrics
+from rlzoo.training.metrics import episode_metrics, update_metrics
 from rlzoo.types import Problem, RolloutGroup
 from tests.environments.games import Counting, Words
 from tests.learner.test_learner import make_learner, oracle_step, relative_error, step_gradient
@@ -125,7 +126,7 @@ def test_clip_fractions_by_number_of_turns_are_those_of_the_episodes_in_each_bin
     learner = make_learner(model, GRPO(clip_low=1e-4, clip_high=1e-4), lr=0.05, num_epochs=4)
     _, updates = learner.update(learner.score(collate(groups)))
     rows = updates[-1].table.judged()
-    metrics = turn_metrics(rows)
+    metrics = TurnProfile.of(rows).metrics()
     edges = [0, *(metrics[f"clip/num_turns_bin_{k}_edge"] for k in range(6))]
     assert edges[6] == rows.turns.max()
     found = 0
@@ -166,7 +167,7 @@ def test_the_error_by_turn_on_hand_worked_numbers():
         "turn_clipped": clipped,
         "clipped": torch.tensor([0.25, 0]),
     }
-    metrics = turn_metrics(ResponseTable(**columns | {"group": torch.arange(2)}))
+    metrics = TurnProfile.of(ResponseTable(**columns | {"group": torch.arange(2)})).metrics()
     assert metrics["clip/fraction_turn_1"] == 0
     assert metrics["clip/fraction_turn_2"] == pytest.approx(0.25)
     assert "clip/fraction_turn_3" not in metrics
