@@ -31,6 +31,7 @@ QUICK = {
     "lab/race_numbers.py": "RUN",
     "lab/race_picture.py": "DOCS/explanation/which-rule-wins/race.csv race.svg",
     "lab/summarise_runs.py": "RUN",
+    "lab/tool_curve.py": "RUN tools.svg",
     "lab/when_is_it_fair.py": "RUN --clip fspo,gspo",
     "quickstart.py": "",
 }
