@@ -34,6 +34,16 @@ class Limits:
         turn_tokens = min(settings.max_turn_tokens or tokens, tokens)
         return cls(settings.max_turns, turn_tokens, tokens, settings.max_observation_tokens, context)
 
+    def longest(self, prompt: int) -> tuple[int, int]:
+        """Tokens of an episode that reaches every limit: those that the model chose, and all of them.
+
+        Example:
+            >>> Limits(turns=3, turn_tokens=10, tokens=25, observation_tokens=100, context=512).longest(prompt=7)
+            (25, 232)
+        """
+        chosen = min(self.tokens, self.turns * self.turn_tokens)
+        return chosen, min(self.context, prompt + chosen + (self.turns - 1) * self.observation_tokens)
+
 
 @dataclass(slots=True)
 class Episode:
