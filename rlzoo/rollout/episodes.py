@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import torch
 
 from rlzoo.environments import Host, Message, Observation
 from rlzoo.rollout.dialogue import Dialogue
-from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
+from rlzoo.rollout.sampler import Conversation, Drawn, Draws, Ids, Sampler
 from rlzoo.types import Problem, Rollout, Turn
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ class Player:
             piece = slice(start, start + self.sampler.batch_size)
             episodes = self._begin(problems[piece], seeds[piece])
             rows = [first_row + start + place for place in range(len(episodes))]
-            self._advance(episodes, rows, seed, temperature)
+            with closing(self.sampler.conversation()) as conversation:
+                self._advance(conversation, episodes, rows, seed, temperature)
             self.host.end([episode.number for episode in episodes])
             rollouts += [episode.rollout(self.sampler.text(episode.ids), policy_version) for episode in episodes]
         return rollouts
@@ -133,9 +135,10 @@ class Player:
             return Episode(number, (), (0,), 0, is_open=False, failure=seen.failure)
         return Episode(number, seen.messages, self.dialogue.begin(seen.messages), seen.state)
 
-    def _advance(self, episodes: Sequence[Episode], rows: Sequence[int], seed: int, temperature: float) -> None:
+    def _advance(
+        self, conversation: Conversation, episodes: Sequence[Episode], rows: Sequence[int], seed: int, temperature: float
+    ) -> None:
         """Play turn after turn until every episode is over."""
-        conversation = self.sampler.conversation()
         for turn in range(self.limits.turns):
             places = [place for place, episode in enumerate(episodes) if episode.is_open and self._has_room(episode)]
             if not places:
