@@ -175,3 +175,12 @@ def embedded_server(tmp_path_factory):
     write_served("embedded", folder / "model")
     with serving(folder / "model", "embedded", folder / "server.log") as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def playing_server(tmp_path_factory):
+    """The address of a server of the embedded model that plays."""
+    folder = tmp_path_factory.mktemp("playing-server")
+    write_served("embedded-guess", folder / "model")
+    with serving(folder / "model", "embedded-guess", folder / "server.log") as address:
+        yield address

@@ -133,9 +133,8 @@ def test_an_episode_ends_where_vllm_has_no_more_room(pair):
     assert not any(rollout.failure for rollout in rollouts)
 
 
+@pytest.mark.parametrize("pair", ["process"], indirect=True)  # a server never sleeps
 def test_vllm_sleeps_after_the_episodes_and_not_between_their_turns(pair, monkeypatch):
-    if not hasattr(pair.sampler, "llm"):
-        return  # a server never sleeps
     calls = []
     monkeypatch.setattr(pair.sampler, "sleeps", True)  # there is no sleep on a CPU: what vLLM is asked for is written down
     monkeypatch.setattr(pair.sampler.llm, "sleep", lambda level: calls.append("sleep"), raising=False)
