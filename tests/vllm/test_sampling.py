@@ -103,7 +103,7 @@ def test_a_turn_finds_the_turns_before_it_in_the_cache(pair):
     pair.sync()  # which empties the cache
     rng = torch.Generator().manual_seed(0)
     contexts = {row: tuple(torch.randint(2, 16, (110 + 30 * row,), generator=rng).tolist()) for row in range(4)}
-    conversation, found, computed = pair.sampler.conversation(), [], {row: 1 for row in contexts}
+    conversation, found, computed = pair.sampler.conversation(), [], dict.fromkeys(contexts, 1)
     for turn in range(4):
         with pair.cached() as hits:
             drawn = conversation.draw(contexts, Draws(seed=1, rows=range(4), limit=24, turn=turn))
