@@ -9,10 +9,12 @@ from rlzoo import RunConfig
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.rollout.sampler import Draws
 from rlzoo.rollout.vllm_model import write_served
 from tests.vllm.conftest import Pair, serving
 
 GREEDY = 0.01  # the lowest temperature that vLLM takes
+BLOCK = 128  # tokens of a block of vLLM's cache on the CPU; a block is found once all of it has been computed
 
 
 def settings(*overrides):
@@ -97,6 +99,24 @@ def test_log_probs_of_turns_are_those_of_one_pass_over_the_episode(pair, tempera
         reported, own = torch.tensor(rollout.rollout_log_probs).double(), chosen(rollout)
         torch.testing.assert_close(reported[own], expected[own], atol=1e-4, rtol=0)
         assert (reported[~own] == 0).all()
+
+
+def test_a_turn_finds_the_turns_before_it_in_the_cache(pair):
+    pair.sync()  # which empties the cache
+    rng = torch.Generator().manual_seed(0)
+    contexts = {row: tuple(torch.randint(2, 42, (60 + 20 * row,), generator=rng).tolist()) for row in range(4)}
+    conversation, found, computed = pair.sampler.conversation(), [], dict.fromkeys(contexts, 1)
+    for turn in range(3):
+        with pair.cached() as hits:
+            drawn = conversation.draw(contexts, Draws(seed=1, rows=range(4), limit=24, turn=turn))
+        assert hits == [sum((size - 1) // BLOCK * BLOCK for size in computed.values())]
+        found += hits
+        contexts = {row: ids + tuple(tokens) for (row, ids), (tokens, _) in zip(contexts.items(), drawn, strict=True)}
+        computed = {row: len(ids) for row, ids in contexts.items()}  # but for the last token
+        observed = torch.randint(2, 42, (130,), generator=rng).tolist()
+        contexts = {row: (*ids, *observed) for row, ids in contexts.items()}
+    conversation.close()
+    assert found[0] == 0 < found[1] < found[2]
 
 
 def test_a_turn_ends_at_its_end_token_or_at_its_limit_and_then_the_episode_is_over(pair):

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from rlzoo.errors import UserError
-from rlzoo.rollout.sampler import Draws
 
 PROMPTS = ["3+5+9=", "1+2=", "+".join("7" * 14) + "="]  # what the embedded model was trained on, and far more than that
 END = 1
@@ -94,25 +93,3 @@ def test_more_prompt_tokens_than_vllm_takes_in_one_pass(pair):
     rollouts = pair.sampler.sample(prompts, 2, seed=1)
     assert sum(len(rollout.prompt_ids) for rollout in rollouts[::2]) == 10_770
     assert pair.difference(rollouts) < 1e-4
-
-
-BLOCK = 128  # tokens of a block of vLLM's cache on the CPU; a block is found once all of it has been computed
-
-
-def test_a_turn_finds_the_turns_before_it_in_the_cache(pair):
-    pair.sync()  # which empties the cache
-    rng = torch.Generator().manual_seed(0)
-    contexts = {row: tuple(torch.randint(2, 16, (110 + 30 * row,), generator=rng).tolist()) for row in range(4)}
-    conversation, found, computed = pair.sampler.conversation(), [], dict.fromkeys(contexts, 1)
-    for turn in range(4):
-        with pair.cached() as hits:
-            drawn = conversation.draw(contexts, Draws(seed=1, rows=range(4), limit=24, turn=turn))
-        assert hits == [sum((size - 1) // BLOCK * BLOCK for size in computed.values())]
-        found += hits
-        contexts = {row: ids + tuple(tokens) for (row, ids), (tokens, _) in zip(contexts.items(), drawn, strict=True)}
-        computed = {row: len(ids) for row, ids in contexts.items()}  # but for the last token
-        observed = torch.randint(2, 16, (50,), generator=rng).tolist()
-        contexts = {row: (*ids, *observed) for row, ids in contexts.items()}
-    conversation.close()
-    assert found[0] == 0
-    assert sorted(set(found)) == found  # more from turn to turn
