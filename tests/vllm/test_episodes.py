@@ -104,7 +104,7 @@ def test_log_probs_of_turns_are_those_of_one_pass_over_the_episode(pair, tempera
 def test_a_turn_finds_the_turns_before_it_in_the_cache(pair):
     pair.sync()  # which empties the cache
     rng = torch.Generator().manual_seed(0)
-    contexts = {row: tuple(torch.randint(2, 42, (60 + 20 * row,), generator=rng).tolist()) for row in range(4)}
+    contexts = {row: tuple(torch.randint(2, 42, (100 + 20 * row,), generator=rng).tolist()) for row in range(4)}
     conversation, found, computed = pair.sampler.conversation(), [], dict.fromkeys(contexts, 1)
     for turn in range(3):
         with pair.cached() as hits:
