@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 from rlzoo.acceleration import joined_bytes
@@ -13,6 +14,7 @@ from rlzoo.learner.micro_batches import max_tokens
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
 from rlzoo.processes import zero_settings
+from rlzoo.rollout.episodes import Limits
 
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -27,8 +29,8 @@ class PassShape:
     """A micro-batch: what one forward and backward pass computes."""
 
     rows: int
-    length: int  # tokens of the longest row, prompt and response
-    response: int  # of these, the response's
+    length: int  # tokens of the longest row: prompt, response, and what an environment wrote
+    response: int  # of these, those that the model chose
 
     @property
     def tokens(self) -> int:
@@ -91,11 +93,26 @@ def micro_batch(
     config: RunConfig, architecture: Architecture | None, prompt: int, processes: int, *, is_cpu: bool = False
 ) -> PassShape:
     """A full micro-batch of an optimizer step, with every prompt and response at its longest."""
-    length = prompt + config.rollout.max_new_tokens
+    chosen, length = longest_response(config, architecture, prompt)
     depth = architecture.num_layers * architecture.hidden_size if architecture is not None else 1
     limit = max_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
     rows = max(1, min(rows_per_step(config, processes), limit // length))
-    return PassShape(rows, length, config.rollout.max_new_tokens)
+    return PassShape(rows, length, chosen)
+
+
+def longest_response(config: RunConfig, architecture: Architecture | None, prompt: int) -> tuple[int, int]:
+    """Tokens of the longest response: those that the model chooses, and all of them with the prompt.
+
+    What an environment writes between turns takes positions, memory and work like every token. An episode ends where the
+    context does.
+    """
+    rollout = config.rollout
+    if config.task.host is None:
+        return rollout.max_new_tokens, prompt + rollout.max_new_tokens
+    limits = [architecture.max_length] if architecture is not None else []
+    if rollout.engine == "vllm" and rollout.vllm.max_model_len is not None:
+        limits.append(rollout.vllm.max_model_len)
+    return Limits.of(rollout, min(limits, default=sys.maxsize)).longest(prompt)
 
 
 def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> Memory:

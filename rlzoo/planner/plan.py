@@ -25,6 +25,7 @@ LEARNER_UTILISATION = 0.4  # share of a device's FLOP/s that forward and backwar
 SAMPLER_UTILISATION = 0.5  # share of a device's memory bandwidth that decoding is taken to reach: ours, an assumption
 
 _TEXT_BYTES = 5  # of a response's text in JSON, per token: about what English and LaTeX come to
+_TURN_BYTES = 128  # of a turn in JSON, beside its texts
 _ID_BYTES, _LOG_PROB_BYTES = 8, 4
 
 
@@ -59,6 +60,11 @@ class Plan:
         """A full micro-batch."""
         is_cpu = self.devices.is_cpu
         return micro_batch(self.config, self.architecture, self.prompts.longest, self.processes, is_cpu=is_cpu)
+
+    @property
+    def observed(self) -> int:
+        """Tokens of a response that an environment writes."""
+        return max(0, self.batch.length - self.prompts.longest - self.batch.response)
 
     @property
     def responses(self) -> int:
@@ -136,7 +142,8 @@ class Plan:
         by_reading = (2 * architecture.num_parameters + at_once * row_cache / 2) / (devices.bandwidth * SAMPLER_UTILISATION)
         by_computing = at_once * body_flops(architecture, self.batch.length) / self.batch.length / speed
         waves = -(-responses // at_once)
-        return learning, waves * self.batch.response * max(by_reading, by_computing)
+        chosen = self.batch.response * max(by_reading, by_computing)
+        return learning, waves * (chosen + self.observed * by_computing)  # what is given is read in one pass
 
     @cached_property
     def disk(self) -> dict[str, float] | None:
@@ -149,6 +156,10 @@ class Plan:
         kept = config.steps // settings.keep_for_replay * self.updates if settings.keep_for_replay else 0
         log_probs = 2 + config.learner.num_epochs  # the sampler's, the old policy's, and those at each pass
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES
+        if config.task.host is not None:  # the number of each token's turn; who wrote what, as a text and turn by turn
+            behind = self.batch.response + self.observed
+            response += behind * (_ID_BYTES + _TEXT_BYTES) + self.observed * _TEXT_BYTES
+            response += config.rollout.max_turns * _TURN_BYTES
         return {
             "checkpoints": (weights + resume_bytes(self.architecture, config, self.sharding.stage > 0)) * min(saved, most),
             "rollouts": config.steps * self.responses * response,

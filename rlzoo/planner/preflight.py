@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def longest_prompt(config: RunConfig) -> Prompts:
         problems = problems + task.held_out_problems(config.eval.num_problems)
     texts = sorted(task.prompts(problems), key=len, reverse=True)[:_COUNTED]
     template = _TEMPLATE_TOKENS if config.model.chat_template else 0
+    if template and task.host is not None and task.host.tools:  # the template describes them before the first message
+        template += -(-len(json.dumps(task.host.tools).encode()) // _BYTES_PER_TOKEN)
     tokenizer = model_file(config.model.path, "tokenizer.json", download=False)
     if tokenizer is None:
         return Prompts(template + max(-(-len(text.encode()) // _BYTES_PER_TOKEN) for text in texts), counted=False)

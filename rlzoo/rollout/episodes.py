@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from rlzoo.environments import Host, Message, Observation
 from rlzoo.errors import shown
 from rlzoo.rollout.dialogue import Dialogue
 from rlzoo.rollout.prompts import PromptError
-from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
+from rlzoo.rollout.sampler import Conversation, Drawn, Draws, Ids, Sampler
 from rlzoo.types import Problem, Rollout, Turn
 
 if TYPE_CHECKING:
@@ -38,6 +39,16 @@ class Limits:
         tokens = settings.max_new_tokens
         turn_tokens = min(settings.max_turn_tokens or tokens, tokens)
         return cls(settings.max_turns, turn_tokens, tokens, settings.max_observation_tokens, context)
+
+    def longest(self, prompt: int) -> tuple[int, int]:
+        """Tokens of an episode that reaches every limit: those that the model chose, and all of them.
+
+        Example:
+            >>> Limits(turns=3, turn_tokens=10, tokens=25, observation_tokens=100, context=512).longest(prompt=7)
+            (25, 232)
+        """
+        chosen = min(self.tokens, self.turns * self.turn_tokens)
+        return chosen, min(self.context, prompt + chosen + (self.turns - 1) * self.observation_tokens)
 
 
 @dataclass(slots=True)
@@ -115,7 +126,8 @@ class Player:
             piece = slice(start, start + self.sampler.batch_size)
             episodes = self._begin(problems[piece], seeds[piece])
             rows = [first_row + start + place for place in range(len(episodes))]
-            self._advance(episodes, rows, seed, temperature)
+            with closing(self.sampler.conversation()) as conversation:
+                self._advance(conversation, episodes, rows, seed, temperature)
             self.host.end([episode.number for episode in episodes])
             rollouts += [episode.rollout(self.sampler.text(episode.ids), policy_version) for episode in episodes]
         self._compare_openings(seeds, rollouts)
@@ -148,9 +160,10 @@ class Player:
         # an episode of one empty turn: there is nothing that the model could answer
         return Episode(number, seen.messages, (0,), 0, is_open=False, failure=failure)
 
-    def _advance(self, episodes: Sequence[Episode], rows: Sequence[int], seed: int, temperature: float) -> None:
+    def _advance(
+        self, conversation: Conversation, episodes: Sequence[Episode], rows: Sequence[int], seed: int, temperature: float
+    ) -> None:
         """Play turn after turn until every episode is over."""
-        conversation = self.sampler.conversation()
         for turn in range(self.limits.turns):
             places = [place for place, episode in enumerate(episodes) if episode.is_open and self._has_room(episode)]
             if not places:

@@ -145,9 +145,9 @@ class Sampler(ABC):
 
 
 class Conversation:
-    """Draws the turns of episodes that advance together. This one computes the whole of an episode anew in every turn.
+    """Draws the turns of episodes that advance together. This one gives the sampler the whole of each episode in every turn.
 
-    It is right for every sampler: vLLM finds what it has computed before by itself.
+    It is right for every sampler. vLLM finds what it has computed before in its prefix cache.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -162,6 +162,9 @@ class Conversation:
             draws: of these episodes, in the same order.
         """
         return list(self.sampler.draw(list(contexts.values()), draws))
+
+    def close(self) -> None:
+        """Give back what is held between turns."""
 
 
 class HFSampler(Sampler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.errors import UserError
 from rlzoo.models.pretrained import quiet
-from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
+from rlzoo.rollout.sampler import Conversation, Drawn, Draws, Ids, Sampler
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class AnyVLLMSampler(Sampler):
         super().__init__(model, tokenizer, **common)
         self.settings = settings
         self.has_weights = False
+
+    @property
+    def context(self) -> int:
+        """See `Sampler.context`; vLLM may be given less room than the model has."""
+        return min(super().context, self.max_model_len)
 
     def _requests(self, rows: Sequence[Ids], draws: Draws) -> list[dict[str, Any]]:
         """How each response is sampled: from the whole distribution, with the log-prob of each token, up to an end token."""
@@ -127,13 +132,22 @@ class VLLMSampler(AnyVLLMSampler):
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """See `Sampler.draw`."""
+        drawn = self.draw_awake(rows, draws)
+        self.rest()
+        return drawn
+
+    def conversation(self) -> Conversation:
+        """See `Sampler.conversation`; vLLM stays awake between the turns."""
+        return AwakeConversation(self)
+
+    def draw_awake(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
+        """Draw, and keep what was computed until `rest`."""
         from vllm import SamplingParams
 
         requests = [SamplingParams(**request, detokenize=False) for request in self._requests(rows, draws)]
         self._wake()
         with random_state_kept(), torch.autocast(self.device_type, enabled=False):  # the learner's is not its own
             outputs = self.llm.generate([{"prompt_token_ids": list(ids)} for ids in rows], requests, use_tqdm=False)
-        self._rest()
         drawn: list[Drawn] = []
         for output in (output.outputs[0] for output in outputs):
             tokens = list(output.token_ids)
@@ -163,10 +177,27 @@ class VLLMSampler(AnyVLLMSampler):
             self.llm.wake_up()
             self.asleep = False
 
-    def _rest(self) -> None:
-        if self.sleeps:
+    def rest(self) -> None:
+        """Give the GPU's memory back, with the prefix cache, until the next draw."""
+        if self.sleeps and not self.asleep:
             self.llm.sleep(level=1)  # the weights wait in the CPU's memory
             self.asleep = True
+
+
+class AwakeConversation(Conversation):
+    """Keeps vLLM awake from turn to turn: it forgets its prefix cache when it sleeps."""
+
+    def __init__(self, sampler: VLLMSampler) -> None:
+        super().__init__(sampler)
+        self.sampler: VLLMSampler = sampler
+
+    def draw(self, contexts: Mapping[int, Ids], draws: Draws) -> list[Drawn]:
+        """See `Conversation.draw`."""
+        return self.sampler.draw_awake(list(contexts.values()), draws)
+
+    def close(self) -> None:
+        """Let vLLM sleep."""
+        self.sampler.rest()
 
 
 def _import_vllm() -> tuple[Any, type[LLM]]:

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from rlzoo import RunConfig
+from rlzoo.planner.preflight import longest_prompt
+
 SMALL = ["--set", "rollout.num_prompts=12", "--set", "rollout.group_size=4"]
 
 
@@ -241,3 +244,20 @@ def test_an_unknown_shape_is_said_and_the_rest_planned(rlzoo):
     assert yaml.safe_load(out)["model"]["path"] == "nobody/nothing"
     assert "the shape of model 'nobody/nothing' is not known here: no memory, time and disk" in err
     assert "160 optimizer steps in all" in err
+
+
+def test_the_plan_of_a_game_counts_what_the_environment_writes(rlzoo):
+    code, out, err = rlzoo("train", "--config", "guess", "--dry-run", "--json", "--devices", "1x24GB")
+    assert code == 0, err
+    plan = json.loads(out)["plan"]
+    # 40 steps of 128 games of at most 208 tokens; a prompt of 12, and 8 tokens of the environment between 16 turns
+    assert plan["response_tokens_at_most"] == 40 * 128 * 208
+    assert plan["micro_batch"]["tokens"] == plan["micro_batch"]["rows"] * (12 + 208 + 15 * 8)
+
+
+def test_a_template_describes_tools_before_the_first_message():
+    given = ["task.name=tools", "task.problems.name=arithmetic", "task.tools=[rlzoo.environments.tools:calculator]"]
+    plain, described = (
+        longest_prompt(RunConfig.compose(overrides=[*given, *more])).longest for more in ([], ["model.chat_template=true"])
+    )
+    assert described - plain - 64 > 100  # two bytes to a token: the schema has more than 200

@@ -163,3 +163,27 @@ class Unruly(Chain):
             time.sleep(60)
         answer, *rest = super().step(message)
         return "1+" * 500_000 if self.left == 1 and self.kind == "flood" else answer, *rest
+
+
+class Uneven(Chain):
+    """Of seven problems the first three have one turn, the others six; the last two raise or hang in the second turn."""
+
+    def reset(self, problem, seed):
+        self.index = int(problem.question.rpartition(":")[2]) % 7
+        self.turns = 1 if self.index < 3 else 6
+        return super().reset(problem, seed)
+
+    def step(self, message):
+        if self.left == self.turns - 1 and self.index == 5:
+            raise ValueError("no such move")
+        if self.left == self.turns - 1 and self.index == 6:
+            time.sleep(60)
+        return super().step(message)
+
+
+class Speechless(Uneven):
+    """Begins the last two of seven problems without a message."""
+
+    def reset(self, problem, seed):
+        answer = super().reset(problem, seed)
+        return [] if self.index >= 5 else answer

@@ -18,6 +18,7 @@ from rlzoo.planner.memory import (
     trained_parameters,
 )
 from rlzoo.planner.plan import Plan, Prompts, body_flops
+from rlzoo.rollout.decode import GROWTH
 
 # embedding 10*4 = 40; layer: q 4*4, k and v 4*2 each, o 4*4 = 48; MLP 3*4*6 = 72; norms 2*4 = 8; last norm 4: 172 in all
 TINY = Architecture(10, 4, 6, 1, 2, 1, 2, 32, tied=True)
@@ -137,6 +138,49 @@ def test_micro_batches_are_cut_as_the_learner_cuts_them():
     assert micro_batch(config("learner.max_tokens_per_micro_batch=24"), TINY, 3, 2) == PassShape(3, 8, 5)
     # a row of 8 goes alone where 10 tokens are allowed
     assert micro_batch(config("learner.max_tokens_per_micro_batch=10"), TINY, 3, 1) == PassShape(1, 8, 5)
+
+
+EPISODES = ["task.name=guess", "rollout.max_turns=3", "rollout.max_turn_tokens=2", "rollout.max_observation_tokens=4"]
+EPISODES += ["learner.max_tokens_per_micro_batch=32"]
+
+
+def test_what_an_environment_writes_is_part_of_a_row():
+    # a prompt of 3, 5 tokens of the model, and 4 of the environment between its three turns: 3 + 5 + 2 * 4 = 16
+    assert micro_batch(config(*EPISODES), TINY, 3, 1) == PassShape(2, 16, 5)
+    # in three turns of one token the model writes three: 3 + 3 + 8
+    assert micro_batch(config(*EPISODES, "rollout.max_turn_tokens=1"), TINY, 3, 1) == PassShape(2, 14, 3)
+    # without an environment, a response is what the model writes
+    assert micro_batch(config(*EPISODES[1:]), TINY, 3, 1) == PassShape(4, 8, 5)
+
+
+def test_an_episode_ends_where_the_context_does():
+    flood = [*EPISODES, "rollout.max_observation_tokens=1024"]
+    assert micro_batch(config(*flood), TINY, 3, 1) == PassShape(1, 32, 5)
+    vllm = ["rollout.engine=vllm", "rollout.vllm.max_model_len=20"]
+    assert micro_batch(config(*flood, *vllm), TINY, 3, 1) == PassShape(1, 20, 5)
+    assert micro_batch(config(*flood), None, 3, 1) == PassShape(1, 3 + 5 + 2 * 1024, 5)
+
+
+def test_the_work_memory_and_disk_of_episodes_are_worked_by_hand():
+    # a row of 16 tokens: 2 * 120 * 16 = 3840, attention 4 * 4 * 16 * 16 = 4096; the head on the model's 5 tokens 400
+    here, there = plan(*EPISODES, architecture=TINY), plan(architecture=TINY)
+    assert here.flops["rollout"] == 16 * (3840 + 4096 + 400)
+    assert here.flops["learner"] == 16 * (4 * (3840 + 4096) + 5 * 400)
+    # a token's keys and values take 2 * 2 * 4 bytes, and each of 16 rows has 8 tokens more
+    assert here.memory.sampler - there.memory.sampler == pytest.approx(GROWTH * 16 * 8 * 16)
+    # 16 ids; 5 tokens with 3 log-probs and 5 bytes of text; behind the prompt 13 tokens have the number of their turn, and
+    # stand in the list of turns; 8 observed ones in the transcript; and three turns
+    disk = plan(*EPISODES, "checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
+    assert disk["rollouts"] == 3 * 16 * (16 * 8 + 5 * (3 * 4 + 5) + 13 * (8 + 5) + 8 * 5 + 3 * 128)
+
+
+def test_what_an_environment_writes_takes_time():
+    long = ["task.name=guess", "rollout.max_turns=3", "rollout.max_new_tokens=500", "learner.max_tokens_per_micro_batch=8192"]
+    little, much = (plan(*long, f"rollout.max_observation_tokens={tokens}") for tokens in (1, 1000))
+    assert much.batch.length == little.batch.length + 2 * 999
+    assert much.seconds[0] > 4 * little.seconds[0]  # about 2,500 tokens in place of 500
+    assert much.seconds[1] > little.seconds[1]
+    assert much.as_dict()["response_tokens_at_most"] == little.as_dict()["response_tokens_at_most"]
 
 
 def test_the_work_of_a_step_is_worked_by_hand():

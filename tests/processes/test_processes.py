@@ -103,8 +103,8 @@ def train(zygote):
     return partial(_train, zygote)
 
 
-def _train(zygote, kind, folder, *options, overrides=()):
-    settings = [part for override in (*QUICK, *overrides) for part in ("--set", override)]
+def _train(zygote, kind, folder, *options, overrides=QUICK):
+    settings = [part for override in overrides for part in ("--set", override)]
     words = ["train", "--clip", "fspo", "--steps", "2", "--output", folder, *settings, *options]
     told = {name: value for name, value in environment(kind).items() if name not in ON_A_CPU["ddp"]}
     return zygote.run(*words, folder=folder.parent, environment=told)
@@ -122,7 +122,7 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
+in_two = pytest.mark.parametrize(
     "options",
     [
         pytest.param((), id="ddp"),
@@ -130,22 +130,80 @@ def metrics(folder):
         pytest.param(("--deepspeed", "zero3"), id="zero3", marks=deepspeed),
     ],
 )
+
+
+@in_two
 def test_a_whole_run_on_two_processes_is_that_of_one(train, one_process, tmp_path, options):
     done = train(options[1] if options else "ddp", tmp_path / "run", "--processes", "2", *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 2/2") == 1  # one process speaks
-    for got, expected in zip(metrics(tmp_path / "run"), metrics(one_process), strict=True):
+    assert_same_run(tmp_path / "run", one_process)
+
+
+def assert_same_run(ours, theirs):
+    """Two steps with the same metrics, weights and responses."""
+    for got, expected in zip(metrics(ours), metrics(theirs), strict=True):
         assert got.keys() >= expected.keys()
         for name, value in expected.items():
             if not name.startswith(("time/", "throughput/")):
                 assert got[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-    ours, theirs = (
-        load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (tmp_path / "run", one_process)
+    weights, expected_weights = (
+        load_file(folder / "checkpoints" / "step-000002" / "model.safetensors") for folder in (ours, theirs)
     )
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
-    text = [(folder / "rollouts" / "000002.jsonl").read_text() for folder in (tmp_path / "run", one_process)]
-    assert text[0] == text[1]
+    for name in expected_weights:
+        torch.testing.assert_close(weights[name], expected_weights[name], rtol=1e-4, atol=1e-6)
+    assert (ours / "rollouts" / "000002.jsonl").read_text() == (theirs / "rollouts" / "000002.jsonl").read_text()
+
+
+# the game that ships with the package; and one whose first problems, which are those of process 0, have one turn and whose last
+# ones have six, or an environment that raises, or hangs
+PLAYED = {
+    "guess": ["rollout.num_prompts=7", "rollout.group_size=4", "eval.num_problems=21", "learner.lr=1e-4"],
+    "uneven": ["task.name=environment", "task.environment=tests.environments.games:Uneven", "task.timeout=2",
+               "rollout.num_prompts=7", "rollout.group_size=4", "rollout.max_new_tokens=60", "eval.num_problems=0",
+               "learner.lr=1e-4"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=PLAYED)
+def one_player(request, train, tmp_path_factory):
+    """How to play, and what one process came to."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    options = ("--config", "guess") if request.param == "guess" else ()
+    overrides = (*PLAYED[request.param], "tracking.mlflow=false")
+    done = train("ddp", folder, *options, overrides=overrides)
+    assert done.returncode == 0, done.stderr
+    return options, overrides, folder
+
+
+@in_two
+def test_two_processes_play_the_episodes_of_one_and_learn_the_same(train, one_player, tmp_path, options):
+    more, overrides, one = one_player
+    kind = options[1] if options else "ddp"
+    done = train(kind, tmp_path / "run", "--processes", "2", *more, *options, overrides=overrides)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "run", one)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "000001.jsonl").read_text().splitlines()]
+    turns = [len(row["turns"]) for row in rows]
+    if more:
+        assert max(turns) > 6
+        assert metrics(one)[1]["learner/grad_norm"] > 0
+    else:
+        assert turns[:12] == [1] * 12  # of process 0
+        assert max(turns[12:20]) == 6
+        failures = {row["group"]: row["failure"] for row in rows if "failure" in row}
+        assert failures == {5: "ValueError: no such move", 6: "took longer than 2 s"}
+        assert metrics(one)[2]["env/failed"] > 0
+
+
+def test_an_environment_that_stops_one_process_ends_both(zygote, tmp_path):
+    settings = [*PLAYED["uneven"], "task.environment=tests.environments.games:Speechless", "tracking.mlflow=false"]
+    words = ["train", "--processes", "2", "--output", "run", *(part for each in settings for part in ("--set", each))]
+    told = {name: value for name, value in environment("ddp").items() if name not in ON_A_CPU["ddp"]}
+    done = zygote.run(*words, folder=tmp_path, environment=told, timeout=120)
+    assert done.returncode == 2
+    line = "rlzoo: an environment's reset returned no message: the model has nothing to answer"
+    assert done.stderr.splitlines().count(line) == 1
 
 
 def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path):

@@ -55,12 +55,37 @@ class Pair:
         return max(float((self.plain(rollout, temperature) - torch.tensor(rollout.rollout_log_probs)).abs().max())
                    for rollout in rollouts)  # fmt: skip
 
+    @contextlib.contextmanager
+    def cached(self):
+        """A list, to which the number of tokens is added that vLLM found in its prefix cache meanwhile."""
+        found, server = [], self.sampler.settings.server
+        if server:
+            before = cache_hits(server)
+            yield found
+            found.append(cache_hits(server) - before)
+            return
+        llm, outputs = self.sampler.llm, []
+        generate = llm.generate
+        llm.generate = lambda *given, **named: outputs.extend(made := generate(*given, **named)) or made
+        try:
+            yield found
+        finally:
+            del llm.generate
+        found.append(sum(output.num_cached_tokens for output in outputs))
+
     @torch.no_grad()
     def plain(self, rollout, temperature):
         """Log-probs of one response with nothing of ours: no padding, full logits."""
         sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
         logits = self.model(input_ids=sequence[None]).logits[0].float() / temperature
         return logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[-len(rollout.response_ids) :, 0]
+
+
+def cache_hits(server):
+    """Tokens that a server has found in its prefix cache since it was started."""
+    with urllib.request.urlopen(f"{server}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("vllm:prefix_cache_hits_total"))
 
 
 def write_model(folder, tied):
@@ -149,4 +174,13 @@ def embedded_server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embedded-server")
     write_served("embedded", folder / "model")
     with serving(folder / "model", "embedded", folder / "server.log") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def playing_server(tmp_path_factory):
+    """The address of a server of the embedded model that plays."""
+    folder = tmp_path_factory.mktemp("playing-server")
+    write_served("embedded-guess", folder / "model")
+    with serving(folder / "model", "embedded-guess", folder / "server.log") as address:
         yield address

@@ -17,11 +17,15 @@ QUICK = [
     "rollout.engine=vllm", "rollout.num_prompts=8", "rollout.group_size=4", "rollout.max_new_tokens=20",
     "task.num_operands_max=4", "eval.num_problems=20", "learner.lr=1e-3", "tracking.mlflow=false",
 ]  # fmt: skip
+PLAYED = [
+    "rollout.engine=vllm", "rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=20", "learner.lr=1e-3",
+    "tracking.mlflow=false",
+]  # fmt: skip
 
 
-def train(folder, *overrides, options=()):
+def train(folder, *overrides, options=(), quick=QUICK):
     """`rlzoo train` for two steps in a process of its own; returns the run directory."""
-    settings = [word for override in (*QUICK, *overrides) for word in ("--set", override)]
+    settings = [word for override in (*quick, *overrides) for word in ("--set", override)]
     command = [
         sys.executable,
         "-m",
@@ -42,6 +46,11 @@ def train(folder, *overrides, options=()):
     assert answer.returncode == 0, answer.stderr[-3000:]
     assert "Traceback" not in answer.stderr
     return folder / "run"
+
+
+def play(folder, *overrides, options=()):
+    """The same for the game that ships with the package."""
+    return train(folder, *overrides, options=("--config", "guess", *options), quick=PLAYED)
 
 
 def check(run):
@@ -115,3 +124,41 @@ def test_one_batch_ahead_is_sampled_by_the_weights_before(tmp_path, where, reque
     assert float((tensors["old_log_probs"] - tensors["rollout_log_probs"]).abs().max()) > 1e-2
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["rollout/staleness"] for row in metrics[1:]] == [0.0, 4.0]
+
+
+def check_episodes(run):
+    """Responses hold the tokens of both, and the log-probs of the model's own agree."""
+    responses = check(run)
+    for step in (1, 2):
+        rows = [json.loads(line) for line in (run / "rollouts" / f"{step:06d}.jsonl").read_text().splitlines()]
+        tensors = load_file(run / "rollouts" / f"{step:06d}.safetensors")
+        behind = tensors["sequence_lengths"] - tensors["prompt_lengths"]
+        assert [row["turns"][-1]["end"] for row in rows] == behind.tolist()
+        assert [row["length"] for row in rows] == tensors["lengths"].tolist()
+        assert len(tensors["rollout_log_probs"]) == int(tensors["lengths"].sum()) < int(behind.sum())
+        for row, numbers in zip(rows, tensors["turn_ids"].split(behind.tolist()), strict=True):
+            own = [(numbers == number).nonzero()[:, 0].tolist() for number in range(len(row["turns"]))]
+            assert own == [list(range(turn["start"], turn["end"])) for turn in row["turns"]]
+        assert max(len(row["turns"]) for row in rows) > 6
+        assert not any("failure" in row for row in rows)
+    return responses
+
+
+@pytest.mark.parametrize("where", ["in process", "server"])
+def test_a_run_on_episodes(tmp_path, where, request):
+    server = [] if where == "in process" else [f"rollout.vllm.server={request.getfixturevalue('playing_server')}"]
+    check_episodes(play(tmp_path, *server))
+
+
+@pytest.mark.parametrize("where", ["in process", "server"])
+def test_two_processes_play_the_episodes_of_one(tmp_path, where, request):
+    server = [] if where == "in process" else [f"rollout.vllm.server={request.getfixturevalue('playing_server')}"]
+    runs = []
+    for name, options in (("one", ()), ("two", ("--processes", "2"))):
+        (tmp_path / name).mkdir()
+        runs.append(play(tmp_path / name, *server, options=options))
+    one, two = map(check_episodes, runs)
+    assert one == two
+    one, two = ([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs)
+    for name in ("learner/grad_norm", "learner/objective", "eval/accuracy", "env/turns_mean"):
+        assert two[2][name] == pytest.approx(one[2][name], rel=1e-3, abs=1e-6)
