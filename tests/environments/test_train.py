@@ -56,7 +56,7 @@ def test_what_the_tokenizer_cannot_write_costs_its_episode_and_no_other(tmp_path
         assert bool(kind) == ("failure" in row)
     assert any("tokenizer has no token for 'w', 'h', 'a', 't', ' ', 'i', 's'" in row.get("failure", "") for row in rows)
     assert result.metrics[1]["env/failed"] == pytest.approx(sum("failure" in row for row in rows) / 24)
-    assert result.metrics[2]["learner/skipped"] == 0
+    assert len(result.metrics) == 3, "both steps were taken"
 
 
 def test_a_reset_that_ignores_its_seed_is_noticed_once(tmp_path, caplog):
