@@ -22,6 +22,10 @@ OPTIONAL = {
     "math-verify": ("task math_file", "pip install 'rlzoo[math-verify]'"),
     "reasoning-gym": ("task reasoning_gym:<dataset>", "pip install 'rlzoo[reasoning-gym]'"),
     "datasets": ("data sets from the hub", "pip install 'rlzoo[datasets]'"),
+    "textarena": ("environment rlzoo.environments.textarena:TextArena", "pip install 'rlzoo[textarena]'"),
+    "openenv": ("environment rlzoo.environments.openenv:OpenEnv", "pip install 'rlzoo[openenv]'"),
+    "verifiers": ("environment rlzoo.environments.verifiers:Verifiers", "pip install 'rlzoo[verifiers]'"),
+    "wasmtime": ("tool rlzoo.environments.sandbox:python", "pip install 'rlzoo[sandbox]'"),
 }
 
 

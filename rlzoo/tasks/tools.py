@@ -31,10 +31,10 @@ class ToolTask(EpisodeTask):
 
     def model_post_init(self, context: Any) -> None:
         """Build the other task and import the tools, so that a mistake shows before a run starts."""
-        super().model_post_init(context)
         for field in ("reward", "template"):
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise UserError(f"task.{field}: the task that asks the questions has it; set task.problems.{field} instead")
+        super().model_post_init(context)
         if self._asking.host is not None:
             raise UserError(
                 f"task.problems: task {self._asking.name!r} has several turns already; choose one with a single turn"

@@ -13,7 +13,8 @@ import pytest
 from rlzoo.environments.openenv import OpenEnv
 from rlzoo.errors import UserError
 from rlzoo.types import Problem
-from tests.environments.page import train, write_file
+from tests.environments.page import check_training, train, write_file
+from tests.training.short import lines
 
 EPISODE = Problem("episode 0:0", "")
 
@@ -95,6 +96,9 @@ def test_what_does_not_fit_the_server_is_refused(server):
 
 
 def test_the_page_trains(server, tmp_path, model):
-    rows = train("OpenEnv", tmp_path, model, changed=[("http://127.0.0.1:8000", server)])
-    assert [row["step"] for row in rows[-2:]] == [1, 2]
-    assert all(row["response/truncated"] < 1 for row in rows[-2:])  # episodes were played to their end
+    path, rows = train("OpenEnv", tmp_path, model, changed=[("http://127.0.0.1:8000", server)])
+    check_training(path, rows)
+    for step in (1, 2):
+        turns = [turn for each in lines(path / "rollouts" / f"{step:06}.jsonl") for turn in each["turns"]]
+        assert {"lower", "higher", "Right."} <= {turn["observation"] for turn in turns}
+        assert all(turn["reward"] == (turn["observation"] == "Right.") for turn in turns)
