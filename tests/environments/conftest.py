@@ -15,13 +15,13 @@ needs = {
 collect_ignore = [file for file, names in needs.items() if not all(map(importlib.util.find_spec, names))]
 
 
-WORDS = [*"123456789", *(f"[{number}]" for number in range(1, 10))]
-"""All that the model of these tests says: a number, as most of the environments want it, and as TextArena does."""
+WORDS = [f"[{number}] <answer>{number}</answer>" for number in range(1, 13)]
+"""All that the model of these tests says: a number, as TextArena wants it and as the tasks of reasoning-gym do."""
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A folder with SmolLM2's tokenizer and a tiny model that says a number or ends its turn, with equal probability."""
+    """A folder with SmolLM2's tokenizer and a tiny model that says numbers; its turns have four on average."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -42,7 +42,7 @@ def model(tmp_path_factory):
         made.model.embed_tokens.weight += 1.0
         made.lm_head.weight.zero_()
         made.lm_head.weight[tokenizer.convert_tokens_to_ids(WORDS)] = 16.0 / 32
-        made.lm_head.weight[tokenizer.eos_token_id] = (16.0 + math.log(len(WORDS))) / 32
+        made.lm_head.weight[tokenizer.eos_token_id] = (16.0 + math.log(len(WORDS) / 4)) / 32
     folder = tmp_path_factory.mktemp("model")
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -69,7 +69,7 @@ def test_one_seed_gives_one_episode(server):
 def test_the_servers_hints_lead_to_its_number(server):
     seen = played(OpenEnv(server), 3, ["5", "2", "4"])  # random.Random(3).randint(1, 9) is 4
     assert seen == [
-        "Guess my number between 1 and 9.",
+        "Guess my number between 1 and 9. Answer with one digit.",
         ("lower", 0.0, False, {}),
         ("higher", 0.0, False, {}),
         ("Right.", 1.0, True, {}),
@@ -95,6 +95,7 @@ def test_what_does_not_fit_the_server_is_refused(server):
         OpenEnv("http://127.0.0.1:9")
 
 
+@pytest.mark.environments
 def test_the_page_trains(server, tmp_path, model):
     path, rows = train("OpenEnv", tmp_path, model, changed=[("http://127.0.0.1:8000", server)])
     check_training(path, rows)

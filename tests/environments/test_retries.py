@@ -6,6 +6,7 @@ from tests.environments.page import check_training, train
 from tests.training.short import lines
 
 
+@pytest.mark.environments
 def test_the_page_trains(tmp_path, model):
     path, rows = train("Try again", tmp_path, model)
     check_training(path, rows)

@@ -85,6 +85,7 @@ def test_a_game_that_cannot_be_played_is_refused(game, said, monkeypatch, tmp_pa
         TextArena(game).reset(EPISODE, 0)
 
 
+@pytest.mark.environments
 def test_the_page_trains(tmp_path, model):
     path, rows = train("TextArena", tmp_path, model)
     check_training(path, rows)

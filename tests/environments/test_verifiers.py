@@ -85,6 +85,7 @@ def test_a_taskset_that_is_not_there_is_refused(name, said):
         Verifiers(name)
 
 
+@pytest.mark.environments
 def test_the_page_trains(tmp_path, model):
     write_file("verifiers", tmp_path)
     path, rows = train("verifiers", tmp_path, model)
