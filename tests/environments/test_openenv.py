@@ -70,8 +70,8 @@ def test_the_servers_hints_lead_to_its_number(server):
     seen = played(OpenEnv(server), 3, ["5", "2", "4"])  # random.Random(3).randint(1, 9) is 4
     assert seen == [
         "Guess my number between 1 and 9. Answer with one digit.",
-        ("lower", 0.0, False, {}),
-        ("higher", 0.0, False, {}),
+        ("lower", 0.1, False, {}),
+        ("higher", 0.1, False, {}),
         ("Right.", 1.0, True, {}),
     ]
 
@@ -101,5 +101,5 @@ def test_the_page_trains(server, tmp_path, model):
     check_training(path, rows)
     for step in (1, 2):
         turns = [turn for each in lines(path / "rollouts" / f"{step:06}.jsonl") for turn in each["turns"]]
-        assert {"lower", "higher", "Right."} <= {turn["observation"] for turn in turns}
-        assert all(turn["reward"] == (turn["observation"] == "Right.") for turn in turns)
+        paid = {(turn["observation"], turn["reward"]) for turn in turns}
+        assert paid == {("Between 1 and 9!", 0.0), ("lower", 0.1), ("higher", 0.1), ("Right.", 1.0)}

@@ -36,12 +36,12 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_the_seed_picks_the_task(folder):
-    first = [Verifiers("sums").reset(EPISODE, seed) for seed in (0, 7, 23)]  # of 16 tasks, 1 + 1, 1 + 2, ..., 4 + 4
-    questions = [f"What is {each}? Answer with just the number." for each in ("1 + 1", "2 + 4", "2 + 4")]
+    first = [Verifiers("sums").reset(EPISODE, seed) for seed in (0, 80, 172)]  # of 81 tasks, 1 + 1, 1 + 2, ..., 9 + 9
+    questions = [f"What is {each}? Answer with just the number." for each in ("1 + 1", "9 + 9", "2 + 2")]
     assert first == [[{"role": "user", "content": question}] for question in questions]
 
 
-@pytest.mark.parametrize(("seed", "answer"), [(0, "2"), (3, "It is 1 + 4 = 5."), (15, "8")])
+@pytest.mark.parametrize(("seed", "answer"), [(0, "2"), (3, "It is 1 + 4 = 5."), (15, "2 + 7 is 9.")])
 def test_a_right_first_answer_ends_the_episode(folder, seed, answer):
     environment = Verifiers("sums")
     environment.reset(EPISODE, seed)
