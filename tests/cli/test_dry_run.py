@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import time
 from types import SimpleNamespace
 
@@ -145,6 +146,15 @@ def test_a_library_that_the_data_needs_is_named(refused, monkeypatch, library, e
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == library else object())
     line = refused("train", "--dry-run", "--config", "paper/qwen3-1.7b")
     assert line == f"{library} is not installed: pip install 'rlzoo[{extra}]'"
+
+
+@pytest.mark.parametrize(("library", "name"), [("textarena", "TextArena"), ("openenv", "OpenEnv"), ("verifiers", "Verifiers")])
+def test_a_library_that_an_environment_needs_is_named(refused, monkeypatch, library, name):
+    monkeypatch.setitem(sys.modules, library, None)  # what Python itself records for a module that cannot be imported
+    more = ("task.name=environment", f"task.environment=rlzoo.environments.{library}:{name}", "task.workers=0")
+    line = refused("train", "--dry-run", *settings(*more))
+    told = f"{library} is not installed: pip install 'rlzoo[{library}]'"
+    assert line == f"task 'environment': an episode does not begin: {told}"
 
 
 def test_a_missing_data_file_is_refused(refused, tmp_path):

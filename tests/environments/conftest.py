@@ -1,6 +1,7 @@
 """Leaves these tests out where the libraries they start are not installed; ``nox -s environments`` installs them."""
 
 import importlib.util
+import math
 
 import pytest
 
@@ -14,15 +15,20 @@ needs = {
 collect_ignore = [file for file, names in needs.items() if not all(map(importlib.util.find_spec, names))]
 
 
+WORDS = [f"[{number}] <answer>{number}</answer>" for number in range(1, 13)]
+"""All that the model of these tests says: a number, as TextArena wants it and as the tasks of reasoning-gym do."""
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A folder with SmolLM2's tokenizer and a tiny model of random weights, which ends its turn after a few tokens."""
+    """A folder with SmolLM2's tokenizer and a tiny model that says numbers; its turns have four on average."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from rlzoo.models.pretrained import _smollm2
 
     tokenizer = AutoTokenizer.from_pretrained(_smollm2())
+    tokenizer.add_tokens(WORDS)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     tokens = {
         "bos_token_id": tokenizer.bos_token_id,
@@ -32,9 +38,11 @@ def model(tmp_path_factory):
     torch.manual_seed(0)
     made = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=False, **shape, **tokens))
     with torch.no_grad():
-        # every state points in about one direction, in which the end token is likely
+        # every state points in about one direction, in which these tokens alone are likely
         made.model.embed_tokens.weight += 1.0
-        made.lm_head.weight[tokenizer.eos_token_id] = 10.0 / 32
+        made.lm_head.weight.zero_()
+        made.lm_head.weight[tokenizer.convert_tokens_to_ids(WORDS)] = 16.0 / 32
+        made.lm_head.weight[tokenizer.eos_token_id] = (16.0 + math.log(len(WORDS) / 4)) / 32
     folder = tmp_path_factory.mktemp("model")
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from rlzoo.errors import UserError
+
 
 class Words:
     """Answers each turn with as many words as the seed and the turn say, and ends after some turns."""
@@ -78,6 +80,13 @@ class Odd(Counting):
         if self.what == "escape":
             raise ValueError("red \x1b[31m")
         return self.ANSWERS.get(self.what, ("w3", 1.0, True, {}))
+
+
+class Unavailable(Counting):
+    """Needs a library that is not installed."""
+
+    def __init__(self):
+        raise UserError("boards is not installed: pip install boards")
 
 
 class Careless(Counting):

@@ -8,7 +8,7 @@ from rlzoo import RunConfig, UserError
 from rlzoo.environments import Host
 from rlzoo.environments.environment import Observation, state_id
 from rlzoo.types import Problem
-from tests.environments.games import Careless, Counting, Odd, Words
+from tests.environments.games import Careless, Counting, Odd, Unavailable, Words
 
 
 def played(kind, problems, workers, timeout=20.0, turns=3):
@@ -52,6 +52,11 @@ def test_an_episode_that_fails_costs_no_other(bad):
     assert [paid[place] for place in (0, 1, 3, 4, 5)] == [[1.0, 1.0, 1.0]] * 5
     assert [failures[place] for place in (0, 1, 3, 4, 5)] == [""] * 5
     assert paid[2] == ([] if bad == "no start" else [1.0])
+
+
+def test_an_environment_that_cannot_be_made_is_named_in_one_line():
+    with pytest.raises(UserError, match=r"^the environment does not start: boards is not installed: pip install boards$"):
+        played(Unavailable, ["good"], workers=1)
 
 
 def test_an_episode_that_cannot_be_played_again_fails_when_its_worker_was_lost():

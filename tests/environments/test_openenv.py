@@ -13,7 +13,8 @@ import pytest
 from rlzoo.environments.openenv import OpenEnv
 from rlzoo.errors import UserError
 from rlzoo.types import Problem
-from tests.environments.page import train, write_file
+from tests.environments.page import check_training, train, write_file
+from tests.training.short import lines
 
 EPISODE = Problem("episode 0:0", "")
 
@@ -68,9 +69,9 @@ def test_one_seed_gives_one_episode(server):
 def test_the_servers_hints_lead_to_its_number(server):
     seen = played(OpenEnv(server), 3, ["5", "2", "4"])  # random.Random(3).randint(1, 9) is 4
     assert seen == [
-        "Guess my number between 1 and 9.",
-        ("lower", 0.0, False, {}),
-        ("higher", 0.0, False, {}),
+        "Guess my number between 1 and 9. Answer with one digit.",
+        ("lower", 0.1, False, {}),
+        ("higher", 0.1, False, {}),
         ("Right.", 1.0, True, {}),
     ]
 
@@ -94,7 +95,11 @@ def test_what_does_not_fit_the_server_is_refused(server):
         OpenEnv("http://127.0.0.1:9")
 
 
+@pytest.mark.environments
 def test_the_page_trains(server, tmp_path, model):
-    rows = train("OpenEnv", tmp_path, model, changed=[("http://127.0.0.1:8000", server)])
-    assert [row["step"] for row in rows[-2:]] == [1, 2]
-    assert all(row["response/truncated"] < 1 for row in rows[-2:])  # episodes were played to their end
+    path, rows = train("OpenEnv", tmp_path, model, changed=[("http://127.0.0.1:8000", server)])
+    check_training(path, rows)
+    for step in (1, 2):
+        turns = [turn for each in lines(path / "rollouts" / f"{step:06}.jsonl") for turn in each["turns"]]
+        paid = {(turn["observation"], turn["reward"]) for turn in turns}
+        assert paid == {("Between 1 and 9!", 0.0), ("lower", 0.1), ("higher", 0.1), ("Right.", 1.0)}

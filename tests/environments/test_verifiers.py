@@ -7,10 +7,10 @@ import pytest
 from rlzoo.environments.verifiers import Verifiers, _loaded
 from rlzoo.errors import UserError
 from rlzoo.types import Problem
-from tests.environments.page import train, write_file
+from tests.environments.page import check_training, train, write_file
+from tests.training.short import lines
 
 EPISODE = Problem("episode 0:0", "")
-WORDS = ["cat", "tree", "house", "window", "river", "stone"]
 ENDING = """
 class Task(vf.Task):
     {hook}
@@ -31,34 +31,35 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     _loaded.cache_clear()
-    for name in ("backwards", "refused"):
+    for name in ("sums", "refused"):
         sys.modules.pop(name, None)
 
 
 def test_the_seed_picks_the_task(folder):
-    first = [Verifiers("backwards").reset(EPISODE, seed) for seed in (2, 8, 3)]
-    assert first == [[{"role": "user", "content": f"Write {word} backwards."}] for word in ("house", "house", "window")]
+    first = [Verifiers("sums").reset(EPISODE, seed) for seed in (0, 80, 172)]  # of 81 tasks, 1 + 1, 1 + 2, ..., 9 + 9
+    questions = [f"What is {each}? Answer with just the number." for each in ("1 + 1", "9 + 9", "2 + 2")]
+    assert first == [[{"role": "user", "content": question}] for question in questions]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_right_first_answer_ends_the_episode(folder, seed):
-    environment = Verifiers("backwards")
+@pytest.mark.parametrize(("seed", "answer"), [(0, "2"), (3, "It is 1 + 4 = 5."), (15, "2 + 7 is 9.")])
+def test_a_right_first_answer_ends_the_episode(folder, seed, answer):
+    environment = Verifiers("sums")
     environment.reset(EPISODE, seed)
-    assert environment.step(WORDS[seed][::-1]) == ([], 1.0, True, {"turns": 1.0})
+    assert environment.step(answer) == ([], 1.0, True, {"turns": 1.0})
 
 
 def test_episodes_side_by_side_do_not_mix(folder):
-    first, second = Verifiers("backwards"), Verifiers("backwards")
+    first, second = Verifiers("sums"), Verifiers("sums")
     first.reset(EPISODE, 0)
     second.reset(EPISODE, 1)
     again = [{"role": "user", "content": "That is wrong. Try again."}]
-    assert first.step("dog") == (again, 0.0, False, {})
-    assert second.step("eert") == ([], 1.0, True, {"turns": 1.0})
-    assert first.step("dog") == ([], 0.0, True, {"turns": 2.0})
+    assert first.step("3") == (again, 0.0, False, {})
+    assert second.step("3") == ([], 1.0, True, {"turns": 1.0})
+    assert first.step("three") == ([], 0.0, True, {"turns": 2.0})
 
 
 def test_an_episode_may_be_left(folder):
-    environment = Verifiers("backwards")
+    environment = Verifiers("sums")
     environment.reset(EPISODE, 0)
     environment.close()
     environment.close()
@@ -84,8 +85,11 @@ def test_a_taskset_that_is_not_there_is_refused(name, said):
         Verifiers(name)
 
 
+@pytest.mark.environments
 def test_the_page_trains(tmp_path, model):
     write_file("verifiers", tmp_path)
-    rows = train("verifiers", tmp_path, model)
-    assert [row["step"] for row in rows[-2:]] == [1, 2]
-    assert all(row["response/truncated"] < 1 for row in rows[-2:])  # episodes were played to their end
+    path, rows = train("verifiers", tmp_path, model)
+    check_training(path, rows)
+    for step, row in enumerate(rows, 1):
+        ended = [each for each in lines(path / "rollouts" / f"{step:06}.jsonl") if each["finished"]]
+        assert row["env/turns"] == pytest.approx(sum(len(each["turns"]) for each in ended) / len(ended))
