@@ -32,7 +32,7 @@ class FSPOTurn(ClipPolicy):
     """
 
     name = "fspo-turn"
-    paper = "none"
+    paper = "arXiv 2509.09177"
     scope = "token"
     needs: ClassVar = frozenset({"turn_ids"})
     watch: ClassVar = {
