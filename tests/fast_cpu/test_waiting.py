@@ -77,10 +77,15 @@ print(spinning, asleep, sleeps(), result == numbers.exp().sum().item())
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a single core has no threads that wait for each other")
 def test_one_more_thread_lets_the_others_sleep_and_changes_no_sum():
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | SETTINGS
-    done = subprocess.run([sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, check=True)
-    spinning, asleep, after, is_same = done.stdout.split()
-    assert int(asleep) > 10 * max(int(spinning), int(after), 10), done.stdout
-    assert is_same == "True"
+    seen = []
+    for _ in range(3):  # other processes on the machine put spinning threads to sleep too: one quiet half second is enough
+        done = subprocess.run([sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, check=True)
+        spinning, asleep, after, is_same = done.stdout.split()
+        assert is_same == "True"
+        seen.append(int(asleep) / max(int(spinning), int(after), 10))
+        if seen[-1] > 10:
+            break
+    assert max(seen) > 10, f"one more thread multiplied the sleeps by {seen}"
 
 
 def test_a_single_thread_is_not_watched():
