@@ -169,7 +169,7 @@ library_name: transformers
 # The guessing model that ships with rlzoo
 
 A Qwen3 of {parameters:,} parameters (2 layers, width 64, one token per character) that plays a game of several turns: it
-guesses a hidden number, is told `higher` or `lower`, writes the bounds that are left and guesses again, `37-100:64`. It
+guesses a hidden number, reads `higher` or `lower`, writes the bounds that are left and guesses again, `37-100:64`. It
 exists so that reinforcement learning on episodes can be tried in minutes on two CPU cores. It can do nothing else.
 
     rlzoo train --config guess --clip fspo

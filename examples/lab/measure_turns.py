@@ -2,7 +2,7 @@
 
 ``python examples/lab/measure_turns.py [MODEL]`` draws 64 responses of 256 tokens in one turn, and as eight turns of 32 tokens
 with 8 tokens of an environment between them, in pairs; MODEL is what ``model.path`` takes. Prints medians of the ratios
-of the time per token: with the caches kept from turn to turn, and with every episode computed anew in each turn.
+of the time per token: with the caches kept from turn to turn, and with every episode recomputed in each turn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(path: str) -> None:
     torch.set_num_threads(1)
     model, tokenizer = load_named(ModelConfig(path=path))
     sampler = HFSampler(model, tokenizer, end_ids=frozenset(), max_new_tokens=TOKENS)
-    kinds = {"caches kept": sampler.conversation, "computed anew": lambda: Conversation(sampler)}
+    kinds = {"caches kept": sampler.conversation, "recomputed": lambda: Conversation(sampler)}
     ratios: dict[str, list[float]] = {name: [] for name in kinds}
     with torch.no_grad():
         for _ in range(PAIRS):

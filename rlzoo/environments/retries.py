@@ -38,7 +38,7 @@ class Retries:
             grade: the reward of an answer.
             prompt: the text that the model is asked a problem with.
             tries: answers at most.
-            again: what the model is told after a wrong one.
+            again: the message to the model after a wrong one.
             discount: the reward is multiplied by it for each try before.
             solved: an answer with this reward or a higher one is right.
         """

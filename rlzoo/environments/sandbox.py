@@ -219,7 +219,7 @@ def _loaded() -> tuple[Engine, Module]:
     engine = wasmtime.Engine(settings)
     key = hashlib.sha256(f"{SHA256} {metadata.version('wasmtime')}".encode()).hexdigest()[:16]
     cached = _cache() / f"python-wasi-{key}.cwasm"
-    with _only_one(cached.with_suffix(".lock")):
+    with _CompileLock(cached.with_suffix(".lock")):
         if not _is_ours(cached):
             _compile(engine, cached)
         try:
@@ -283,7 +283,7 @@ def _is_ours(path: Path) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-class _only_one:  # noqa: N801  # reads as a statement
+class _CompileLock:
     """Let one process after the other compile."""
 
     def __init__(self, path: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlzoo.fast_cpu.fused import FusedStep
 
 CONVERSATION = 4096
-"""Tokens of an episode for which positions are computed ahead. A longer one has them computed anew."""
+"""Tokens of an episode for which positions are computed ahead. For a longer one they are recomputed."""
 
 GROWTH = 1.5
 """How much larger a buffer becomes when it is full: what is copied stays proportional to what is written."""

@@ -29,7 +29,7 @@ class RetriesTask(EpisodeTask):
     )
     tries: int = Field(default=3, ge=1, le=100, description="answers to a problem, at most")
     again: str = Field(
-        default="That is wrong. Try again.", min_length=1, description="what the model is told after a wrong answer"
+        default="That is wrong. Try again.", min_length=1, description="message to the model after a wrong answer"
     )
     discount: float = Field(default=1.0, ge=0, le=1, description="the reward is multiplied by it for each try before")
     solved: float = Field(default=1.0, description="an answer with this reward or a higher one is right")

@@ -170,19 +170,18 @@ def pair(request, tmp_path_factory):
         sampler.close()
 
 
-@pytest.fixture(scope="session")
-def embedded_server(tmp_path_factory):
-    """The address of a server of the embedded model."""
-    folder = tmp_path_factory.mktemp("embedded-server")
-    write_served("embedded", folder / "model")
-    with serving(folder / "model", "embedded", folder / "server.log") as address:
-        yield address
+def server_of(name):
+    """A fixture: the address of a server of a model that ships."""
+
+    @pytest.fixture(scope="session")
+    def address(tmp_path_factory):
+        folder = tmp_path_factory.mktemp(f"{name}-server")
+        write_served(name, folder / "model")
+        with serving(folder / "model", name, folder / "server.log") as address:
+            yield address
+
+    return address
 
 
-@pytest.fixture(scope="session")
-def playing_server(tmp_path_factory):
-    """The address of a server of the embedded model that plays."""
-    folder = tmp_path_factory.mktemp("playing-server")
-    write_served("embedded-guess", folder / "model")
-    with serving(folder / "model", "embedded-guess", folder / "server.log") as address:
-        yield address
+embedded_server = server_of("embedded")
+playing_server = server_of("embedded-guess")
