@@ -42,7 +42,7 @@ def write_text(file: Path, text: str, key: str) -> None:
     sync(file.parent)
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str) -> None:
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file that is either complete or not there.
 
     It is written in a folder of its own, because safetensors gives unfinished files a random name.
@@ -52,7 +52,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str) -> None:
     folder = temporary_path(file, key)
     folder.mkdir(exist_ok=True)
     try:
-        save_file(dict(tensors), folder / file.name)
+        save_file(dict(tensors), folder / file.name, None if metadata is None else dict(metadata))
         (folder / file.name).replace(file)
     finally:
         remove_files(folder, lambda name: is_tensors(name, file.name))

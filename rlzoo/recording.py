@@ -1,0 +1,346 @@
+"""The rollout file: sampled responses and their log-probs at every optimizer step, for any trainer to write.
+
+docs/reference/rollout-files.md describes the format. A run directory holds one such file for each rollout step.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rlzoo.errors import UserError, shown
+from rlzoo.support.atomic import write_tensors
+from rlzoo.support.parsing import UnreadableError, parse_json
+from rlzoo.support.reading import opened
+
+FORMAT, VERSION = "rlzoo-rollouts", 1
+PAGE = "docs/reference/rollout-files.md"
+PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy")  # float32, of chosen tokens
+REQUIRED = ("token_ids", "sequence_lengths", "response_mask", "group_ids")
+OPTIONAL = ("rewards", "advantages", "turn_ids", "finished", "policy_versions", *PER_TOKEN)
+INTEGERS = ("token_ids", "sequence_lengths", "group_ids", "turn_ids", "policy_versions")
+FLAGS = ("response_mask", "finished")
+FACTS = ("step", "temperature", "max_length", "num_steps", "seed", "rule", "model", "writer")
+MOST_BYTES = 2**40  # maximum size in bytes of a file that is read
+MOST_CELLS = 2**27  # maximum of responses times the length of the longest: the size of the padded tensors
+LARGEST_STEP = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLogProbs:
+    """Log-probs of one optimizer step on a rollout batch.
+
+    Example:
+        The first update of a batch of four responses took two of them: ``UpdateLogProbs(rows=torch.tensor([2, 0]), ...)``.
+    """
+
+    rows: Tensor  # (U,) int64: the responses of its minibatch
+    log_probs: Tensor  # (M_u,) float32: of the chosen tokens of these responses, row by row, before the optimizer step
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A rollout batch of R responses with N tokens, prompts included, of which the model chose M.
+
+    All tensors are flat: one response follows the other. What a trainer does not have is None.
+
+    Example:
+        One response of two tokens to a prompt of three:
+
+        >>> step = RecordedStep(
+        ...     step=1,
+        ...     token_ids=torch.tensor([5, 12, 7, 10, 1]),
+        ...     sequence_lengths=torch.tensor([5]),
+        ...     response_mask=torch.tensor([False, False, False, True, True]),
+        ...     group_ids=torch.tensor([0]),
+        ...     rewards=torch.tensor([1.0]),
+        ...     rollout_log_probs=torch.tensor([-0.1, -0.9]),
+        ... )
+        >>> step.lengths.tolist(), step.prompt_lengths.tolist()
+        ([2], [3])
+    """
+
+    step: int  # rollout step, from 1
+    token_ids: Tensor  # (N,) int64
+    sequence_lengths: Tensor  # (R,) int64: tokens of each response with its prompt
+    response_mask: Tensor  # (N,) bool: True on tokens that the model chose
+    group_ids: Tensor  # (R,) int64: responses to one prompt share one
+    rewards: Tensor | None = None  # (R,) float32
+    advantages: Tensor | None = None  # (R,) float32, or (M,) where they differ between the tokens of a response
+    turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; without them every gap in the mask begins a turn
+    finished: Tensor | None = None  # (R,) bool; False: cut off at a limit
+    policy_versions: Tensor | None = None  # (R,) int64: optimizer steps taken by the weights that sampled the response
+    rollout_log_probs: Tensor | None = None  # (M,) float32 nats, as the sampler reported them
+    old_log_probs: Tensor | None = None  # (M,) of the trainer's model before the first update of the batch
+    ref_log_probs: Tensor | None = None  # (M,) of the reference model
+    old_entropy: Tensor | None = None  # (M,) nats, of the model of old_log_probs
+    updates: tuple[UpdateLogProbs, ...] = ()
+    temperature: float = 1.0  # that logits were divided by, in all log-probs
+    max_length: int | None = None  # the limit on the model's tokens in a response
+    num_steps: int | None = None  # rollout steps of the whole run, from which rules learn its progress
+    seed: int = 0  # of the first update; update k has seed + k
+    rule: Mapping[str, Any] = field(default_factory=dict)  # name and settings of the rule that was trained with, if it is ours
+    model: str = ""  # name or path of the model that was trained
+    writer: str = ""  # the program and its version, such as "trl 1.16.0"
+
+    def __post_init__(self) -> None:
+        """Refuse tensors that do not fit together.
+
+        Raises:
+            ValueError: says which.
+        """
+        _check(self)
+
+    def __len__(self) -> int:
+        return len(self.sequence_lengths)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of tokens that the model chose in each response, ``(R,)``."""
+        ends = self.response_mask.long().cumsum(0)[self.sequence_lengths.cumsum(0) - 1]
+        return ends.diff(prepend=ends.new_zeros(1))
+
+    @property
+    def prompt_lengths(self) -> Tensor:
+        """Number of tokens before the first that the model chose, ``(R,)``; all of them where it chose none."""
+        rows = torch.repeat_interleave(torch.arange(len(self)), self.sequence_lengths)
+        place = torch.arange(len(self.token_ids)) - (self.sequence_lengths.cumsum(0) - self.sequence_lengths)[rows]
+        chosen = self.response_mask
+        return self.sequence_lengths.scatter_reduce(0, rows[chosen], place[chosen], "amin")
+
+    @classmethod
+    def from_padded(
+        cls,
+        step: int,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        completion_ids: Tensor,
+        completion_mask: Tensor,
+        group_ids: Tensor,
+        *,
+        response_mask: Tensor | None = None,
+        updates: Sequence[tuple[Tensor, Tensor]] = (),
+        **values: Any,
+    ) -> RecordedStep:
+        """Build a step from padded tensors, as trainers have them, on any device.
+
+        Args:
+            step: rollout step, from 1.
+            prompt_ids: ``(R, P)``.
+            prompt_mask: ``(R, P)``, nonzero on the prompt's tokens; the padding may be on either side.
+            completion_ids: ``(R, T)`` tokens after the prompts.
+            completion_mask: ``(R, T)``, nonzero on tokens, zero on padding.
+            group_ids: ``(R,)``.
+            response_mask: ``(R, T)``, nonzero on the tokens that the model chose; all of the completion unless given.
+            updates: rows ``(U,)`` and log-probs ``(U, T)`` of each optimizer step.
+            **values: other fields. Of those with a value per token, ``(R, T)``.
+        """
+        present = completion_mask.bool().cpu()
+        chosen = present if response_mask is None else response_mask.bool().cpu() & present
+        before = prompt_mask.bool().cpu()
+        both = torch.cat([before, present], 1)
+        for name in (*PER_TOKEN, "turn_ids", "advantages"):
+            value = values.get(name)
+            if value is not None and value.ndim == 2:
+                values[name] = (
+                    value.detach().cpu()[:, 0] if value.shape[1] == 1 != chosen.shape[1] else value.detach().cpu()[chosen]
+                )
+        values = {name: _plain(name, value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        return cls(
+            step=step,
+            token_ids=torch.cat([prompt_ids, completion_ids], 1).long().cpu()[both],
+            sequence_lengths=both.sum(1),
+            response_mask=torch.cat([torch.zeros_like(before), chosen], 1)[both],
+            group_ids=group_ids.long().cpu(),
+            updates=tuple(
+                UpdateLogProbs(rows.long().cpu(), log_probs.detach().float().cpu()[chosen[rows.cpu()]])
+                for rows, log_probs in updates
+            ),
+            **values,
+        )
+
+    def save(self, file: Path, key: str | None = None) -> None:
+        """Write the file; it is either complete or not there.
+
+        Args:
+            file: ending in ``.safetensors``; one of that name is replaced.
+            key: random name for temporary files, see `rlzoo.support.atomic.temporary_path`.
+        """
+        tensors = {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
+        for index, update in enumerate(self.updates):
+            tensors |= {f"rows/{index}": update.rows, f"log_probs/{index}": update.log_probs}
+        facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, **{name: getattr(self, name) for name in FACTS}}
+        metadata = {
+            name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items() if value is not None
+        }
+        write_tensors(file, {name: value.contiguous() for name, value in tensors.items()}, key or uuid.uuid4().hex, metadata)
+
+    @classmethod
+    def load(cls, file: Path) -> RecordedStep:
+        """Read a rollout file.
+
+        Raises:
+            UserError: it is torn, of another format, or its tensors do not fit together; says which.
+        """
+        try:
+            with opened(file, MOST_BYTES), safe_open(str(file), "pt") as content:
+                metadata: dict[str, str] = content.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise UserError(f"{str(file)!r} is no rollout file: its metadata lacks format={FORMAT!r}; see {PAGE}")
+                if metadata.get("version") != str(VERSION):
+                    found = shown(metadata.get("version"))
+                    raise UserError(
+                        f"{str(file)!r} is a rollout file of version {found}, and this rlzoo reads {VERSION}; see {PAGE}"
+                    )
+                tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118, a method of safetensors
+        # safetensors raises different errors for different damage
+        except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without it") from error
+        try:
+            return cls(**_read_facts(metadata), **_read_tensors(tensors))
+        except ValueError as error:
+            raise UserError(f"{str(file)!r} is a damaged rollout file: {error}; remove it to go without it") from error
+
+
+def _plain(name: str, value: Tensor) -> Tensor:
+    """A tensor on the CPU, of the type that a field has."""
+    dtype = torch.int64 if name in INTEGERS else torch.bool if name in FLAGS else torch.float32
+    return value.detach().cpu().to(dtype)
+
+
+def _read_facts(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The metadata of a file as fields; raises a ValueError that says which is wrong."""
+    facts: dict[str, Any] = {}
+    for name in FACTS:
+        text = metadata.get(name)
+        if name in ("model", "writer"):
+            facts[name] = text or ""
+        elif text is not None:
+            try:
+                facts[name] = parse_json(text)
+            except UnreadableError as error:
+                raise ValueError(f"metadata {name}={shown(text)}: {error}") from error
+    if "step" not in facts:
+        raise ValueError("metadata step is missing")
+    return facts
+
+
+def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The tensors of a file as fields, of the types that fields have; raises a ValueError that says which is wrong."""
+    for name in REQUIRED:
+        if name not in tensors:
+            raise ValueError(f"{name} is missing")
+    values: dict[str, Any] = {name: _converted(name, tensors[name]) for name in (*REQUIRED, *OPTIONAL) if name in tensors}
+    updates: list[UpdateLogProbs] = []
+    while f"rows/{len(updates)}" in tensors:
+        index = len(updates)
+        if f"log_probs/{index}" not in tensors:
+            raise ValueError(f"log_probs/{index} is missing")
+        rows, log_probs = (_converted(name, tensors[f"{name}/{index}"]) for name in ("rows", "log_probs"))
+        updates.append(UpdateLogProbs(rows, log_probs))
+    known = {*REQUIRED, *OPTIONAL, *(f"{name}/{index}" for name in ("rows", "log_probs") for index in range(len(updates)))}
+    if unknown := sorted(set(tensors) - known):
+        raise ValueError(f"{unknown[0]} is no tensor of the format, or an update before it is missing")
+    return {**values, "updates": tuple(updates)}
+
+
+def _converted(name: str, tensor: Tensor) -> Tensor:
+    """A tensor with one of the types that are read for a field, as the one that the field has."""
+    if name in INTEGERS or name == "rows":
+        read, dtype = (torch.int64, torch.int32), torch.int64
+    elif name in FLAGS:
+        read, dtype = (torch.bool, torch.uint8), torch.bool
+    else:
+        read, dtype = (torch.float32, torch.float64), torch.float32
+    if tensor.dtype not in read:
+        raise ValueError(f"{name} has values of {tensor.dtype}, not of {' or '.join(map(str, read))}")
+    return tensor.to(dtype)
+
+
+def _check(step: RecordedStep) -> None:
+    """Raise a ValueError that says what is wrong with a step."""
+    _check_facts(step)
+    for name in (*REQUIRED, *OPTIONAL):
+        value = getattr(step, name)
+        if value is not None:
+            _require(value.ndim == 1, f"{name} has the shape {tuple(value.shape)}, not one dimension")
+            _require(name not in INTEGERS or not bool((value < 0).any()), f"{name} has a value below 0")
+            _require(not value.is_floating_point() or bool(value.isfinite().all()), f"{name} has a value that is not finite")
+    sizes, number, num_tokens = step.sequence_lengths, len(step), len(step.token_ids)
+    _require(number > 0, "sequence_lengths has no response")
+    # before they are summed, which may overflow
+    _require(
+        bool((sizes > 0).all()) and int(sizes.max()) <= num_tokens, f"sequence_lengths has values outside 1 to {num_tokens}"
+    )
+    _require(
+        int(sizes.sum()) == num_tokens, f"sequence_lengths has the sum {int(sizes.sum())}, and there are {num_tokens} token_ids"
+    )
+    _require(
+        len(step.response_mask) == num_tokens, f"response_mask has {len(step.response_mask)} values for {num_tokens} token_ids"
+    )
+    num_chosen = int(step.response_mask.sum())
+    _require(num_chosen > 0, "response_mask has no token that the model chose")
+    widest = int((sizes - step.prompt_lengths).max())
+    _require(number * widest <= MOST_CELLS, f"{number} responses of up to {widest} tokens are too many for one step")
+    for name in ("group_ids", "rewards", "finished", "policy_versions"):
+        value = getattr(step, name)
+        _require(
+            value is None or len(value) == number,
+            f"{name} has {0 if value is None else len(value)} values for {number} responses",
+        )
+    for name in ("turn_ids", *PER_TOKEN):
+        value = getattr(step, name)
+        found = 0 if value is None else len(value)
+        _require(
+            value is None or found == num_chosen, f"{name} has {found} values for {num_chosen} tokens that the model chose"
+        )
+    if step.advantages is not None:
+        found = len(step.advantages)
+        what = f"advantages has {found} values for {number} responses with {num_chosen} tokens that the model chose"
+        _require(found in (number, num_chosen), what)
+    for index, update in enumerate(step.updates):
+        _check_update(step, index, update)
+
+
+def _check_update(step: RecordedStep, index: int, update: UpdateLogProbs) -> None:
+    rows, log_probs, number = update.rows, update.log_probs, len(step)
+    _require(
+        rows.ndim == 1 and 0 < len(rows) <= number, f"rows/{index} has the shape {tuple(rows.shape)} for {number} responses"
+    )
+    within = bool((rows >= 0).all()) and int(rows.max()) < number
+    _require(within, f"rows/{index} names a response that is not there")
+    _require(len(set(rows.tolist())) == len(rows), f"rows/{index} names a response twice")
+    wanted = int(step.lengths[rows].sum())
+    _require(tuple(log_probs.shape) == (wanted,), f"log_probs/{index} has the shape {tuple(log_probs.shape)}, not ({wanted},)")
+    _require(bool(log_probs.isfinite().all()), f"log_probs/{index} has a value that is not finite")
+
+
+def _check_facts(step: RecordedStep) -> None:
+    for name, least, most in (
+        ("step", 0, LARGEST_STEP),
+        ("max_length", 1, 2**40),
+        ("num_steps", 1, LARGEST_STEP),
+        ("seed", 0, 2**63),
+    ):
+        value = getattr(step, name)
+        if value is not None or name in ("step", "seed"):
+            _require(type(value) is int and least <= value < most, f"{name}={shown(value)} is not a whole number from {least}")
+    is_number = isinstance(step.temperature, int | float) and not isinstance(step.temperature, bool)
+    _require(is_number and 0 < step.temperature < 1e6, f"temperature={shown(step.temperature)} is not a number above 0")
+    is_rule = isinstance(step.rule, Mapping) and (not step.rule or isinstance(step.rule.get("name"), str))
+    _require(is_rule, f"rule={shown(step.rule)} is not the settings of a rule with its name")
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)
