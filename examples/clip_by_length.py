@@ -39,7 +39,7 @@ def main() -> None:
         numbers = f"{found.clip_fraction:8.3f} {found.lre_max:8.3f} {low:6.3f} {high:6.3f} {found.lre_noise:6.3f}"
         print(f"{rule.label:6} {numbers}  {' '.join(f'{share:.3f}' for share in both.fraction)}")
     print(f"{sum(both.count):,} responses with an advantage, median lengths {found.median_length}")
-    figure = profile(series, title=f"responses of a run of {run.config.clip.name}, every rule clipping {FRACTION:.0%}")
+    figure = profile(series, title=f"responses of a run of {run.trained_with}, every rule clipping {FRACTION:.0%}")
     figure.axes[0].axhline(FRACTION, color="0.4", linestyle=":", linewidth=1)  # what a fair rule would do
     mpl.rcParams["svg.hashsalt"] = "rlzoo"  # the same numbers give the same file
     figure.savefig(target, metadata={"Date": None}, facecolor="white")

@@ -91,11 +91,11 @@ class RecordedStep:
     model: str = ""  # name or path of the model that was trained
     writer: str = ""  # the program and its version, such as "trl 1.16.0"
 
-    def __post_init__(self) -> None:
-        """Refuse tensors that do not fit together.
+    def check(self) -> None:
+        """Refuse values that do not fit together; `from_padded` and `load` call it.
 
         Raises:
-            ValueError: says which.
+            ValueError: says which are wrong.
         """
         _check(self)
 
@@ -115,6 +115,11 @@ class RecordedStep:
         place = torch.arange(len(self.token_ids)) - (self.sequence_lengths.cumsum(0) - self.sequence_lengths)[rows]
         chosen = self.response_mask
         return self.sequence_lengths.scatter_reduce(0, rows[chosen], place[chosen], "amin")
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors().values())
 
     @classmethod
     def from_padded(
@@ -142,6 +147,9 @@ class RecordedStep:
             response_mask: ``(R, T)``, nonzero on the tokens that the model chose; all of the completion unless given.
             updates: rows ``(U,)`` and log-probs ``(U, T)`` of each optimizer step.
             **values: other fields. Of those with a value per token, ``(R, T)``.
+
+        Raises:
+            ValueError: values that do not fit together; says which.
         """
         present = completion_mask.bool().cpu()
         chosen = present if response_mask is None else response_mask.bool().cpu() & present
@@ -154,7 +162,7 @@ class RecordedStep:
                     value.detach().cpu()[:, 0] if value.shape[1] == 1 != chosen.shape[1] else value.detach().cpu()[chosen]
                 )
         values = {name: _plain(name, value) if isinstance(value, Tensor) else value for name, value in values.items()}
-        return cls(
+        recorded = cls(
             step=step,
             token_ids=torch.cat([prompt_ids, completion_ids], 1).long().cpu()[both],
             sequence_lengths=both.sum(1),
@@ -166,6 +174,8 @@ class RecordedStep:
             ),
             **values,
         )
+        recorded.check()
+        return recorded
 
     def save(self, file: Path, key: str | None = None) -> None:
         """Write the file; it is either complete or not there.
@@ -174,14 +184,17 @@ class RecordedStep:
             file: ending in ``.safetensors``; one of that name is replaced.
             key: random name for temporary files, see `rlzoo.support.atomic.temporary_path`.
         """
-        tensors = {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
-        for index, update in enumerate(self.updates):
-            tensors |= {f"rows/{index}": update.rows, f"log_probs/{index}": update.log_probs}
         facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, **{name: getattr(self, name) for name in FACTS}}
         metadata = {
             name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items() if value is not None
         }
-        write_tensors(file, {name: value.contiguous() for name, value in tensors.items()}, key or uuid.uuid4().hex, metadata)
+        write_tensors(file, self._tensors(), key or uuid.uuid4().hex, metadata)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
+        for index, update in enumerate(self.updates):
+            tensors |= {f"rows/{index}": update.rows, f"log_probs/{index}": update.log_probs}
+        return {name: value.contiguous() for name, value in tensors.items()}
 
     @classmethod
     def load(cls, file: Path) -> RecordedStep:
@@ -207,9 +220,11 @@ class RecordedStep:
                 raise
             raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without it") from error
         try:
-            return cls(**_read_facts(metadata), **_read_tensors(tensors))
+            step = cls(**_read_facts(metadata), **_read_tensors(tensors))
+            step.check()
         except ValueError as error:
             raise UserError(f"{str(file)!r} is a damaged rollout file: {error}; remove it to go without it") from error
+        return step
 
 
 def _plain(name: str, value: Tensor) -> Tensor:
@@ -289,7 +304,6 @@ def _check(step: RecordedStep) -> None:
         len(step.response_mask) == num_tokens, f"response_mask has {len(step.response_mask)} values for {num_tokens} token_ids"
     )
     num_chosen = int(step.response_mask.sum())
-    _require(num_chosen > 0, "response_mask has no token that the model chose")
     widest = int((sizes - step.prompt_lengths).max())
     _require(number * widest <= MOST_CELLS, f"{number} responses of up to {widest} tokens are too many for one step")
     for name in ("group_ids", "rewards", "finished", "policy_versions"):

@@ -17,10 +17,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from rlzoo.config.run_config import RunConfig
 from rlzoo.models.pretrained import load_named
+from rlzoo.recording import RecordedStep
 
 COLUMNS, CELL, LINE, MARGIN = 84, 8.4, 24, 16
 END = "\u21b5"  # stands for the token that ends a turn
@@ -49,11 +48,11 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
     """The tokens of a game as text, and whether the model chose them."""
     config = RunConfig.compose([run / "config.yaml"])
     _, tokenizer = load_named(config.model)
-    kept = load_file(run / "rollouts" / f"{step:06d}.safetensors")
-    ids = kept["sequences"].split(kept["sequence_lengths"].tolist())[index].tolist()
-    prompt = int(kept["prompt_lengths"][index])
-    turns = kept["turn_ids"].split((kept["sequence_lengths"] - kept["prompt_lengths"]).tolist())[index].tolist()
-    return [(tokenizer.decode([token]), turn >= 0) for token, turn in zip(ids, [-1] * prompt + turns, strict=True)]
+    kept = RecordedStep.load(run / "rollouts" / f"{step:06d}.safetensors")
+    ids, chosen = (
+        values.split(kept.sequence_lengths.tolist())[index].tolist() for values in (kept.token_ids, kept.response_mask)
+    )
+    return [(tokenizer.decode([token]), is_model) for token, is_model in zip(ids, chosen, strict=True)]
 
 
 def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:

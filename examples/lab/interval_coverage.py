@@ -74,7 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     run = RecordedRun.read(options.run)
-    rows = replay(run, run.config.clip).table.judged()
+    rows = replay(run, run.own_rule).table.judged()
     num_prompts, num_steps = len(rows.group.unique()), len({update.step for update in run.updates})
     print(f"{len(rows.length)} rows of {num_prompts} prompts with an advantage, {num_steps} steps, {NUM_BINS} bins")
     for title, clipped in (("as the run clipped", rows.clipped), ("every length alike", cut_alike(rows))):

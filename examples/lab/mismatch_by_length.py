@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 from rlzoo_corrections import IcePop, LengthFair, Mask
-from safetensors.torch import load_file
 
 from rlzoo import Correction, CorrectionInputs, ops
 from rlzoo.fairness import bin_edges, bin_index
+from rlzoo.recording import RecordedStep
 
 SIGMA = 0.01
 KEPT = 0.9  # of a recorded run's responses, by every correction
@@ -72,10 +72,10 @@ def simulated() -> None:
 def recorded(run: Path) -> None:
     ratios, lengths = [], []
     for file in sorted((run / "rollouts").glob("*.safetensors")):
-        step = load_file(file)
-        if "old_log_probs" in step:
-            ratios.append(step["old_log_probs"] - step["rollout_log_probs"])
-            lengths.append(step["lengths"])
+        step = RecordedStep.load(file)
+        if step.old_log_probs is not None and step.rollout_log_probs is not None:
+            ratios.append(step.old_log_probs - step.rollout_log_probs)
+            lengths.append(step.lengths)
     length = torch.cat(lengths)
     mask = torch.arange(int(length.max())) < length[:, None]
     log_ratio = torch.zeros(mask.shape)

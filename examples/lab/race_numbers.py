@@ -45,7 +45,7 @@ def numbers(record: RunRecord, names: list[str], configs: list[str], fraction: f
     """The rows of one run; its own rule with its own settings if no rule is named."""
     torch.set_num_threads(1)
     run = RecordedRun.read(record.path)
-    policies = [RunConfig.compose(configs, clip=name).clip for name in names] or [run.config.clip]
+    policies = [RunConfig.compose(configs, clip=name).clip for name in names] or [run.own_rule]
     rows = []
     for rule in study(run, policies, match=fraction, skip_steps=skip_steps).rules:
         profile, cosine = rule.replayed.profile, rule.cosine

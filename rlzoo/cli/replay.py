@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    recording: Annotated[
+        list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directory; or rollout files and folders of them, one run.")
+    ],
     clip: Annotated[str, typer.Option(help="Clip policies, with commas between them.")],
     match: Annotated[
         float | None,
@@ -38,16 +40,21 @@ def replay(
     ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
-    report: Annotated[Path | None, typer.Option(help="HTML report to write; RUN/replay.html without it.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="HTML report to write; without it replay.html in the run directory.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Judge one run's recorded rollouts by other rules: what each would have clipped of the same data."""
+    """Judge recorded rollouts by other rules: what each would have clipped of the same data.
+
+    The rollouts are those of a run of rlzoo, or of any trainer that writes rollout files (docs/reference/rollout-files.md).
+    """
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.recorded import RecordedRun
         from rlzoo.lab.study import study
-    recorded = RecordedRun.read(run)
-    page = report or (None if as_json else run / "replay.html")
+    recorded = RecordedRun.read(recording)
+    page = report or (None if as_json or not recorded.config else recorded.path / "replay.html")
     if page:
         check_page(page)
     names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`")
@@ -72,11 +79,12 @@ def _policy(
     run: RecordedRun, name: str, configs: Sequence[str], overrides: Sequence[str], plugins: Sequence[str]
 ) -> ClipPolicy:
     """The run's own policy as it was configured; another as `rlzoo train` with these configs would set it."""
-    if name == run.config.clip.name and not configs and not overrides:
-        return run.config.clip
+    if run.rule and name == run.rule.name and not configs and not overrides:
+        return run.rule
     from rlzoo.config.run_config import RunConfig
 
-    config = RunConfig.compose(configs, clip=name, overrides=overrides, plugins=[*run.config.plugins, *plugins])
+    theirs = run.config.plugins if run.config else ()
+    config = RunConfig.compose(configs, clip=name, overrides=overrides, plugins=[*theirs, *plugins])
     return config.clip
 
 

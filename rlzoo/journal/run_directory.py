@@ -13,7 +13,6 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +23,12 @@ from torch import Tensor
 from rlzoo.errors import UserError, shown
 from rlzoo.journal import checkpoints
 from rlzoo.journal.manifest import seal
+from rlzoo.journal.rollouts import transcripts
 from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.models.adapters import has_adapter
 from rlzoo.models.pretrained import quiet
 from rlzoo.plugin_files import copy_plugins
+from rlzoo.recording import RecordedStep
 from rlzoo.support.atomic import replacing, sync, temporary_path, write_tensors, write_text
 from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rlzoo.learner.batch import ScoredBatch
-    from rlzoo.learner.learner import Update
     from rlzoo.policy import ClipPolicy
 
 
@@ -214,59 +213,17 @@ class RunDirectory:
             if is_new:
                 sync(self.path)
 
-    def record_rollouts(self, step: int, groups: Sequence[RolloutGroup], batch: ScoredBatch, updates: Sequence[Update]) -> None:
-        """Keep a step's responses as text, and its token ids and log-probs at every optimizer step, for replay.
-
-        Per-token arrays are flat, response after response; ``lengths`` cuts them; ``advantages`` is one where they differ by
-        token, else a column. ``log_probs/<u>`` belongs to the rows in ``rows/<u>``. Tensor ``rewards`` is the shaped one.
-        ``old_entropy`` and ``ref_log_probs`` are kept where the run computed them.
-        """
+    def record_rollouts(self, groups: Sequence[RolloutGroup], step: RecordedStep) -> None:
+        """Keep a step's responses as text, and as a rollout file for replay; with the file the step counts as recorded."""
         if not self.is_writer:
             return
-        lines = (
-            {
-                "group": index,
-                "question": group.problem.question,
-                "answer": group.problem.answer,
-                "response": rollout.transcript,
-                "length": rollout.length,
-                "reward": rollout.reward,
-                "finished": rollout.finished,
-                "policy_version": rollout.policy_version,
-                **({"opening": rollout.opening, "turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
-                **({"failure": rollout.failure} if rollout.failure else {}),
-            }
-            for index, group in enumerate(groups)
-            for rollout in group.rollouts
-        )
-        text = "".join(AS_LINE.encode(line) + "\n" for line in lines)
-        mask, advantages = batch.response_mask, batch.advantages
-        tensors = {
-            "sequences": torch.cat(batch.sequences),
-            "sequence_lengths": torch.tensor(batch.sizes),
-            "lengths": batch.lengths,
-            "group_ids": batch.group_ids,
-            "rewards": batch.rewards,
-            "finished": batch.finished,
-            "advantages": advantages if advantages.shape[-1] == 1 else advantages[mask],
-            "rollout_log_probs": batch.rollout_log_probs[mask],
-        }
-        if batch.state_ids is not None:  # of episodes: which of the tokens behind a prompt the model chose, and in which turn
-            behind = torch.tensor(batch.sizes) - batch.prompt_lengths
-            tensors["prompt_lengths"] = batch.prompt_lengths
-            tensors["turn_ids"] = batch.turn_ids[torch.arange(mask.shape[1]) < behind[:, None]]
-        if not batch.unscored.any():
-            kept = {name: getattr(batch, name) for name in ("old_log_probs", "old_entropy", "ref_log_probs")}
-            tensors |= {name: values[mask] for name, values in kept.items() if values is not None}
-        for index, update in enumerate(updates):
-            tensors[f"rows/{index}"] = update.rows.contiguous()
-            tensors[f"log_probs/{index}"] = update.log_probs[mask[update.rows]]
-        texts = self.path / "rollouts" / f"{step:06d}.jsonl"
+        text = "".join(AS_LINE.encode(line) + "\n" for line in transcripts(groups))
+        texts = self.path / "rollouts" / f"{step.step:06d}.jsonl"
         with writing(texts, len(text)), replacing(texts, self.identity) as temporary:
             temporary.write_text(text, encoding="utf-8")
         file = texts.with_suffix(".safetensors")
-        with writing(file, _num_bytes(tensors.values())):
-            write_tensors(file, tensors, self.identity)  # with it the step counts as recorded
+        with writing(file, step.num_bytes):
+            step.save(file, self.identity)
 
     def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights that one update starts from, so that replay can differentiate through them."""

@@ -64,6 +64,7 @@ def cosines(
         UserError: the weights are not those of the recorded log-probs.
     """
     files = _kept(run)
+    assert run.config is not None, "only a run directory keeps weights"
     model, _ = load_named(run.config.model)
     module = ResponseLogProbs(model, run.config.rollout.temperature)
     is_bfloat16 = run.config.learner.autocast == "bfloat16"
@@ -72,7 +73,7 @@ def cosines(
     for done, (position, update) in enumerate(kept, start=1):
         with readable(files[update.step, update.index]):
             load_model(model, files[update.step, update.index])
-        given = (update.inputs, update.counts, run.config.rollout.max_new_tokens)
+        given = (update.inputs, update.counts, run.max_length)
         states = {label: rule.states[position] for label, rule in replayed.items()}
         wanted = {label: judgement(state, *given, update.weights_for(state)).gradient for label, state in states.items()}
         plain = unclipped(update.inputs) if update.weights is None else unclipped(update.inputs) * update.weights
@@ -88,7 +89,7 @@ def cosines(
 
 def has_weights(run: RecordedRun) -> bool:
     """Whether the run kept the weights of any update (``checkpoint.keep_for_replay``)."""
-    return bool(_kept(run))
+    return run.config is not None and bool(_kept(run))
 
 
 def unclipped(inputs: ClipInputs) -> Tensor:

@@ -117,7 +117,7 @@ def race(
             told(label, next(done), len(records))
             with suppress(UserError):  # no recorded updates, or no width that gives the clip fraction
                 recorded = RecordedRun.read(run.path)
-                policy = recorded.config.clip
+                policy = recorded.own_rule
                 tables.append(replay(recorded, policy, skip_steps).table)
                 if match is not None:
                     policy = match_clip_fraction(policy, match, clip_fraction_of(recorded, skip_steps))

@@ -1,33 +1,33 @@
-"""The recording of a run: the inputs of every update, as its policy read them."""
+"""Recorded rollouts as replay reads them: the inputs of every update, as its rule read them."""
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rlzoo import ops
 from rlzoo.config.run_config import RunConfig
 from rlzoo.corrections import CorrectionInputs
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.policy import ClipPolicy
+from rlzoo.recording import RecordedStep
 from rlzoo.reductions import StepCounts
 from rlzoo.support.reading import opened
-from rlzoo.support.seeds import LEARNER, step_seed
 from rlzoo.types import ClipInputs
+from rlzoo.zoo import load_zoo
 
 LONGEST_STEP = 9  # digits of a step, which is the name of its file
-OPTIONAL = ("old_entropy", "ref_log_probs")  # per token, recorded where the run computed them
-MOST_CELLS = 2**27  # responses times the length of the longest: the size of the padded tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,45 +49,111 @@ class RecordedUpdate:
     @property
     def counts(self) -> StepCounts:
         """The step's denominators."""
-        lengths = self.inputs.response_mask.sum(-1)
-        return StepCounts(int((lengths > 0).sum()), int(lengths.sum()))
+        return StepCounts.of(self.inputs.response_mask)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The updates of a run, in order, and how it was configured."""
+    """The updates of a run of rlzoo or of another trainer, in order."""
 
-    path: Path
-    config: RunConfig
+    path: Path  # the run directory, or what else was named first
+    steps: tuple[RecordedStep, ...]
     updates: tuple[RecordedUpdate, ...]
+    max_length: int  # the limit on a response in tokens; without a recorded one the longest response
+    splits_prompts: bool  # whether some update had a part of a prompt's responses only
+    rule: ClipPolicy | None = None  # that the run was trained with; None for another trainer's own
+    config: RunConfig | None = None  # of a run of rlzoo
 
     @classmethod
-    def read(cls, path: Path) -> RecordedRun:
-        """Read a run directory.
+    def read(cls, paths: Path | Sequence[Path]) -> RecordedRun:
+        """Read one run directory, or rollout files and folders of them, which together are one run.
 
         Raises:
-            UserError: it is not one, or nothing was learned in it.
+            UserError: there is no recording, or it is damaged, or nothing was learned in it.
         """
-        if not (path / "config.yaml").is_file():
-            raise UserError(f"{str(path)!r} is not a run directory: it has no config.yaml")
-        try:
-            config = RunConfig.compose([path / "config.yaml"])
-        except UserError as error:
-            raise UserError(f"{str(path)!r} has a config.yaml that describes no run: {error}") from error
-        updates = [
-            update
-            for file in sorted((path / "rollouts").glob("*.safetensors"))
-            if not file.name.startswith(".")  # of a desktop, such as ._000001.safetensors
-            for update in _updates(file, config)
-        ]
-        if not updates:
-            raise UserError(f"{str(path)!r} has no recorded updates to replay")
-        return cls(path, config, tuple(updates))
+        paths = [paths] if isinstance(paths, Path) else list(paths)
+        config = None
+        if (paths[0] / "config.yaml").is_file():
+            if len(paths) > 1:
+                raise UserError(f"{len(paths)} paths were given, and {str(paths[0])!r} is a run directory; name it alone")
+            config = _config(paths[0])
+            folder = paths[0] / "rollouts"
+            files = rollout_files([folder], named_by_step=True) if folder.is_dir() else []
+        else:
+            files = rollout_files(paths)
+        return cls._of(paths[0], [RecordedStep.load(file) for file in files], config)
+
+    @classmethod
+    def _of(cls, path: Path, steps: Sequence[RecordedStep], config: RunConfig | None) -> RecordedRun:
+        steps = sorted(steps, key=lambda each: each.step)
+        for before, after in itertools.pairwise(steps):
+            if before.step == after.step:
+                raise UserError(f"two of the rollout files hold step {after.step}; name the files of one run")
+        learned = [each for each in steps if each.updates]
+        if not learned:
+            raise UserError(_without_updates(path, steps))
+        if without := next((each for each in learned if each.old_log_probs is None), None):
+            raise UserError(f"step {without.step} in {str(path)!r} has no old_log_probs; `rlzoo rescore` computes them")
+        limits = {each.max_length for each in learned} - {None}
+        max_length = max((limit for limit in limits if limit), default=max(int(each.lengths.max()) for each in learned))
+        updates = tuple(update for each in learned for update in _updates(path, each, max_length, config))
+        splits = any(_splits_prompts(each) for each in learned)
+        rule = config.clip if config else _rule(learned[0])
+        return cls(path, tuple(steps), updates, max_length, splits, rule, config)
 
     @property
     def num_responses(self) -> int:
         """Responses over all updates; one that was learned from twice counts twice."""
         return sum(len(update.group) for update in self.updates)
+
+    @property
+    def own_rule(self) -> ClipPolicy:
+        """The rule that the run was trained with, with its settings.
+
+        Raises:
+            UserError: it was not recorded, or is not installed.
+        """
+        if self.rule is None:
+            raise UserError(
+                f"{str(self.path)!r} was trained with {self.trained_with}, which is not installed here; name others"
+            )
+        return self.rule
+
+    @property
+    def trained_with(self) -> str:
+        """The name of the rule that the run was trained with, or of the program."""
+        first = self.steps[0]
+        return str(first.rule["name"]) if first.rule else f"a rule of {first.writer or 'an unknown trainer'}"
+
+
+def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list[Path]:
+    """The rollout files among some paths and in the folders among them, folders of folders left out.
+
+    Args:
+        paths: files and folders.
+        named_by_step: refuse a file with a name other than that of a step, such as ``000001.safetensors``.
+
+    Raises:
+        UserError: a path does not exist, or a folder has no rollout file.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = [
+                file for file in sorted(path.glob("*.safetensors")) if not file.name.startswith(".")
+            ]  # ._000001 of a desktop
+            if not inside and not named_by_step:
+                raise UserError(f"{str(path)!r} is neither a run directory nor a folder with rollout files (*.safetensors)")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise UserError(f"{str(path)!r} does not exist; name a run directory, rollout files, or a folder of them")
+    for file in found:
+        stem = file.stem
+        if named_by_step and not (stem.isdecimal() and stem.isascii() and len(stem) <= LONGEST_STEP):
+            raise UserError(f"{str(file)!r} is not named after a step, such as 000001.safetensors; remove it")
+    return found
 
 
 @contextmanager
@@ -101,64 +167,103 @@ def readable(file: Path) -> Iterator[None]:
         raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without it") from error
 
 
-def _updates(file: Path, config: RunConfig) -> Iterator[RecordedUpdate]:
-    """Read the updates of one step; a `UserError` if the file does not hold what `RunDirectory.record_rollouts` writes."""
-    if not (file.stem.isdecimal() and file.stem.isascii() and len(file.stem) <= LONGEST_STEP):
-        raise UserError(f"{str(file)!r} is not named after a step, such as 000001.safetensors; remove it")
-    with readable(file):
-        tensors: dict[str, Tensor] = load_file(file)
-    num_updates = next(index for index in itertools.count() if f"rows/{index}" not in tensors)
-    if num_updates == 0:
-        return  # nothing was learned in this step
+def _config(run: Path) -> RunConfig:
     try:
-        _check(tensors, num_updates)
-    except ValueError as error:
-        raise UserError(f"{str(file)!r} does not hold what a run records: {error}; remove it to go without it") from error
-    step, lengths = int(file.stem), tensors["lengths"]
-    turn_ids = _turns(tensors)
+        return RunConfig.compose([run / "config.yaml"])
+    except UserError as error:
+        raise UserError(f"{str(run)!r} has a config.yaml that describes no run: {error}") from error
+
+
+def _without_updates(path: Path, steps: Sequence[RecordedStep]) -> str:
+    what = f"{str(path)!r} has no recorded updates to replay"
+    if any(each.rollout_log_probs is not None or each.old_log_probs is not None for each in steps):
+        what += "; `rlzoo rescore` computes the log-probs of a later checkpoint, which rules can be compared on"
+    return what
+
+
+def _rule(step: RecordedStep) -> ClipPolicy | None:
+    """The rule that a file of another trainer names; None if it is not installed, or takes other settings here."""
+    try:
+        return load_zoo().build("rule", step.rule) if step.rule else None
+    except UserError:
+        return None
+
+
+def _updates(path: Path, step: RecordedStep, max_length: int, config: RunConfig | None) -> Iterator[RecordedUpdate]:
+    """The updates of one step, with the inputs that the rule read."""
+    sequences = torch.split(step.token_ids, step.sequence_lengths.tolist())
+    turn_ids = _turn_ids(step)
     mask = turn_ids >= 0
-    sequences = torch.split(tensors["sequences"], tensors["sequence_lengths"].tolist())
-    advantages = _spread(tensors["advantages"], mask) if tensors["advantages"].ndim == 1 else tensors["advantages"]
-    old, sampled = (_spread(tensors[name], mask) for name in ("old_log_probs", "rollout_log_probs"))
-    optional = {name: _spread(tensors[name], mask) for name in OPTIONAL if name in tensors}
-    optional |= {name: tensors[name][:, None] for name in ("rewards", "finished") if name in tensors}
-    starts = tensors.get("prompt_lengths", tensors["sequence_lengths"] - lengths).tolist()
-    behind = pad_sequence([sequence[start:] for sequence, start in zip(sequences, starts, strict=True)], batch_first=True)
-    optional |= {"group_ids": tensors["group_ids"][:, None], "turn_ids": turn_ids, "token_ids": behind * mask}
-    correction = config.correction
-    weights = None if correction is None else correction(CorrectionInputs(old, sampled, mask, advantages))
-    seed, edges = step_seed(config.seed, LEARNER, step), bin_edges(lengths)
-    per_step = config.learner.num_minibatches * config.learner.num_epochs
-    for index in range(num_updates):
-        rows = tensors[f"rows/{index}"]
+    starts = step.prompt_lengths.tolist()
+    behind = pad_sequence([row[start:] for row, start in zip(sequences, starts, strict=True)], batch_first=True)
+    assert step.old_log_probs is not None, "it was looked for before"
+    old = _spread(step.old_log_probs, mask)
+    sampled = None if step.rollout_log_probs is None else _spread(step.rollout_log_probs, mask)
+    advantages = _advantages(path, step, mask)
+    per_token = {name: value for name in ("old_entropy", "ref_log_probs") if (value := getattr(step, name)) is not None}
+    per_response = {name: value for name in ("rewards", "finished", "group_ids") if (value := getattr(step, name)) is not None}
+    optional = {
+        **{name: _spread(value, mask) for name, value in per_token.items()},
+        **{name: value[:, None] for name, value in per_response.items()},
+        "turn_ids": turn_ids,
+        "token_ids": behind * mask,
+    }
+    weights = None
+    if config and config.correction and sampled is not None:
+        weights = config.correction(CorrectionInputs(old, sampled, mask, advantages))
+    edges = bin_edges(step.lengths)
+    for index, update in enumerate(step.updates):
+        rows = update.rows
+        of_rows: dict[str, Any] = {name: values[rows] for name, values in optional.items()}
         yield RecordedUpdate(
-            step,
+            step.step,
             index,
             edges,
             ClipInputs(
-                log_probs=_spread(tensors[f"log_probs/{index}"], mask[rows]),
+                log_probs=_spread(update.log_probs, mask[rows]),
                 old_log_probs=old[rows],
                 advantages=advantages[rows],
                 response_mask=mask[rows],
-                rollout_log_probs=sampled[rows],
-                seed=seed + index,
-                max_length=config.rollout.max_new_tokens,
-                progress=((step - 1) * per_step + index) / (config.steps * per_step),
-                **{name: values[rows] for name, values in optional.items()},
+                rollout_log_probs=None if sampled is None else sampled[rows],
+                seed=step.seed + index,
+                max_length=max_length,
+                progress=_progress(step, index),
+                **of_rows,
             ),
-            group=tensors["group_ids"][rows],
+            group=step.group_ids[rows],
             sequences=tuple(sequences[row] for row in rows.tolist()),
             weights=None if weights is None else weights[rows],
         )
 
 
-def _turns(tensors: dict[str, Tensor]) -> Tensor:
+def _progress(step: RecordedStep, index: int) -> float | None:
+    if step.num_steps is None:
+        return None
+    return min((max(step.step - 1, 0) + index / len(step.updates)) / step.num_steps, 1.0)
+
+
+def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
+    """The recorded advantages, ``(R, 1)`` or ``(R, T)``; without them each reward less the mean of its prompt."""
+    if step.advantages is not None:
+        return step.advantages[:, None] if len(step.advantages) == len(step) else _spread(step.advantages, mask)
+    if step.rewards is None:
+        raise UserError(f"step {step.step} in {str(path)!r} has neither advantages nor rewards; record one of them")
+    return ops.group_centred(step.rewards[:, None].double(), step.group_ids[:, None]).float()
+
+
+def _turn_ids(step: RecordedStep) -> Tensor:
     """The turn of each token behind the prompts, ``(R, T)``; -1 where the model did not choose it."""
-    lengths = tensors["lengths"]
-    sizes = tensors["sequence_lengths"] - tensors["prompt_lengths"] if "turn_ids" in tensors else lengths
-    behind = torch.arange(int(sizes.max())) < sizes[:, None]
-    flat = tensors["turn_ids"] if "turn_ids" in tensors else torch.zeros(int(sizes.sum()), dtype=torch.long)
-    return torch.full(behind.shape, -1).masked_scatter(behind, flat)
+    sizes = step.sequence_lengths - step.prompt_lengths
+    behind = torch.arange(max(int(sizes.max()), 1)) < sizes[:, None]
+    first = torch.repeat_interleave(step.prompt_lengths, step.sequence_lengths)
+    place = torch.arange(len(step.token_ids)) - torch.repeat_interleave(
+        step.sequence_lengths.cumsum(0) - step.sequence_lengths, step.sequence_lengths
+    )
+    mask = torch.zeros(behind.shape, dtype=torch.bool).masked_scatter(behind, step.response_mask[place >= first])
+    if step.turn_ids is not None:
+        return torch.full(mask.shape, -1).masked_scatter(mask, step.turn_ids)
+    begins = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    return torch.where(mask, begins.long().cumsum(1) - 1, -1)
 
 
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:
@@ -166,58 +271,10 @@ def _spread(flat: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
 
 
-def _check(tensors: dict[str, Tensor], num_updates: int) -> None:
-    """Raise a `ValueError` that says which tensor of a step is wrong."""
-    lengths, sizes, groups, sequences = (
-        _whole_numbers(tensors, name) for name in ("lengths", "sequence_lengths", "group_ids", "sequences")
-    )
-    number = len(lengths)
-    for name, values in (("sequence_lengths", sizes), ("group_ids", groups)):
-        _require(len(values) == number, f"lengths has {number} values and {name} {len(values)}")
-    _require(number > 0 and int(lengths.max()) > 0, "lengths has no response")
-    for name, values in (("lengths", lengths), ("sequence_lengths", sizes)):  # before they are summed, which may overflow
-        _require(int(values.max()) <= len(sequences), f"{name} holds more than there are tokens")
-    _require(int(sizes.sum()) == len(sequences), f"sequences has {len(sequences)} values, and sequence_lengths another sum")
-    _require(number * int(lengths.max()) <= MOST_CELLS, f"{number} responses of up to {int(lengths.max())} tokens are too many")
-    tokens = (int(lengths.sum()),)
-    if "turn_ids" in tensors:
-        prompts = _whole_numbers(tensors, "prompt_lengths")
-        _require(len(prompts) == number and bool((prompts <= sizes).all()), "prompt_lengths does not fit sequence_lengths")
-        turns = tensors["turn_ids"]
-        _require(turns.dtype == torch.int64 and tuple(turns.shape) == (int((sizes - prompts).sum()),), "turn_ids does not fit")
-        chosen = [int((row >= 0).sum()) for row in torch.split(turns, (sizes - prompts).tolist())]
-        _require(chosen == lengths.tolist(), "turn_ids names other numbers of tokens than lengths")
-    shapes: dict[str, list[tuple[int, ...]]] = {
-        "old_log_probs": [tokens],
-        "rollout_log_probs": [tokens],
-        "advantages": [(number, 1), tokens],
-        **{name: [tokens] for name in OPTIONAL if name in tensors},
-        **({"rewards": [(number,)]} if "rewards" in tensors else {}),
-    }
-    if "finished" in tensors:
-        shape, kind = tuple(tensors["finished"].shape), tensors["finished"].dtype
-        _require(shape == (number,) and kind == torch.bool, f"finished has {kind} values of shape {shape}")
-    for index in range(num_updates):
-        rows = _whole_numbers(tensors, f"rows/{index}")
-        _require(0 < len(rows) <= number, f"rows/{index} has {len(rows)} values for {number} responses")
-        _require(int(rows.max()) < number, f"rows/{index} names a response that is not there")
-        shapes[f"log_probs/{index}"] = [(int(lengths[rows].sum()),)]
-    for name, allowed in shapes.items():
-        _require(name in tensors, f"{name} is missing")
-        given, shape = tensors[name].dtype, tuple(tensors[name].shape)
-        what = f"{name} has {given} values of shape {shape}, not torch.float32 of shape {' or '.join(map(str, allowed))}"
-        _require(given == torch.float32 and shape in allowed, what)
-        _require(bool(tensors[name].isfinite().all()), f"{name} holds a value that is not finite")
-
-
-def _whole_numbers(tensors: dict[str, Tensor], name: str) -> Tensor:
-    _require(name in tensors, f"{name} is missing")
-    tensor = tensors[name]
-    is_row = tensor.ndim == 1 and tensor.dtype == torch.int64 and not bool((tensor < 0).any())
-    _require(is_row, f"{name} is not one row of whole numbers from 0")
-    return tensor
-
-
-def _require(holds: bool, problem: str) -> None:
-    if not holds:
-        raise ValueError(problem)
+def _splits_prompts(step: RecordedStep) -> bool:
+    """Whether an update had some of the responses to a prompt that were learned from, and not all of them."""
+    groups = torch.unique(step.group_ids, return_inverse=True)[1]
+    learned = torch.unique(torch.cat([update.rows for update in step.updates]))
+    whole = torch.bincount(groups[learned], minlength=len(step))
+    found = [torch.bincount(groups[update.rows], minlength=len(step)) for update in step.updates]
+    return any(bool(((count > 0) & (count != whole)).any()) for count in found)

@@ -10,7 +10,6 @@ import torch
 from pydantic import ValidationError
 
 from rlzoo import ops
-from rlzoo.config.sections import minibatches_by_prompts
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.learner.judge import judge, judgement, updated
@@ -49,7 +48,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     refuse_missing(run, policy)
     tables, states, current, on_policy = [], [], policy, OnPolicyGradient(policy)
     for update in run.updates:
-        read, max_length = update.inputs, run.config.rollout.max_new_tokens
+        read, max_length = update.inputs, run.max_length
         given = (update.counts, max_length, update.weights_for(current))
         judged = judgement(current, read, *given)
         answered = (judged.result, judged.gradient, on_policy(read, judged.result, *given))
@@ -78,10 +77,10 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
         raise UserError(
             f"{policy.name} needs {missing[0]}, which {str(run.path)!r} did not record; replay a run whose rule needs it too"
         )
-    if "group_ids" in policy.needs and not minibatches_by_prompts(run.config.learner, run.config.clip):
+    if "group_ids" in policy.needs and run.splits_prompts:
         raise UserError(
             f"{policy.name} compares the responses to a prompt, and the minibatches of {str(run.path)!r} split them; "
-            "replay a run with learner.minibatch_by=prompts"
+            "replay a run whose minibatches hold whole prompts (in rlzoo learner.minibatch_by=prompts)"
         )
 
 

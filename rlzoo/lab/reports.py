@@ -114,9 +114,9 @@ def study_report(study: Study) -> str:
     run = study.run
     facts = {
         "run": str(run.path),
-        "trained with": run.config.clip.name,
-        "task": run.config.task.name,
-        "model": run.config.model.path,
+        "trained with": run.trained_with,
+        **({"task": run.config.task.name} if run.config else {}),
+        "model": run.steps[0].model or "not recorded",
         "responses": str(run.num_responses),
         "clip fraction": "as configured" if study.match is None else f"matched at {study.match}",
         "steps left out": str(study.skip_steps),

@@ -69,7 +69,7 @@ class Study:
         return plain(
             {
                 "run": str(self.run.path),
-                "run_policy": self.run.config.clip.name,
+                "run_policy": self.run.rule.name if self.run.rule else None,
                 "num_responses": self.run.num_responses,
                 "matched_clip_fraction": self.match,
                 "skip_steps": self.skip_steps,

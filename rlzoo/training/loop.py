@@ -23,9 +23,9 @@ def steps(run: Run) -> Iterator[tuple[int, dict[str, float], list[Update]]]:
             try:
                 batch, updates = run.learner.update(batch, run.before_update)  # one optimizer step for each minibatch
             except (PolicyError, RunError):
-                run.directory.record_rollouts(step, sampled.groups, batch, [])  # the data that it failed on
+                run.record(sampled, batch, [])  # the data that it failed on
                 raise
             watch.lap("learner")
-            run.directory.record_rollouts(step, sampled.groups, batch, updates)
+            run.record(sampled, batch, updates)
             row = step_metrics(run, sampled, batch, updates) | watch.metrics(batch)
         yield step, row, updates

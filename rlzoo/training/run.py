@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +15,11 @@ from torch import nn
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.journal.rollouts import recorded_step
 from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
 from rlzoo.journal.state import RunState, newest_state
-from rlzoo.learner.learner import Learner
+from rlzoo.learner.batch import ScoredBatch
+from rlzoo.learner.learner import Learner, Update
 from rlzoo.learner.optimization import is_shared, is_spread, kept_weights
 from rlzoo.measure.monitor import Monitor
 from rlzoo.models.pretrained import eos_token_ids, load_named
@@ -202,6 +204,11 @@ class Run:
         if self.config.rollout.max_staleness and step < self.config.steps:
             self.rollouts.look_ahead(step + 1, version)
         return sampled
+
+    def record(self, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> None:
+        """Keep a step's rollouts and log-probs in the run directory, for reading and for replay."""
+        if self.is_main:
+            self.directory.record_rollouts(sampled.groups, recorded_step(self.config, batch, sampled.groups, updates))
 
     def _give_weights(self) -> int:
         """Bring the sampler's weights up to date; returns the optimizer steps they have taken."""

@@ -80,6 +80,6 @@ def test_tables_fit_into_eighty_columns(rlzoo, run, monkeypatch, capfd):
 
 
 def test_replay_refuses_what_it_cannot_read(refused, run, tmp_path):
-    assert "is not a run directory: it has no config.yaml" in refused("replay", tmp_path, "--clip", "fspo")
+    assert "is neither a run directory nor a folder with rollout files" in refused("replay", tmp_path, "--clip", "fspo")
     assert "unknown clip policy 'fsop'" in refused("replay", run, "--clip", "fsop")
     assert "give policies with commas" in refused("replay", run, "--clip", ",")

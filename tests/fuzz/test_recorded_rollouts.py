@@ -39,7 +39,7 @@ def zoo():
 
 def read(folder, policies=()):
     run = RecordedRun.read(folder)
-    for policy in (run.config.clip, *policies):
+    for policy in (run.own_rule, *policies):
         assert 0 <= replay(run, policy).profile.clip_fraction <= 1
 
 
@@ -130,7 +130,7 @@ def test_spoiled_weights_for_the_cosine(one_step, data, name):
     def measure():
         run = RecordedRun.read(one_step)
         if has_weights(run):
-            cosines(run, {"fspo": replay(run, run.config.clip)}, run.updates[0].edges.tolist())
+            cosines(run, {"fspo": replay(run, run.own_rule)}, run.updates[0].edges.tolist())
 
     try:
         SURFACE.check(measure, str(one_step), "kept weights of step 2")

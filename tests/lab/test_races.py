@@ -61,7 +61,7 @@ def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
     assert result.metric == "reward/mean"
     assert fspo.mean("clip/fraction") == pytest.approx(sum(row["clip/fraction"] for row in trained.metrics[1:]) / 4)
     run = RecordedRun.read(trained.path)
-    own = replay(run, run.config.clip).profile
+    own = replay(run, run.own_rule).profile
     assert sum(fspo.profile.both.count) == 2 * sum(own.both.count)
     assert fspo.profile.both.fraction == pytest.approx(own.both.fraction)
     assert [profile.clip_fraction for profile in fspo.matched] == pytest.approx([0.1, 0.1], abs=0.02)

@@ -29,7 +29,7 @@ def one_step(run, step):
 
 
 def test_replaying_the_runs_own_rule_gives_the_metrics_it_logged(trained, recorded):
-    for step, profile in by_step(recorded, recorded.config.clip).items():
+    for step, profile in by_step(recorded, recorded.own_rule).items():
         logged = trained.metrics[step]
         again = profile.metrics()
         assert len(again) > 60
@@ -46,7 +46,7 @@ def four_epochs(tmp_path_factory):
 
 def test_all_epochs_of_a_prompt_are_drawn_together_when_updates_are_pooled(four_epochs):
     run = RecordedRun.read(four_epochs.path)
-    pooled = replay(run, run.config.clip)
+    pooled = replay(run, run.own_rule)
     assert len(pooled.table.group.unique()) == 2 * 12
     _, numbers = pooled.table.group.unique(return_counts=True)
     assert numbers.tolist() == [4 * 4] * 24
@@ -61,11 +61,11 @@ def test_a_corrected_run_is_replayed_with_its_mismatch_weights(tmp_path):
     correction = ["correction=mis", "correction.pool=sum", "correction.high=1.0"]  # drops about half
     trained = quick_run(tmp_path / "run", "rloo", *settings, *correction, steps=3)
     run = RecordedRun.read(trained.path)
-    for step, profile in by_step(run, run.config.clip).items():
+    for step, profile in by_step(run, run.own_rule).items():
         for name in ("clip/fraction", "fairness/ess", "fairness/gradient_mass_length_bin_0"):
             assert profile.metrics()[name] == pytest.approx(trained.metrics[step][name], rel=1e-3), name
     assert profile.ess < 0.8
-    own = replay(run, run.config.clip)  # it clips nothing, so its gradient is the corrected run's unclipped one
+    own = replay(run, run.own_rule)  # it clips nothing, so its gradient is the corrected run's unclipped one
     assert cosines(run, {"own": own}, own.profile.edges)["own"].mean == pytest.approx(1.0, abs=1e-4)
 
 
@@ -90,14 +90,14 @@ def test_a_rule_whose_ratio_is_to_the_sampler_is_not_corrected_again(recorded):
 def test_so_does_a_rule_of_another_scope(tmp_path, clip):
     trained = quick_run(tmp_path / clip, clip, "clip.clip_low=0.01", "clip.clip_high=0.01", steps=2)
     run = RecordedRun.read(trained.path)
-    for step, profile in by_step(run, run.config.clip).items():
+    for step, profile in by_step(run, run.own_rule).items():
         assert profile.clip_fraction == pytest.approx(trained.metrics[step]["clip/fraction"], rel=1e-4)
         assert profile.clip_fraction > 0
 
 
 def test_an_adaptive_rule_ends_as_it_did_in_the_run(trained_adaptive):
     run = RecordedRun.read(trained_adaptive.path)
-    last = replay(run, run.config.clip).last
+    last = replay(run, run.own_rule).last
     saved = json.loads((trained_adaptive.path / "checkpoints" / "step-000004" / "clip.json").read_text())
     del saved["name"]
     for name, value in last.model_dump().items():
@@ -169,7 +169,7 @@ def test_a_sequence_rule_cannot_read_advantages_per_token(tmp_path):
 
 
 def test_what_is_not_a_run_is_refused(tmp_path, trained):
-    with pytest.raises(UserError, match="is not a run directory"):
+    with pytest.raises(UserError, match="is neither a run directory nor a folder with rollout files"):
         RecordedRun.read(tmp_path)
     (tmp_path / "config.yaml").write_text((trained.path / "config.yaml").read_text())
     with pytest.raises(UserError, match="no recorded updates"):

@@ -1,24 +1,46 @@
-"""Recorded rollouts that are torn or changed are refused by their file, with what is wrong."""
+"""Rollout files: what is written is read again, torn or changed files are refused, and any trainer's are replayed."""
 
+import dataclasses
+import json
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save_file as save_numpy
+from safetensors.torch import load_file, safe_open, save_file
 
+from rlzoo import load_zoo
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.replay import replay
+from rlzoo.recording import OPTIONAL, REQUIRED, RecordedStep, UpdateLogProbs
 
 CHANGES = {
-    "lengths is missing": lambda tensors: tensors.pop("lengths"),
-    "lengths has 48 values and group_ids 47": lambda tensors: tensors.update(group_ids=tensors["group_ids"][:-1].clone()),
-    "sequence_lengths holds more than there are tokens": lambda tensors: tensors["sequence_lengths"].fill_(2**62),
-    "lengths is not one row of whole numbers from 0": lambda tensors: tensors["lengths"].neg_(),
+    "token_ids is missing": lambda tensors: tensors.pop("token_ids"),
+    "group_ids has 1 values for": lambda tensors: tensors.update(group_ids=tensors["group_ids"][:1].clone()),
+    "sequence_lengths has values outside 1 to": lambda tensors: tensors["sequence_lengths"].fill_(2**62),
+    "sequence_lengths has a value below 0": lambda tensors: tensors["sequence_lengths"].neg_(),
     "rows/0 names a response that is not there": lambda tensors: tensors["rows/0"].add_(1000),
+    "rows/0 names a response twice": lambda tensors: tensors["rows/0"].fill_(3),
     "log_probs/1 is missing": lambda tensors: tensors.pop("log_probs/1"),
-    "old_log_probs holds a value that is not finite": lambda tensors: tensors["old_log_probs"].fill_(math.nan),
-    "advantages has torch.float64 values": lambda tensors: tensors.update(advantages=tensors["advantages"].to(torch.float64)),
+    "log_probs/1 is no tensor of the format, or an update before it is missing": lambda tensors: tensors.pop("rows/1"),
+    "logprobs is no tensor of the format": lambda tensors: tensors.update(logprobs=torch.zeros(3)),
+    "old_log_probs has a value that is not finite": lambda tensors: tensors["old_log_probs"].fill_(math.nan),
+    "advantages has values of torch.float16, not of torch.float32 or torch.float64": lambda tensors: tensors.update(
+        advantages=tensors["advantages"].half()
+    ),
+    "response_mask has values of torch.float32, not of torch.bool or torch.uint8": lambda tensors: tensors.update(
+        response_mask=tensors["response_mask"].float()
+    ),
+}
+METADATA = {
+    "metadata step is missing": {"step": None},
+    "metadata temperature='x'": {"temperature": "x"},
+    "step=1.5 is not a whole number from 0": {"step": "1.5"},
+    "temperature=0 is not a number above 0": {"temperature": "0"},
+    "rule=3 is not the settings of a rule": {"rule": "3"},
 }
 
 
@@ -29,15 +51,43 @@ def run(trained, tmp_path):
     return folder
 
 
+def content(file):
+    with safe_open(file, "pt") as opened:
+        return load_file(file), opened.metadata()
+
+
 @pytest.mark.parametrize("problem", CHANGES)
-def test_what_is_wrong_with_a_recording_is_said(run, problem):
+def test_what_is_wrong_with_a_file_is_said(run, problem):
     file = run / "rollouts" / "000002.safetensors"
-    tensors = load_file(file)
+    tensors, metadata = content(file)
     CHANGES[problem](tensors)
-    save_file(tensors, file)
+    save_file(tensors, file, metadata)
     with pytest.raises(UserError) as refusal:
         RecordedRun.read(run)
-    assert f"{str(file)!r} does not hold what a run records: {problem}" in str(refusal.value)
+    assert f"{str(file)!r} is a damaged rollout file: " in str(refusal.value)
+    assert problem in str(refusal.value)
+
+
+@pytest.mark.parametrize("problem", METADATA)
+def test_what_is_wrong_with_the_metadata_is_said(run, problem):
+    file = run / "rollouts" / "000002.safetensors"
+    tensors, metadata = content(file)
+    changed = {name: value for name, value in {**metadata, **METADATA[problem]}.items() if value is not None}
+    save_file(tensors, file, changed)
+    with pytest.raises(UserError, match="is a damaged rollout file") as refusal:
+        RecordedRun.read(run)
+    assert problem in str(refusal.value)
+
+
+def test_files_of_another_format_or_version_are_refused(run):
+    file = run / "rollouts" / "000002.safetensors"
+    tensors, metadata = content(file)
+    save_file(tensors, file)
+    with pytest.raises(UserError, match="is no rollout file: its metadata lacks format='rlzoo-rollouts'"):
+        RecordedRun.read(run)
+    save_file(tensors, file, {**metadata, "version": "2"})
+    with pytest.raises(UserError, match="is a rollout file of version '2', and this rlzoo reads 1"):
+        RecordedRun.read(run)
 
 
 def test_a_torn_recording_and_one_of_no_step_are_refused(run):
@@ -56,3 +106,119 @@ def test_a_run_whose_config_is_spoiled_is_refused_by_its_name(run):
     (run / "config.yaml").write_text("clip: fspo\nlearner: 3\n")
     with pytest.raises(UserError, match=r"/run' has a config.yaml that describes no run: learner=3"):
         RecordedRun.read(run)
+
+
+def test_what_is_saved_is_loaded(run, tmp_path):
+    step = RecordedStep.load(run / "rollouts" / "000002.safetensors")
+    step.save(tmp_path / "again.safetensors")
+    again = RecordedStep.load(tmp_path / "again.safetensors")
+    for field in dataclasses.fields(RecordedStep):
+        first, second = getattr(step, field.name), getattr(again, field.name)
+        if isinstance(first, torch.Tensor):
+            assert torch.equal(first, second), field.name
+        elif field.name != "updates":
+            assert first == second, field.name
+    assert len(step.updates) == len(again.updates) > 1
+    for first, second in zip(step.updates, again.updates, strict=True):
+        assert torch.equal(first.rows, second.rows)
+        assert torch.equal(first.log_probs, second.log_probs)
+
+
+def test_the_files_of_a_run_are_replayed_as_the_run_is(run, trained):
+    """Outside their run directory, one by one or as a folder: the same numbers from the same files."""
+    whole, files = RecordedRun.read(trained.path), sorted((run / "rollouts").glob("*.safetensors"))
+    for paths in ([run / "rollouts"], files[::-1]):
+        found = RecordedRun.read(paths)
+        assert found.config is None
+        assert found.own_rule == whole.own_rule
+        assert (found.max_length, found.num_responses) == (whole.max_length, whole.num_responses)
+        for name in ("fspo", "grpo", "gspo"):
+            rule = load_zoo()[name]()
+            assert repr(replay(found, rule).profile) == repr(replay(whole, rule).profile)  # NaN is not equal to itself
+    with pytest.raises(UserError, match="two of the rollout files hold step"):
+        RecordedRun.read([files[0], *files])
+
+
+def padded(chosen=None):
+    """Two prompts of 1 and 2 tokens, padded on the left, with two responses each of 3, 1, 2 and 3 tokens."""
+    present = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None]
+    rng = torch.Generator().manual_seed(0)
+    old = -torch.rand(4, 3, generator=rng)
+    moved = old + torch.tensor([[0.5], [-0.5], [0.0], [0.1]])
+    values = {"old_log_probs": old, "rewards": torch.tensor([1.0, 0.0, 0.0, 3.0])}
+    updates = [(torch.tensor([3, 2]), old[[3, 2]]), (torch.tensor([0, 1]), moved[:2])]
+    return RecordedStep.from_padded(
+        7, torch.tensor([[0, 5], [0, 5], [6, 7], [6, 7]]), torch.tensor([[0, 1], [0, 1], [1, 1], [1, 1]]),
+        torch.arange(10, 22).reshape(4, 3), present, torch.tensor([4, 4, 9, 9]), response_mask=chosen, updates=updates,
+        **values,
+    )  # fmt: skip
+
+
+def test_padded_tensors_become_a_step():
+    step = padded()
+    assert step.token_ids.tolist() == [5, 10, 11, 12, 5, 13, 6, 7, 16, 17, 6, 7, 19, 20, 21]
+    assert (step.lengths.tolist(), step.prompt_lengths.tolist()) == ([3, 1, 2, 3], [1, 1, 2, 2])
+    assert [update.rows.tolist() for update in step.updates] == [[3, 2], [0, 1]]
+    torch.testing.assert_close(step.updates[0].log_probs, torch.cat([step.old_log_probs[6:], step.old_log_probs[4:6]]))
+
+
+def test_the_replay_of_a_file_is_what_is_worked_by_hand(tmp_path):
+    """Sums of log-ratios 1.5, -0.5, 0, 0; advantages R - mean: .5, -.5, -1.5, 1.5; rloo's band is e^S in .8 to 1.2."""
+    padded().save(tmp_path / "000007.safetensors")
+    run = RecordedRun.read(tmp_path)
+    assert [update.inputs.advantages[:, 0].tolist() for update in run.updates] == [[1.5, -1.5], [0.5, -0.5]]
+    assert run.max_length == 3
+    assert not run.splits_prompts
+    rloo = load_zoo()["rloo"](clip_low=0.2, clip_high=0.2)
+    assert replay(run, rloo).table.clipped.tolist() == [0.0, 0.0, 1.0, 1.0]
+    with pytest.raises(UserError, match="was trained with a rule of an unknown trainer, which is not installed"):
+        _ = run.own_rule
+
+
+def test_gaps_in_the_mask_begin_turns(tmp_path):
+    chosen = torch.tensor([[1, 0, 1], [1, 1, 1], [1, 1, 1], [1, 1, 0]])
+    padded(chosen).save(tmp_path / "000007.safetensors")
+    first, second = RecordedRun.read(tmp_path).updates
+    assert second.inputs.turn_ids.tolist() == [[0, -1, 1], [0, -1, -1]]
+    assert first.inputs.turn_ids.tolist() == [[0, 0, -1], [0, 0, -1]]
+    assert second.inputs.token_ids.tolist() == [[10, 0, 12], [13, 0, 0]]
+    assert second.inputs.response_mask.sum(-1).tolist() == [2, 1]
+
+
+def test_a_file_without_updates_or_old_log_probs_says_what_computes_them(tmp_path):
+    file, step = tmp_path / "000007.safetensors", padded()
+    dataclasses.replace(step, updates=()).save(file)
+    with pytest.raises(UserError, match="no recorded updates to replay; `rlzoo rescore` computes"):
+        RecordedRun.read(file)
+    dataclasses.replace(step, old_log_probs=None).save(file)
+    with pytest.raises(UserError, match=r"step 7 in .* has no old_log_probs; `rlzoo rescore` computes them"):
+        RecordedRun.read(file)
+    dataclasses.replace(step, rewards=None).save(file)
+    with pytest.raises(UserError, match="has neither advantages nor rewards"):
+        RecordedRun.read(file)
+
+
+def test_a_prompt_that_minibatches_split_is_seen(tmp_path):
+    file, step = tmp_path / "000007.safetensors", padded()
+    rows = [torch.tensor([0, 2]), torch.tensor([1, 3])]
+    flat = torch.split(step.old_log_probs, step.lengths.tolist())
+    updates = tuple(UpdateLogProbs(each, torch.cat([flat[row] for row in each.tolist()])) for each in rows)
+    dataclasses.replace(step, updates=updates).save(file)
+    assert RecordedRun.read(file).splits_prompts
+
+
+def test_numpy_alone_writes_a_file(tmp_path):
+    """With int32 ids, a uint8 mask and float64 log-probs."""
+    step = padded()
+    tensors = {name: getattr(step, name).numpy() for name in (*REQUIRED, *OPTIONAL) if getattr(step, name) is not None}
+    for index, update in enumerate(step.updates):
+        tensors |= {
+            f"rows/{index}": update.rows.numpy().astype(np.int32),
+            f"log_probs/{index}": update.log_probs.double().numpy(),
+        }
+    tensors |= {"token_ids": tensors["token_ids"].astype(np.int32), "response_mask": tensors["response_mask"].astype(np.uint8)}
+    save_numpy(tensors, tmp_path / "a.safetensors", {"format": "rlzoo-rollouts", "version": "1", "step": json.dumps(7)})
+    again = RecordedStep.load(tmp_path / "a.safetensors")
+    assert torch.equal(again.token_ids, step.token_ids)
+    assert torch.equal(again.updates[1].log_probs, step.updates[1].log_probs)
+    assert (again.temperature, again.max_length, again.rule, again.writer) == (1.0, None, {}, "")

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlzoo
 from rlzoo import RunConfig, load_zoo
+from rlzoo.recording import RecordedStep
 from tests.training.short import lines, quick, without_times
 
 
@@ -61,17 +62,16 @@ def test_config_yaml_reproduces_the_run(run, tmp_path):
 def test_rollouts_are_recorded_for_reading_and_for_replay(run):
     _, result, _ = run
     texts = lines(result.path / "rollouts" / "000002.jsonl")
-    tensors = load_file(result.path / "rollouts" / "000002.safetensors")
-    assert len(texts) == len(tensors["lengths"]) == 32
-    assert [text["reward"] for text in texts] == tensors["rewards"].tolist()
+    step = RecordedStep.load(result.path / "rollouts" / "000002.safetensors")
+    assert len(texts) == len(step) == 32
+    assert [text["length"] for text in texts] == step.lengths.tolist()
+    assert [text["reward"] for text in texts] == step.rewards.tolist()
+    assert [text["policy_version"] for text in texts] == step.policy_versions.tolist()
     assert {text["policy_version"] for text in texts} == {4}  # four optimizer steps in step 1
-    num_tokens = int(tensors["lengths"].sum())
-    for name in ("old_log_probs", "rollout_log_probs"):
-        assert len(tensors[name]) == num_tokens
-    torch.testing.assert_close(tensors["old_log_probs"], tensors["rollout_log_probs"], atol=1e-3, rtol=0)
-    rows = torch.cat([tensors[f"rows/{update}"] for update in range(4)])
-    assert sorted(rows.tolist()) == list(range(32))
-    assert sum(len(tensors[f"log_probs/{update}"]) for update in range(4)) == num_tokens
+    assert (step.step, step.num_steps, step.rule["name"], len(step.updates)) == (2, 2, "fspo", 4)
+    torch.testing.assert_close(step.old_log_probs, step.rollout_log_probs, atol=1e-3, rtol=0)
+    assert sorted(torch.cat([update.rows for update in step.updates]).tolist()) == list(range(32))
+    assert sum(len(update.log_probs) for update in step.updates) == int(step.lengths.sum())
     for text in texts:
         right = text["response"].rpartition("#")[2] == text["answer"]
         assert text["reward"] == float(right)
@@ -145,7 +145,8 @@ def test_a_penalty_on_length_reaches_the_advantages_and_leaves_the_reward(tmp_pa
         load_file(result.path / "rollouts" / "000001.safetensors"),
     )
     rewards = torch.tensor([text["reward"] for text in texts])
-    penalty = ((tensors["lengths"] - 2) / 18).clamp(0, 1) / 2  # 20 tokens, of which the last 18 are the buffer
+    lengths = torch.tensor([text["length"] for text in texts])
+    penalty = ((lengths - 2) / 18).clamp(0, 1) / 2  # 20 tokens, of which the last 18 are the buffer
     torch.testing.assert_close(tensors["rewards"], rewards - penalty)
     row = result.metrics[1]
     assert row["reward/mean"] == pytest.approx(float(rewards.mean()))
@@ -161,7 +162,7 @@ def test_kl_in_the_reward_trains_and_is_recorded_token_by_token(tmp_path):
     assert second["learner/grad_norm"] > 0
     assert "learner/kl_ref" not in second
     tensors = load_file(result.path / "rollouts" / "000002.safetensors")
-    assert tensors["advantages"].shape == (int(tensors["lengths"].sum()),)
+    assert tensors["advantages"].shape == (int(tensors["response_mask"].sum()),)
     assert float(tensors["advantages"].mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(tensors["advantages"].std()) == pytest.approx(1.0, abs=1e-4)
 

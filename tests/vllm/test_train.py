@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
+from rlzoo.recording import RecordedStep
 
 EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"  # the same model by another name
 QUICK = [
@@ -131,14 +132,17 @@ def check_episodes(run):
     responses = check(run)
     for step in (1, 2):
         rows = [json.loads(line) for line in (run / "rollouts" / f"{step:06d}.jsonl").read_text().splitlines()]
-        tensors = load_file(run / "rollouts" / f"{step:06d}.safetensors")
-        behind = tensors["sequence_lengths"] - tensors["prompt_lengths"]
+        recorded = RecordedStep.load(run / "rollouts" / f"{step:06d}.safetensors")
+        prompts, behind = recorded.prompt_lengths.tolist(), recorded.sequence_lengths - recorded.prompt_lengths
         assert [row["turns"][-1]["end"] for row in rows] == behind.tolist()
-        assert [row["length"] for row in rows] == tensors["lengths"].tolist()
-        assert len(tensors["rollout_log_probs"]) == int(tensors["lengths"].sum()) < int(behind.sum())
-        for row, numbers in zip(rows, tensors["turn_ids"].split(behind.tolist()), strict=True):
-            own = [(numbers == number).nonzero()[:, 0].tolist() for number in range(len(row["turns"]))]
-            assert own == [list(range(turn["start"], turn["end"])) for turn in row["turns"]]
+        assert [row["length"] for row in rows] == recorded.lengths.tolist()
+        assert len(recorded.rollout_log_probs) == int(recorded.lengths.sum()) < int(behind.sum())
+        masks = recorded.response_mask.split(recorded.sequence_lengths.tolist())
+        numbers = recorded.turn_ids.split(recorded.lengths.tolist())
+        for row, mask, number, prompt in zip(rows, masks, numbers, prompts, strict=True):
+            chosen = mask[prompt:].nonzero()[:, 0].tolist()
+            spans = [(place, index) for index, turn in enumerate(row["turns"]) for place in range(turn["start"], turn["end"])]
+            assert list(zip(chosen, number.tolist(), strict=True)) == spans
         assert max(len(row["turns"]) for row in rows) > 6
         assert not any("failure" in row for row in rows)
     return responses

@@ -1,0 +1,74 @@
+"""What a run directory keeps of a step's rollouts: a rollout file, and the responses as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from rlzoo.config.run_config import RunConfig
+from rlzoo.learner.batch import ScoredBatch
+from rlzoo.learner.learner import Update
+from rlzoo.recording import RecordedStep, UpdateLogProbs
+from rlzoo.support.redaction import redact_settings
+from rlzoo.types import RolloutGroup
+
+
+def recorded_step(
+    config: RunConfig, batch: ScoredBatch, groups: Sequence[RolloutGroup], updates: Sequence[Update]
+) -> RecordedStep:
+    """Gather what a rollout file holds.
+
+    The rewards are the shaped ones, from which the advantages were computed. The old log-probs are left out where the step
+    failed before its first update had computed them.
+    """
+    mask, advantages = batch.response_mask, batch.advantages
+    whole_rows = [torch.zeros(size, dtype=torch.bool) for size in batch.sizes]
+    for row, start, chosen in zip(whole_rows, batch.prompt_lengths.tolist(), mask, strict=True):
+        row[start:] = chosen[: len(row) - start]
+    scores = {name: getattr(batch, name) for name in ("old_log_probs", "old_entropy", "ref_log_probs")}
+    if batch.unscored.any():
+        scores = {}
+    return RecordedStep(
+        step=batch.step,
+        token_ids=torch.cat(batch.sequences),
+        sequence_lengths=torch.tensor(batch.sizes),
+        response_mask=torch.cat(whole_rows),
+        group_ids=batch.group_ids,
+        rewards=batch.rewards,
+        advantages=advantages[:, 0] if advantages.shape[-1] == 1 else advantages[mask],
+        turn_ids=batch.turn_ids[mask],
+        finished=batch.finished,
+        policy_versions=torch.tensor([rollout.policy_version for group in groups for rollout in group.rollouts]),
+        rollout_log_probs=batch.rollout_log_probs[mask],
+        **{name: values[mask] for name, values in scores.items() if values is not None},
+        updates=tuple(UpdateLogProbs(update.rows, update.log_probs[mask[update.rows]]) for update in updates),
+        temperature=config.rollout.temperature,
+        max_length=config.rollout.max_new_tokens,
+        num_steps=config.steps,
+        seed=batch.seed,
+        rule={"name": config.clip.name, **redact_settings(config.clip.model_dump(mode="json"))},
+        model=config.model.path,
+        writer=f"rlzoo {version('rlzoo')}",
+    )
+
+
+def transcripts(groups: Sequence[RolloutGroup]) -> Iterator[dict[str, Any]]:
+    """The responses of a step as a person reads them, an object each."""
+    for index, group in enumerate(groups):
+        for rollout in group.rollouts:
+            yield {
+                "group": index,
+                "question": group.problem.question,
+                "answer": group.problem.answer,
+                "response": rollout.transcript,
+                "length": rollout.length,
+                "reward": rollout.reward,
+                "finished": rollout.finished,
+                "policy_version": rollout.policy_version,
+                **({"opening": rollout.opening, "turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
+                **({"failure": rollout.failure} if rollout.failure else {}),
+            }
