@@ -194,7 +194,7 @@ class RecordedStep:
         tensors = {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
         for index, update in enumerate(self.updates):
             tensors |= {f"rows/{index}": update.rows, f"log_probs/{index}": update.log_probs}
-        return {name: value.contiguous() for name, value in tensors.items()}
+        return {name: value.contiguous().clone() for name, value in tensors.items()}  # safetensors refuses shared memory
 
     @classmethod
     def load(cls, file: Path) -> RecordedStep:

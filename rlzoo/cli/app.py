@@ -13,10 +13,12 @@ from rlzoo.cli.clips import clips_list, clips_show
 from rlzoo.cli.compare import compare
 from rlzoo.cli.doctor import doctor
 from rlzoo.cli.evaluate import evaluate
+from rlzoo.cli.fairness import fairness
 from rlzoo.cli.new import clips_new
 from rlzoo.cli.parts import advantages, corrections
 from rlzoo.cli.portrait import clips_portrait
 from rlzoo.cli.replay import replay
+from rlzoo.cli.rescore import rescore
 from rlzoo.cli.sweep import sweep
 from rlzoo.cli.sync import sync
 from rlzoo.cli.train import train
@@ -33,6 +35,8 @@ app.command()(sync)
 app.command()(sweep)
 app.command()(calibrate)
 app.command()(replay)
+app.command()(fairness)
+app.command()(rescore)
 app.command("eval")(evaluate)
 app.command()(compare)
 app.command()(ui)

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from rlzoo.policy import ClipPolicy
 
 
+Recording = Annotated[
+    list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directory; or rollout files and folders of them, as one run.")
+]
+
+
 def replay(
-    recording: Annotated[
-        list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directory; or rollout files and folders of them, one run.")
-    ],
+    recording: Recording,
     clip: Annotated[str, typer.Option(help="Clip policies, with commas between them.")],
     match: Annotated[
         float | None,
@@ -58,7 +61,7 @@ def replay(
     if page:
         check_page(page)
     names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`")
-    policies = [_policy(recorded, name, config or [], set_ or [], plugin or []) for name in names]
+    policies = [policy_for(recorded, name, config or [], set_ or [], plugin or []) for name in names]
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = study(
             recorded, policies, match=match, skip_steps=skip_steps, sweep_width=sweep_width, with_cosine=cosine, told=bars.reach
@@ -75,7 +78,7 @@ def replay(
             Plain(stderr=as_json).print(f"report {page}")
 
 
-def _policy(
+def policy_for(
     run: RecordedRun, name: str, configs: Sequence[str], overrides: Sequence[str], plugins: Sequence[str]
 ) -> ClipPolicy:
     """The run's own policy as it was configured; another as `rlzoo train` with these configs would set it."""
@@ -95,6 +98,19 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     matched = f", each at a clip fraction of {result.match}" if result.match else ""
     steps = f", after step {result.skip_steps}" if result.skip_steps else ""
     console.print(f"{run.num_responses} responses to update on in {run.path}{steps}{matched}")
+    for rows in rule_tables(result):
+        console.print(rows)
+    for rule in result.rules:
+        widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
+        console.print(f"{rule.label}: {rule.note or widths or 'no width'}")
+    for label in result.sweep:
+        console.print(_by_width(label, result))
+    if with_cosine and run.config and result.rules[0].cosine is None:
+        console.print("no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)")
+
+
+def rule_tables(result: Study) -> Iterator[Table]:
+    """What each rule clipped: in all, by length, and of episodes by turn."""
     rows = table("<policy", ">clipped", ">A < 0", ">A > 0", ">lre_max", ">95 %", ">noise", ">ess", ">cosine")
     for rule in result.rules:
         profile = rule.replayed.profile
@@ -108,21 +124,13 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
             interval(profile.lre_max_interval),
             *map(number, (profile.lre_noise, profile.ess, cosine)),
         )
-    console.print(rows)
+    yield rows
     labels = (f">{label}" for label in result.rules[0].replayed.profile.bin_labels())
     by_length = table("<policy", *labels, title="clip fraction by length in tokens")
     for rule in result.rules:
         by_length.add_row(rule.label, *map(number, rule.replayed.profile.both.fraction))
-    console.print(by_length)
-    for rows in _by_turns(result):
-        console.print(rows)
-    for rule in result.rules:
-        widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
-        console.print(f"{rule.label}: {rule.note or widths or 'no width'}")
-    for label in result.sweep:
-        console.print(_by_width(label, result))
-    if with_cosine and result.rules[0].cosine is None:
-        console.print("no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)")
+    yield by_length
+    yield from _by_turns(result)
 
 
 def _by_turns(result: Study) -> Iterator[Table]:

@@ -20,6 +20,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.corrections import CorrectionInputs
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
+from rlzoo.learner.batch import Batch
 from rlzoo.policy import ClipPolicy
 from rlzoo.recording import RecordedStep
 from rlzoo.reductions import StepCounts
@@ -127,18 +128,20 @@ class RecordedRun:
 
 
 def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list[Path]:
-    """The rollout files among some paths and in the folders among them, folders of folders left out.
+    """The rollout files among some paths, and those in the run directories and other folders among them.
 
     Args:
-        paths: files and folders.
+        paths: files and folders; of folders within them only the ``rollouts`` of a run directory is searched.
         named_by_step: refuse a file with a name other than that of a step, such as ``000001.safetensors``.
 
     Raises:
         UserError: a path does not exist, or a folder has no rollout file.
     """
     found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
+    for given in paths:
+        path = given
+        if given.is_dir():
+            path = given / "rollouts" if (given / "config.yaml").is_file() and (given / "rollouts").is_dir() else given
             inside = [
                 file for file in sorted(path.glob("*.safetensors")) if not file.name.startswith(".")
             ]  # ._000001 of a desktop
@@ -165,6 +168,24 @@ def readable(file: Path) -> Iterator[None]:
     # safetensors raises different errors for different damage, torch a RuntimeError for weights of another model
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without it") from error
+
+
+def batch_of(step: RecordedStep) -> Batch:
+    """The responses of a step as the learner lays them out, for another pass of a model over them."""
+    turn_ids = _turn_ids(step)
+    mask = turn_ids >= 0
+    sampled, rewards, finished = step.rollout_log_probs, step.rewards, step.finished
+    return Batch(
+        step=step.step,
+        sequences=torch.split(step.token_ids, step.sequence_lengths.tolist()),
+        prompt_lengths=step.prompt_lengths,
+        response_mask=mask,
+        turn_ids=turn_ids,
+        rollout_log_probs=torch.zeros(mask.shape) if sampled is None else _spread(sampled, mask),
+        rewards=torch.zeros(len(step)) if rewards is None else rewards,
+        group_ids=step.group_ids,
+        finished=torch.ones(len(step), dtype=torch.bool) if finished is None else finished,
+    )
 
 
 def _config(run: Path) -> RunConfig:

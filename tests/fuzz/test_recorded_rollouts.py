@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, safe_open, save
 
 from rlzoo import load_zoo
 from rlzoo.journal.tracking.sync import sampled_completions
@@ -20,8 +20,17 @@ from tests.fuzz.spoiled import holding, spoiled_bytes, spoiled_json
 SURFACE = SURFACES["recorded rollouts"]
 NUMBERS = [0.0, -0.0, 1.0, -1e30, 3e38, math.nan, math.inf, -math.inf, 2**31, -1, 2**62]
 DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.uint8, torch.complex64]
-NAMES = ["lengths", "sequence_lengths", "sequences", "group_ids", "rewards", "advantages", "old_log_probs", "rollout_log_probs"]
-NAMES += ["rows/0", "rows/1", "rows/3", "log_probs/0", "log_probs/1", "log_probs/3"]
+NAMES = [
+    "token_ids",
+    "sequence_lengths",
+    "response_mask",
+    "group_ids",
+    "rewards",
+    "advantages",
+    "old_log_probs",
+    "rollout_log_probs",
+]
+NAMES += ["turn_ids", "finished", "policy_versions", "rows/0", "rows/1", "rows/3", "log_probs/0", "log_probs/1", "log_probs/3"]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +105,9 @@ def changed(tensors, changes):
 @held_to_the_law("recorded rollouts", 0.6, changes=spoiled_tensors())
 def test_rollouts_with_other_tensors(one_step, zoo, changes):
     file = one_step / "rollouts" / "000002.safetensors"
-    with holding(file, save(changed(load_file(file), changes))):
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    with holding(file, save(changed(load_file(file), changes), metadata)):
         SURFACE.check(lambda: read(one_step, [zoo["grpo"]()]), str(one_step))
 
 

@@ -1,0 +1,79 @@
+"""`rlzoo fairness`: how recorded updates moved and clipped responses of each length."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlzoo.cli.console import Plain
+from rlzoo.cli.options import AsJson, Configs, Plugins, Quiet, loading, names_in
+from rlzoo.cli.replay import Recording, policy_for, rule_tables
+from rlzoo.cli.tables import number, table
+
+if TYPE_CHECKING:
+    from rlzoo.measure.drift import Drift
+
+
+def fairness(
+    recording: Recording,
+    clip: Annotated[
+        str | None, typer.Option(help="Clip policies, with commas between them; without it the rule that was trained with.")
+    ] = None,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out.")] = 0,
+    config: Configs = None,
+    plugin: Plugins = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show how a run treated responses of each length: how far its updates moved them, and which of them its rule clipped.
+
+    The rollouts are those of a run of rlzoo, or of any trainer that writes rollout files (docs/reference/rollout-files.md).
+    """
+    with loading(is_quiet=quiet):
+        from rlzoo.errors import UserError
+        from rlzoo.lab.recorded import RecordedRun
+        from rlzoo.lab.study import plain, study
+        from rlzoo.measure.drift import Drift
+    run = RecordedRun.read(recording)
+    drift = Drift.of([update.inputs for update in run.updates if update.step > skip_steps])
+    if drift is None:
+        raise UserError(
+            f"no response in {str(run.path)!r} with an advantage had moved when it was learned from: with one optimizer step "
+            "for each batch the ratio is 1 and no rule clips"
+        )
+    names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`") if clip else ()
+    rules = [policy_for(run, name, config or [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
+    judged = study(run, rules, skip_steps=skip_steps, with_cosine=False) if rules else None
+    if as_json:
+        found = {"run": str(run.path), "trained_with": run.trained_with, "num_responses": run.num_responses, "drift": drift}
+        print(json.dumps({**plain(found), "rules": judged.as_dict()["rules"] if judged else []}, indent=2))
+        return
+    console = Plain()
+    console.print(f"{run.num_responses} responses to update on in {run.path}, trained with {run.trained_with}")
+    _print(console, drift)
+    if judged is None:
+        console.print("no rule of the zoo was recorded; name rules with --clip, such as --clip fspo,gspo,grpo")
+        return
+    for rows in rule_tables(judged):
+        console.print(rows)
+
+
+def _print(console: Plain, drift: Drift) -> None:
+    rows = table("<", *(f">{label}" for label in drift.bin_labels()), title="log-ratio S of a response by length in tokens")
+    rows.add_row("responses", *map(str, drift.count))
+    kinds = {
+        "A < 0": drift.negative,
+        "mean S": drift.mean,
+        "sd S": drift.sigma,
+        "sd S/sqrt(L)": drift.sigma_root,
+        "sd S/L": drift.sigma_mean,
+        "sd to sampler": drift.mismatch,
+    }
+    for name, values in kinds.items():
+        rows.add_row(name, *map(number, values))
+    console.print(rows)
+    console.print(
+        f"sd S grows with length to the power {number(drift.exponent)}; {number(drift.moved)} of the responses had moved"
+    )

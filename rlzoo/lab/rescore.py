@@ -1,0 +1,154 @@
+"""Rescoring: the log-probs that any checkpoint gives to recorded tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlzoo.config.sections import ModelConfig
+from rlzoo.errors import UserError
+from rlzoo.lab.recorded import batch_of, rollout_files
+from rlzoo.learner.log_probs import ResponseLogProbs
+from rlzoo.learner.micro_batches import cut, max_tokens, overhead, padded
+from rlzoo.models.pretrained import load_named
+from rlzoo.recording import RecordedStep, UpdateLogProbs
+
+SAMPLER = "sampler"
+"""In place of a checkpoint: the log-probs that the sampler reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What one checkpoint gives to the tokens of one step that the model chose, ``(M,)`` each."""
+
+    log_probs: Tensor
+    entropy: Tensor
+
+
+Reach = Callable[[str, int, int], None]
+"""Called with what is being done, the number done and the number to do."""
+
+
+def rescore(
+    paths: Sequence[Path],
+    output: Path,
+    models: Sequence[str] = (),
+    *,
+    old: str | None = None,
+    ref: str | None = None,
+    dtype: str = "float32",
+    reach: Reach = lambda what, done, total: None,
+) -> list[Path]:
+    """Write rollout files anew, with the log-probs of other checkpoints.
+
+    Args:
+        paths: rollout files and folders of them.
+        output: folder for the new files, which have the names of the old ones; new, or empty.
+        models: checkpoints that take the place of the recorded updates: each becomes one update of all responses, in this
+            order. Without any the recorded updates stay.
+        old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; the recorded ones stay without it.
+        ref: checkpoint for ``ref_log_probs``; the recorded ones stay without it.
+        dtype: type of the weights, ``"float32"`` or ``"bfloat16"``.
+        reach: called for progress.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UserError: a file cannot be rescored, a checkpoint cannot be loaded or has another vocabulary, or ``output`` is taken.
+    """
+    files = rollout_files(paths)
+    steps = {file: RecordedStep.load(file) for file in files}
+    _check(steps, output, models, old, ref)
+    found: dict[str, dict[Path, Scores]] = {}
+    for name in dict.fromkeys(name for name in (old, *models, ref) if name not in (None, SAMPLER)):
+        assert name is not None
+        found[name] = _scores(name, steps, dtype, reach)
+    output.mkdir(parents=True, exist_ok=True)
+    written = []
+    for file, step in steps.items():
+        made = _rescored(step, {name: scores[file] for name, scores in found.items()}, models, old, ref)
+        made.save(output / file.name)
+        written.append(output / file.name)
+    return written
+
+
+def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[str], old: str | None, ref: str | None) -> None:
+    """Refuse what cannot succeed before a model is loaded."""
+    if not (models or old or ref):
+        raise UserError("nothing to compute: name checkpoints with --model, --old or --ref")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"--output {str(output)!r} exists and is not an empty folder; name another")
+    names = [file.name for file in steps]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"two files are called {twice[0]}, and their copies would be one; rescore them apart")
+    for file, step in steps.items():
+        if old == SAMPLER and step.rollout_log_probs is None:
+            raise UserError(f"{str(file)!r} has no rollout_log_probs: --old {SAMPLER} is not possible; name a checkpoint")
+        if models and old is None and step.old_log_probs is None:
+            raise UserError(
+                f"{str(file)!r} has no old_log_probs, the denominator of the ratio: name the checkpoint that the batch was "
+                f"sampled from with --old, or take what the sampler reported with --old {SAMPLER}"
+            )
+
+
+def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Reach) -> dict[Path, Scores]:
+    """What one checkpoint gives to the tokens of every step."""
+    model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": dtype}))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    found = {}
+    for number, (file, step) in enumerate(steps.items()):
+        reach(name, number, len(steps))
+        if int(step.token_ids.max()) >= vocabulary:
+            raise UserError(
+                f"{str(file)!r} has token {int(step.token_ids.max())}, and {name!r} has a vocabulary of {vocabulary}: "
+                "it is a checkpoint of another model"
+            )
+        found[file] = score(step, ResponseLogProbs(model, step.temperature))
+    reach(name, len(steps), len(steps))
+    return found
+
+
+@torch.no_grad()
+def score(step: RecordedStep, module: ResponseLogProbs) -> Scores:
+    """Compute log-probs and entropies of the tokens that the model chose.
+
+    Args:
+        step: the recorded tokens.
+        module: the checkpoint with the temperature of the recording.
+    """
+    batch, device = batch_of(step), module.language_model.device
+    sizes = module.language_model.config.get_text_config()
+    depth, is_cpu = sizes.num_hidden_layers * sizes.hidden_size, device.type == "cpu"
+    # a row without a token of the model has nothing to be scored
+    rows = batch.response_mask.any(-1).nonzero()[:, 0]
+    most = max_tokens(None, is_cpu=is_cpu, depth=depth)
+    both = torch.zeros(2, *batch.response_mask.shape)
+    for piece in cut(batch.sizes, rows, most, overhead=overhead(is_cpu=is_cpu, depth=depth)):
+        log_probs, entropy = module(padded(batch, piece, pad_id=0).to(device))
+        both[:, piece] = torch.stack([batch.scatter(piece, log_probs), batch.scatter(piece, entropy)]).float().cpu()
+    log_probs, entropy = both[:, batch.response_mask]
+    return Scores(log_probs, entropy)
+
+
+def _rescored(
+    step: RecordedStep, scores: Mapping[str, Scores], models: Sequence[str], old: str | None, ref: str | None
+) -> RecordedStep:
+    rows = (step.lengths > 0).nonzero()[:, 0]
+    made = replace(
+        step, writer=step.writer if step.writer.startswith("rescored") else f"rescored, of {step.writer or 'unknown'}"
+    )
+    if models:
+        updates = tuple(UpdateLogProbs(rows, scores[name].log_probs) for name in models)
+        made = replace(made, updates=updates, model=", ".join(models))
+    if old == SAMPLER:
+        made = replace(made, old_log_probs=step.rollout_log_probs, old_entropy=None)
+    elif old is not None:
+        made = replace(made, old_log_probs=scores[old].log_probs, old_entropy=scores[old].entropy)
+    return made if ref is None else replace(made, ref_log_probs=scores[ref].log_probs)

@@ -1,0 +1,100 @@
+"""How far recorded updates moved the responses of each length, before any rule judges them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlzoo import ops
+from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.measure.profile import MOVED, labels
+from rlzoo.types import ClipInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Of the responses with a non-zero advantage in updates that moved them; a tuple has an entry per length bin.
+
+    S is the log-ratio of a response to the old model, summed over its L tokens. If tokens moved independently, sd(S) would
+    grow with sqrt(L) and ``sigma_root`` would be the same in every bin; if they moved together, ``sigma_mean`` would be.
+    """
+
+    edges: tuple[float, ...]  # (K + 1,) tokens
+    count: tuple[int, ...]
+    negative: tuple[float, ...]  # share with A < 0
+    mean: tuple[float, ...]  # of S, in nats
+    sigma: tuple[float, ...]  # standard deviation of S, in nats
+    sigma_root: tuple[float, ...]  # of S / sqrt(L)
+    sigma_mean: tuple[float, ...]  # of S / L
+    mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio of the old model to the sampler; NaN if unknown
+    exponent: float  # slope of log sd(S) against log L, over the bins; a half if tokens move independently
+    moved: float  # share of the responses with a non-zero advantage whose update came after an optimizer step
+
+    @classmethod
+    def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:
+        """Pool updates; None if no response with an advantage moved.
+
+        Args:
+            updates: with their log-probs before each optimizer step.
+        """
+        parts = [_rows(inputs) for inputs in updates]
+        length, total, negative, mismatch, has_moved = (torch.cat(column) for column in zip(*parts, strict=True))
+        if not bool(has_moved.any()):
+            return None
+        share = float(has_moved.double().mean())
+        length, total, negative, mismatch = (column[has_moved] for column in (length, total, negative, mismatch))
+        edges = bin_edges(length)
+        picked = [bin_index(length, edges) == k for k in range(NUM_BINS)]
+
+        def spread(values: Tensor) -> tuple[float, ...]:
+            return tuple(float(values[rows].std(correction=0)) if bool(rows.any()) else math.nan for rows in picked)
+
+        def mean(values: Tensor) -> tuple[float, ...]:
+            return tuple(float(values[rows].double().mean()) for rows in picked)
+
+        sigma = spread(total)
+        return cls(
+            edges=tuple(edges.tolist()),
+            count=tuple(int(rows.sum()) for rows in picked),
+            negative=mean(negative),
+            mean=mean(total),
+            sigma=sigma,
+            sigma_root=spread(total / length.sqrt()),
+            sigma_mean=spread(total / length),
+            mismatch=spread(mismatch),
+            exponent=_slope([float(length[rows].mean()) for rows in picked], sigma),
+            moved=share,
+        )
+
+    def bin_labels(self) -> list[str]:
+        """The lengths that each bin holds; see `rlzoo.measure.profile.labels`."""
+        return labels(self.edges)
+
+
+def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Length, S, whether A < 0, mismatch and whether it moved, of each response with an advantage; ``(n,)`` each."""
+    mask = inputs.response_mask
+    log_ratio = torch.where(mask, inputs.log_probs - inputs.old_log_probs, 0.0).double()
+    sampled = inputs.rollout_log_probs
+    mismatch = torch.full(mask.shape, math.nan) if sampled is None else torch.where(mask, inputs.old_log_probs - sampled, 0.0)
+    length = mask.sum(-1).double()
+    advantage = ops.per_response(inputs.advantages.expand(mask.shape), mask).squeeze(-1)
+    judged = torch.where(mask, inputs.advantages, 0.0).ne(0).any(-1)
+    moved = log_ratio.square().sum(-1) > MOVED**2 * length
+    columns = (length, log_ratio.sum(-1), advantage < 0, mismatch.double().sum(-1), moved)
+    length, total, negative, mismatch, moved = (column[judged] for column in columns)
+    return length, total, negative, mismatch, moved
+
+
+def _slope(length: Sequence[float], sigma: Sequence[float]) -> float:
+    """Least squares of log sigma on log length over the bins that hold several responses; NaN for fewer than two lengths."""
+    pairs = [(math.log(x), math.log(y)) for x, y in zip(length, sigma, strict=True) if x > 0 and y > 0]
+    if len({x for x, _ in pairs}) < 2:
+        return math.nan
+    x, y = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
+    x = x - x.mean()
+    return float((x * y).sum() / (x * x).sum())
