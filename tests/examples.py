@@ -34,6 +34,7 @@ QUICK = {
     "lab/tool_curve.py": "RUN tools.svg",
     "lab/when_is_it_fair.py": "RUN --clip fspo,gspo",
     "quickstart.py": "",
+    "write_rollouts.py": "000001.safetensors",
 }
 """Examples that take seconds, with their arguments; RUN is a run directory, DOCS the folder of the documentation."""
 SLOW = {
