@@ -1,0 +1,60 @@
+"""Which names of the zoo are one rule, as docs/reference/comparison.md counts them."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from rlzoo import load_zoo
+from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.testing.data import clip_stats, evaluate, fresh, off_policy_inputs, ragged_inputs
+
+ROOT = Path(__file__).resolve().parents[2]
+SPREADS = [0.0005, 0.003, 0.03, 0.3, 1.0]
+SAME = {  # a name that does not count: its settings and reduction, and the older rule that has the same gradient
+    "alpha-band": ({}, "sequence_mean", "fspo", {}, "sequence_mean"),
+    "cispo-absolute": ({"cap": 3.0}, "token_mean", "cispo", {"clip_high": 2.0}, "token_mean"),
+    "gspo-token": ({}, "sequence_mean", "gspo", {}, "sequence_mean"),
+    "luspo": ({}, "sequence_mean", "gspo-token", {"clip_low": 2e-3, "clip_high": 2.5e-3}, "sequence_mean_token_sum"),
+}
+
+
+def gradient(policy, reduction, spread):
+    """The loss's gradient on 48 responses with one advantage each, several turns and token log-ratios of this spread."""
+    inputs = fresh(ragged_inputs(policy, spread, seed=round(1e4 * spread), num_responses=48))
+    log_probs = inputs.log_probs.clamp_(max=-0.01).requires_grad_()
+    objective = policy(inputs).objective
+    max_length = inputs.response_mask.shape[1]
+    loss = reduce_objective(objective, inputs.response_mask, reduction, StepCounts.of(inputs.response_mask), max_length)
+    return torch.autograd.grad(loss, log_probs)[0].double()
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("name", SAME)
+def test_a_name_that_does_not_count_has_the_gradient_of_an_older_rule(name, spread):
+    settings, reduction, older, older_settings, older_reduction = SAME[name]
+    got = gradient(load_zoo()[name](**settings), reduction, spread)
+    expected = gradient(load_zoo()[older](**older_settings), older_reduction, spread)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
+    assert expected.isfinite().all()
+    assert expected.any()
+
+
+def test_no_two_names_that_count_have_the_same_gradient():
+    rules = {name: policy() for name, policy in load_zoo().items() if name not in SAME}
+    inputs = off_policy_inputs(rules["fspo-adaptive"])  # which is FSPO until its first update
+    rules["fspo-adaptive"] = rules["fspo-adaptive"].updated(clip_stats(inputs, evaluate(rules["fspo-adaptive"], inputs)[0]))
+    gradients = {name: [gradient(rule, rule.reduction, spread).flatten() for spread in SPREADS] for name, rule in rules.items()}
+    for first, second in itertools.combinations(gradients, 2):
+        pairs = zip(gradients[first], gradients[second], strict=True)
+        assert min(cosine_similarity(one, other, dim=0).item() for one, other in pairs) < 1 - 1e-6, (first, second)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/comparison.md"])
+def test_the_texts_give_the_number_of_rules_and_names(page):
+    numbers = re.findall(r"(\d+)(?:\s+distinct\s+rules)?\s+under\s+(\d+)\s+names", (ROOT / page).read_text())
+    assert numbers
+    assert set(numbers) == {(str(len(load_zoo()) - len(SAME)), str(len(load_zoo())))}
