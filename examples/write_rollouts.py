@@ -1,48 +1,55 @@
-"""Writes a rollout file with numpy and safetensors alone, as any trainer can: python examples/write_rollouts.py 000001.safetensors
+"""Writes a rollout file with numpy and safetensors alone, as any trainer can.
 
-Afterwards: rlzoo replay 000001.safetensors --clip fspo,gspo,grpo
+python examples/write_rollouts.py 000001.safetensors
+rlzoo replay 000001.safetensors --clip fspo,gspo,grpo
 """
 
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from safetensors.numpy import save_file
 
 
-def write(file, step, responses, minibatches):
-    """Write one rollout batch.
+@dataclass
+class Response:
+    """One response with its prompt."""
 
-    Each response has its prompt's tokens, its own tokens, the prompt it answers, its advantage and the old log-probs of its own
-    tokens. Each minibatch lists responses and the log-probs of their tokens just before its optimizer step.
-    """
-    prompts, completions = [each["prompt"] for each in responses], [each["completion"] for each in responses]
-    pairs = list(zip(prompts, completions, strict=True))
+    prompt: list[int]
+    completion: list[int]
+    group: int  # the prompt's number
+    advantage: float
+    old_log_probs: np.ndarray  # of the completion's tokens, before the first optimizer step of the batch
+
+
+def write(file: str, step: int, responses: list[Response], minibatches: list[tuple[list[int], list[np.ndarray]]]) -> None:
+    """Write one rollout batch; a minibatch has the numbers of its responses, and their log-probs before its optimizer step."""
+    masks = [[False] * len(each.prompt) + [True] * len(each.completion) for each in responses]
     tensors = {
-        "token_ids": np.concatenate([prompt + completion for prompt, completion in pairs]),
-        "sequence_lengths": np.array([len(prompt) + len(completion) for prompt, completion in pairs]),
-        "response_mask": np.concatenate([[False] * len(prompt) + [True] * len(completion) for prompt, completion in pairs]),
-        "group_ids": np.array([each["group"] for each in responses]),
-        "advantages": np.array([each["advantage"] for each in responses], dtype=np.float32),
-        "old_log_probs": np.concatenate([each["old_log_probs"] for each in responses]).astype(np.float32),
+        "token_ids": joined(each.prompt + each.completion for each in responses),
+        "sequence_lengths": np.array(list(map(len, masks))),
+        "response_mask": joined(masks),
+        "group_ids": np.array([each.group for each in responses]),
+        "advantages": np.array([each.advantage for each in responses], dtype=np.float32),
+        "old_log_probs": joined(each.old_log_probs for each in responses).astype(np.float32),
     }
     for index, (rows, log_probs) in enumerate(minibatches):
-        tensors[f"rows/{index}"] = np.array(rows)
-        tensors[f"log_probs/{index}"] = np.concatenate(log_probs).astype(np.float32)
+        tensors |= {f"rows/{index}": np.array(rows), f"log_probs/{index}": joined(log_probs).astype(np.float32)}
     save_file(tensors, file, {"format": "rlzoo-rollouts", "version": "1", "step": str(step)})
 
 
-if __name__ == "__main__":  # 16 responses to 4 prompts, whose tokens moved a little before the second of two minibatches
+def joined(rows: Iterable[object]) -> np.ndarray:
+    """Ragged rows as one."""
+    return np.concatenate([np.asarray(row) for row in rows])
+
+
+if __name__ == "__main__":  # 256 responses to 32 prompts; before the second of two minibatches every token moves a little
     rng = np.random.default_rng(0)
     made = [
-        {
-            "prompt": [1, 2, 3],
-            "completion": rng.integers(4, 99, length).tolist(),
-            "group": index // 4,
-            "advantage": rng.normal(),
-            "old_log_probs": -rng.random(length),
-        }
-        for index, length in enumerate(rng.integers(2, 60, 16))
+        Response([1, 2, 3], rng.integers(4, 99, length).tolist(), index // 8, rng.normal(), -rng.random(length))
+        for index, length in enumerate(rng.integers(2, 400, 256))
     ]
-    moved = [each["old_log_probs"] + rng.normal(0, 0.03, len(each["completion"])) for each in made]
-    unmoved = [each["old_log_probs"] for each in made]
-    write(sys.argv[1], 1, made, [(range(8), unmoved[:8]), (range(8, 16), moved[8:])])
+    moved = [each.old_log_probs + rng.normal(0, 0.03, len(each.completion)) for each in made]
+    unmoved = [each.old_log_probs for each in made]
+    write(sys.argv[1], 1, made, [(list(range(128)), unmoved[:128]), (list(range(128, 256)), moved[128:])])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -81,14 +81,23 @@ def replay(
 def policy_for(
     run: RecordedRun, name: str, configs: Sequence[str], overrides: Sequence[str], plugins: Sequence[str]
 ) -> ClipPolicy:
-    """The run's own policy as it was configured; another as `rlzoo train` with these configs would set it."""
+    """The rule that the run was trained with, as it was configured; another with the settings that it would be trained with.
+
+    For a run of rlzoo these are the ones that `rlzoo train` composes, for others the rule's defaults, configs and overrides.
+    """
     if run.rule and name == run.rule.name and not configs and not overrides:
         return run.rule
+    from rlzoo.config.composition import for_clip, merge, named_settings, parse_overrides, read_config
     from rlzoo.config.run_config import RunConfig
+    from rlzoo.zoo import load_zoo
 
-    theirs = run.config.plugins if run.config else ()
-    config = RunConfig.compose(configs, clip=name, overrides=overrides, plugins=[*theirs, *plugins])
-    return config.clip
+    if run.config:
+        config = RunConfig.compose(configs, clip=name, overrides=overrides, plugins=[*run.config.plugins, *plugins])
+        return config.clip
+    settings: dict[str, Any] = {}
+    for layer in (*(read_config(each, plugins) for each in configs), parse_overrides(overrides)):
+        settings = merge(settings, for_clip(layer, name))
+    return load_zoo(plugins).build("clip", {**named_settings("clip", settings.get("clip")), "name": name})
 
 
 def _print(console: Plain, result: Study, with_cosine: bool) -> None:

@@ -14,6 +14,9 @@ from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.measure.profile import MOVED, labels
 from rlzoo.types import ClipInputs
 
+FEWEST = 10
+"""Minimum number of responses in a bin for its spread to count in the exponent."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:
@@ -31,7 +34,7 @@ class Drift:
     sigma_root: tuple[float, ...]  # of S / sqrt(L)
     sigma_mean: tuple[float, ...]  # of S / L
     mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio of the old model to the sampler; NaN if unknown
-    exponent: float  # slope of log sd(S) against log L, over the bins; a half if tokens move independently
+    exponent: float  # slope of log sd(S) against log L, over bins of at least `FEWEST` responses; NaN for fewer than two
     moved: float  # share of the responses with a non-zero advantage whose update came after an optimizer step
 
     @classmethod
@@ -51,12 +54,13 @@ class Drift:
         picked = [bin_index(length, edges) == k for k in range(NUM_BINS)]
 
         def spread(values: Tensor) -> tuple[float, ...]:
-            return tuple(float(values[rows].std(correction=0)) if bool(rows.any()) else math.nan for rows in picked)
+            return tuple(float(values[rows].std()) if int(rows.sum()) > 1 else math.nan for rows in picked)
 
         def mean(values: Tensor) -> tuple[float, ...]:
             return tuple(float(values[rows].double().mean()) for rows in picked)
 
         sigma = spread(total)
+        bins = list(zip(picked, sigma, strict=True))
         return cls(
             edges=tuple(edges.tolist()),
             count=tuple(int(rows.sum()) for rows in picked),
@@ -66,7 +70,9 @@ class Drift:
             sigma_root=spread(total / length.sqrt()),
             sigma_mean=spread(total / length),
             mismatch=spread(mismatch),
-            exponent=_slope([float(length[rows].mean()) for rows in picked], sigma),
+            exponent=_slope(
+                [(float(length[rows].mean()), sd) for rows, sd in zip(picked, sigma, strict=True) if rows.sum() >= FEWEST]
+            ),
             moved=share,
         )
 
@@ -90,9 +96,9 @@ def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return length, total, negative, mismatch, moved
 
 
-def _slope(length: Sequence[float], sigma: Sequence[float]) -> float:
-    """Least squares of log sigma on log length over the bins that hold several responses; NaN for fewer than two lengths."""
-    pairs = [(math.log(x), math.log(y)) for x, y in zip(length, sigma, strict=True) if x > 0 and y > 0]
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Least-squares slope of log sigma on log length, from pairs of both; NaN for fewer than two lengths."""
+    pairs = [(math.log(length), math.log(sigma)) for length, sigma in points if sigma > 0]
     if len({x for x, _ in pairs}) < 2:
         return math.nan
     x, y = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))

@@ -17,18 +17,18 @@ def updates(lengths, token_log_ratios, advantages, sampled=None):
 
 def test_the_numbers_of_two_lengths_are_those_worked_by_hand():
     """Tokens of responses of 1 and 4 move by +-.1 each: S is +-.1 and +-.4."""
-    lengths = [1] * 6 + [4] * 6
-    sign = torch.tensor([1.0, -1.0] * 6)[:, None]
-    advantages = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0] + [-1.0] * 6)[:, None]
-    inputs = updates(lengths, 0.1 * sign.expand(12, 4), advantages)
+    lengths = [1] * 12 + [4] * 12
+    sign = torch.tensor([1.0, -1.0] * 12)[:, None]
+    advantages = torch.tensor([1.0] * 6 + [-1.0] * 18)[:, None]
+    inputs = updates(lengths, 0.1 * sign.expand(24, 4), advantages)
     drift = Drift.of([inputs, updates([3], torch.full((1, 3), 9.0), torch.zeros(1, 1))])  # the last has no advantage
-    short, long = drift.count.index(6), len(drift.count) - 1 - drift.count[::-1].index(6)
-    assert sum(drift.count) == 12
+    short, long = drift.count.index(12), len(drift.count) - 1 - drift.count[::-1].index(12)
+    assert sum(drift.count) == 24
     assert drift.moved == 1.0
     assert [drift.negative[k] for k in (short, long)] == [0.5, 1.0]
-    assert [drift.sigma[k] for k in (short, long)] == pytest.approx([0.1, 0.4])
-    assert [drift.sigma_root[k] for k in (short, long)] == pytest.approx([0.1, 0.2])
-    assert [drift.sigma_mean[k] for k in (short, long)] == pytest.approx([0.1, 0.1])
+    assert [drift.sigma[k] for k in (short, long)] == pytest.approx([0.1 * (12 / 11) ** 0.5, 0.4 * (12 / 11) ** 0.5])
+    assert [drift.sigma_root[k] for k in (short, long)] == pytest.approx([0.1 * (12 / 11) ** 0.5, 0.2 * (12 / 11) ** 0.5])
+    assert [drift.sigma_mean[k] for k in (short, long)] == pytest.approx([0.1 * (12 / 11) ** 0.5] * 2)
     assert drift.exponent == pytest.approx(1.0, abs=1e-6)
     assert all(math.isnan(value) for value in drift.mismatch)
 
@@ -54,4 +54,4 @@ def test_the_mismatch_is_that_of_the_old_model_to_the_sampler():
     lengths = [4] * 4
     sampled = torch.full((4, 4), -1.0) + torch.tensor([[0.1], [-0.1], [0.1], [-0.1]])
     drift = Drift.of([updates(lengths, torch.full((4, 4), 0.1), torch.ones(4, 1), sampled)])
-    assert [value for value in drift.mismatch if not math.isnan(value)] == [pytest.approx(0.4)]
+    assert [value for value in drift.mismatch if not math.isnan(value)] == [pytest.approx(0.4 * (4 / 3) ** 0.5)]
