@@ -70,9 +70,7 @@ class Drift:
             sigma_root=spread(total / length.sqrt()),
             sigma_mean=spread(total / length),
             mismatch=spread(mismatch),
-            exponent=_slope(
-                [(float(length[rows].mean()), sd) for rows, sd in zip(picked, sigma, strict=True) if rows.sum() >= FEWEST]
-            ),
+            exponent=_slope([(float(length[rows].mean()), sd) for rows, sd in bins if int(rows.sum()) >= FEWEST]),
             moved=share,
         )
 
