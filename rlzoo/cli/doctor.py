@@ -13,7 +13,7 @@ from rich.text import Text
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, loading
 from rlzoo.cli.tables import table
-from rlzoo.support.distribution import DISTRIBUTION, version
+from rlzoo.support.distribution import DISTRIBUTION, leftovers, version
 from rlzoo.support.redaction import redact
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
@@ -51,7 +51,7 @@ def show(findings: Mapping[str, str]) -> None:
     rows = table("<", "<", show_header=False)
     for name, found in findings.items():
         # plain text: rlzoo-llm[extra] is no markup; a command is not folded, to be copied
-        rows.add_row(name, Text(found.replace(": pip ", ":\npip ")))
+        rows.add_row(name, Text(found.replace(": pip ", ":\npip "), overflow="fold"))
     Plain().print(rows)
 
 
@@ -64,6 +64,8 @@ def examine() -> dict[str, str]:
     from rlzoo.zoo import load_zoo
 
     findings = {DISTRIBUTION: version(), "python": platform.python_version()}
+    if problem := leftovers():
+        findings["files"] = problem
     findings |= {name: _installed(name) or "missing; reinstall rlzoo-llm" for name in REQUIRED}
     for name, (purpose, command) in OPTIONAL.items():
         findings[name] = _installed(name) or _cpu_build(name) or f"not installed; {purpose} needs it: {command}"
