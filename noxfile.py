@@ -270,10 +270,15 @@ def installed(session: nox.Session) -> Path:
     return bin_folder
 
 
+def packaging(session: nox.Session) -> Path:
+    """The tools that build distributions, and check them."""
+    return environment(session, "packaging", "hatchling>=1.26", "twine>=6", "readme-renderer[md]")
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """The wheel and the sdist: their metadata, and what is in them."""
-    tools = environment(session, "packaging", "hatchling>=1.26", "twine>=6", "readme-renderer[md]")
+    tools = packaging(session)
     built = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(built, ignore_errors=True)
     session.run(str(tools / "python"), "-m", "hatchling", "build", "-d", str(built), external=True)
@@ -323,16 +328,29 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def outside_plugin(session: nox.Session) -> None:
-    """Plugin distributions from outside the tree, one of them just written, beside an installed rlzoo: tested and trained."""
-    bin_folder = installed(session)
+    """Plugin distributions from outside the tree, one of them just written, beside an installed rlzoo: tested and trained.
+
+    What pip would install with them into an empty environment is resolved and looked at, and not downloaded.
+    """
+    bin_folder, tools = installed(session), packaging(session)
     folder = Path(session.create_tmp()).resolve()
-    for leftover in ("run-soft-gate", "run-my-rule", "rlzoo-my-rule"):
+    for leftover in ("run-soft-gate", "run-my-rule", "rlzoo-my-rule", "dist"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
     with session.chdir(folder):
         session.run(str(bin_folder / "rlzoo"), "clips", "new", "my-rule", external=True, env=OFFLINE)
-        plugins = {"soft-gate": ROOT / "examples" / "rlzoo-soft-gate", "my-rule": folder / "rlzoo-my-rule"}
-        install(session, bin_folder, *map(str, plugins.values()))
-        named = [f"{name}={plugin}" for name, plugin in plugins.items()]
-        session.run(str(bin_folder / "python"), str(ROOT / "tests" / "outside.py"), *named, external=True, env=OFFLINE)
-        uninstall = [str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-soft-gate", "rlzoo-my-rule"]
-        session.run(*uninstall, external=True)
+    plugins = {"soft-gate": ROOT / "examples" / "rlzoo-soft-gate", "my-rule": folder / "rlzoo-my-rule"}
+    for source in (ROOT, *plugins.values()):
+        with session.chdir(source):
+            session.run(
+                str(tools / "python"), "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist"), external=True
+            )
+    wheels, report = [str(file) for file in sorted((folder / "dist").glob("*.whl"))], folder / "report.json"
+    install(session, bin_folder, "--dry-run", "--ignore-installed", "--report", str(report), *wheels)
+    install(session, bin_folder, *(wheel for wheel in wheels if "rlzoo_llm" not in wheel))
+    named = [f"{name}={plugin}" for name, plugin in plugins.items()]
+    with session.chdir(folder):
+        session.run(
+            str(bin_folder / "python"), str(ROOT / "tests" / "outside.py"), str(report), *named, external=True, env=OFFLINE
+        )
+    uninstall = [str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-soft-gate", "rlzoo-my-rule"]
+    session.run(*uninstall, external=True)
