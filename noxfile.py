@@ -270,15 +270,59 @@ def installed(session: nox.Session) -> Path:
     return bin_folder
 
 
+def packaging(session: nox.Session) -> Path:
+    """The tools that build distributions, and check them."""
+    return environment(session, "packaging", "hatchling>=1.26", "pyyaml", "twine>=6", "readme-renderer[md]")
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """The wheel and the sdist: their metadata, and what is in them."""
-    tools = environment(session, "packaging", "hatchling>=1.26", "twine>=6", "readme-renderer[md]")
+    tools = packaging(session)
     built = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(built, ignore_errors=True)
     session.run(str(tools / "python"), "-m", "hatchling", "build", "-d", str(built), external=True)
     session.run(str(tools / "python"), "-m", "twine", "check", "--strict", *map(str, sorted(built.iterdir())), external=True)
     session.run(str(tools / "python"), str(ROOT / "tests" / "distributed.py"), str(built), external=True)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """All that can be done before a release; not part of continuous integration, and publishes nothing. Takes 5 minutes.
+
+    The checkout is ready (`tests.release`). The wheel and the sdist install with what they require into empty environments,
+    train two steps, and take a new plugin beside them. ``-- TAG`` names a tag that exists already.
+    """
+    tools = str(packaging(session) / "python")
+    session.run(tools, "-m", "tests.release", *session.posargs, external=True)
+    build(session)
+    folder = Path(session.create_tmp()).resolve()
+    shutil.rmtree(folder / "empty", ignore_errors=True)
+    files = sorted((folder / "dist").iterdir())
+    for file in files:
+        work = folder / "empty" / file.name
+        bin_folder = work / "environment" / "bin"
+        session.run(sys.executable, "-m", "venv", str(bin_folder.parent), external=True)
+        install(session, bin_folder, str(file), constraints=TORCH_ALONE)
+        command, steps = str(bin_folder / "rlzoo"), ("--steps", "2", "--output")
+        with session.chdir(work):
+            session.run(command, "train", "--clip", "fspo", *steps, "run-fspo", external=True, env=OFFLINE)
+            session.run(command, "clips", "new", "my-rule", external=True, env=OFFLINE)
+        with session.chdir(work / "rlzoo-my-rule"):
+            session.run(tools, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist", external=True)
+        (plugin,) = (work / "rlzoo-my-rule" / "dist").iterdir()
+        install(session, bin_folder, str(plugin), constraints=TORCH_ALONE)
+        with session.chdir(work):
+            session.run(command, "train", "--clip", "my-rule", *steps, "run-my-rule", external=True, env=OFFLINE)
+        alone = "from importlib.metadata import packages_distributions as made; assert set(made()['rlzoo']) == {'rlzoo-llm'}"
+        session.run(str(bin_folder / "python"), "-c", alone, external=True)
+    (ROOT / "dist").mkdir(exist_ok=True)
+    for file in files:
+        shutil.copy(file, ROOT / "dist")
+    version = files[0].name.split("-")[1]
+    session.log(f"{' and '.join(file.name for file in files)} are in dist/, install and train. What remains for a person:")
+    session.log(f"git tag v{version} && git push origin v{version}")
+    session.log("then the workflow publish.yml does the same once more, and publishes when the environment pypi is approved")
 
 
 @nox.session
@@ -323,16 +367,29 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def outside_plugin(session: nox.Session) -> None:
-    """Plugin distributions from outside the tree, one of them just written, beside an installed rlzoo: tested and trained."""
-    bin_folder = installed(session)
+    """Plugin distributions from outside the tree, one of them just written, beside an installed rlzoo: tested and trained.
+
+    What pip would install with them into an empty environment is resolved and looked at, and not downloaded.
+    """
+    bin_folder, tools = installed(session), packaging(session)
     folder = Path(session.create_tmp()).resolve()
-    for leftover in ("run-soft-gate", "run-my-rule", "rlzoo-my-rule"):
+    for leftover in ("run-soft-gate", "run-my-rule", "rlzoo-my-rule", "dist"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
     with session.chdir(folder):
         session.run(str(bin_folder / "rlzoo"), "clips", "new", "my-rule", external=True, env=OFFLINE)
-        plugins = {"soft-gate": ROOT / "examples" / "rlzoo-soft-gate", "my-rule": folder / "rlzoo-my-rule"}
-        install(session, bin_folder, *map(str, plugins.values()))
-        named = [f"{name}={plugin}" for name, plugin in plugins.items()]
-        session.run(str(bin_folder / "python"), str(ROOT / "tests" / "outside.py"), *named, external=True, env=OFFLINE)
-        uninstall = [str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-soft-gate", "rlzoo-my-rule"]
-        session.run(*uninstall, external=True)
+    plugins = {"soft-gate": ROOT / "examples" / "rlzoo-soft-gate", "my-rule": folder / "rlzoo-my-rule"}
+    for source in (ROOT, *plugins.values()):
+        with session.chdir(source):
+            session.run(
+                str(tools / "python"), "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist"), external=True
+            )
+    wheels, report = [str(file) for file in sorted((folder / "dist").glob("*.whl"))], folder / "report.json"
+    install(session, bin_folder, "--dry-run", "--ignore-installed", "--report", str(report), *wheels)
+    install(session, bin_folder, *(wheel for wheel in wheels if "rlzoo_llm" not in wheel))
+    named = [f"{name}={plugin}" for name, plugin in plugins.items()]
+    with session.chdir(folder):
+        session.run(
+            str(bin_folder / "python"), str(ROOT / "tests" / "outside.py"), str(report), *named, external=True, env=OFFLINE
+        )
+    uninstall = [str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-soft-gate", "rlzoo-my-rule"]
+    session.run(*uninstall, external=True)

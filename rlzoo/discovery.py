@@ -20,6 +20,7 @@ from typing import Any
 from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
 from rlzoo.plugin_files import digest
+from rlzoo.support.distribution import DISTRIBUTION
 from rlzoo.support.reading import SETTINGS, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
@@ -135,7 +136,7 @@ def installed_plugins() -> list[Plugin]:
     for point in metadata.entry_points(group=PROJECT):
         name, version = named(point.dist) if point.dist else ("unknown distribution", "")
         source, normal = f"{name} {version}".rstrip(), _normal(name)
-        bundled = normal == PROJECT
+        bundled = normal == DISTRIBUTION
         plugins.append(
             Plugin(point.name, source, point.load, bundled, asked_for=False, module=point.module, distribution=normal)
         )

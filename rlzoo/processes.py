@@ -137,7 +137,7 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
     assert launch.deepspeed is not None, "only asked for with DeepSpeed"
     check_launch(launch)
     if find_spec("deepspeed") is None:
-        raise UserError(f"launch.deepspeed={launch.deepspeed!r} needs DeepSpeed: pip install 'rlzoo[deepspeed]'")
+        raise UserError(f"launch.deepspeed={launch.deepspeed!r} needs DeepSpeed: pip install 'rlzoo-llm[deepspeed]'")
     return {
         **_settings(launch.deepspeed),
         "zero_optimization": zero_settings(launch),

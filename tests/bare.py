@@ -1,7 +1,8 @@
 """Hides from an environment what rlzoo does not require: ``python tests/bare.py``, run by its own interpreter.
 
 The libraries of the environment `installed` are borrowed from the project's, which also has those of the extras and of
-developers. With ``RLZOO_BARE`` set, an interpreter of the environment finds only what ``pip install rlzoo`` would have brought.
+developers. With ``RLZOO_BARE`` set, an interpreter of the environment finds only what ``pip install rlzoo-llm`` would have
+brought.
 """
 
 import importlib.metadata
@@ -53,7 +54,7 @@ def closure(name: str) -> set[str]:
 
 def hidden() -> list[str]:
     """The modules of all other distributions."""
-    required = closure("rlzoo")
+    required = closure("rlzoo-llm")
     modules = importlib.metadata.packages_distributions()
     return sorted(module for module, names in modules.items() if not {canonicalize_name(name) for name in names} & required)
 

@@ -1,15 +1,31 @@
-"""Tests and trains installed plugin distributions: ``python tests/outside.py NAME=FOLDER ...``.
+"""Tests and trains installed plugin distributions: ``python tests/outside.py REPORT NAME=FOLDER ...``.
 
-Each is given its own tests, the laws, and a run of two steps, with the interpreter that it was installed beside.
+Each is given its own tests, the laws, and a run of two steps, with the interpreter that it was installed beside. The report is
+pip's, on what it would install with them into an empty environment: nothing of the other project that is named `rlzoo`.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from zygote import Zygote
+
+
+def check_names(report: Path, plugins: list[str]) -> None:
+    """Check that only the wheel given satisfies what the plugins require, and that `rlzoo` is installed from nothing else."""
+    found = {each["metadata"]["name"]: each["download_info"]["url"] for each in json.loads(report.read_text())["install"]}
+    assert {"rlzoo-llm", "torch", *(f"rlzoo-{plugin}" for plugin in plugins)} <= found.keys(), sorted(found)
+    assert "rlzoo" not in found, found["rlzoo"]
+    assert found["rlzoo-llm"].startswith("file:"), found["rlzoo-llm"]
+    assert metadata.version("rlzoo-llm")
+    assert not [each for each in metadata.distributions() if each.name.lower() == "rlzoo"], "the other project is installed"
+    providers = set(metadata.packages_distributions()["rlzoo"])
+    assert providers == {"rlzoo-llm"}, providers
+    print(f"{len(found)} distributions for an empty environment, of which rlzoo-llm alone has the package rlzoo")
 
 
 def ran(named: str, zygote: Zygote) -> bool:
@@ -30,7 +46,9 @@ def ran(named: str, zygote: Zygote) -> bool:
 
 
 if __name__ == "__main__":
+    file, *arguments = sys.argv[1:]
+    check_names(Path(file), [named.partition("=")[0] for named in arguments])
     forks = Zygote()
-    passed = [ran(named, forks) for named in sys.argv[1:]]
+    passed = [ran(named, forks) for named in arguments]
     forks.close()
     sys.exit(0 if passed and all(passed) else 1)

@@ -180,5 +180,5 @@ def test_two_installed_entry_points_of_one_module_are_one_plugin(working_copy, t
 def test_a_file_with_the_name_of_a_bundled_module_replaces_nothing(tmp_path):
     file = tmp_path / "rlzoo_grpo.py"
     file.write_text(FLAT.replace('"flat"', '"grpo"'))
-    with pytest.raises(UserError, match=r"clip policy 'grpo' cannot be used: rlzoo .* has that name too"):
+    with pytest.raises(UserError, match=r"clip policy 'grpo' cannot be used: rlzoo-llm .* has that name too"):
         load_zoo([file])

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"rlzoo", *(folder.name for folder in (ROOT / "plugins").iterdir())}
-ELSEWHERE = {"vllm", "bitsandbytes"}  # named in the messages and pages that ask for them; no extra can pin what fits a machine
+ELSEWHERE = {"bitsandbytes"}  # named in the message that asks for it; no extra can pin what fits a machine
 OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
     "deepspeed": {"rlzoo/learner/optimization.py"},
@@ -22,6 +22,7 @@ OPTIONAL = {
     "reasoning_gym": {"rlzoo/tasks/reasoning_gym.py"},
     "requests": {"rlzoo/environments/openenv.py"},
     "textarena": {"rlzoo/environments/textarena.py"},
+    "vllm": {"rlzoo/rollout/vllm_model.py", "rlzoo/rollout/vllm_sampler.py"},
     "verifiers": {"rlzoo/environments/verifiers.py"},
     "wasmtime": {"rlzoo/environments/sandbox.py"},
 }

@@ -51,7 +51,7 @@ def test_bundled_policies_are_found_by_entry_point_and_sorted():
     assert list(zoo) == sorted(zoo)
     assert {"fspo", "grpo", "gspo", "rloo"} <= set(zoo)
     assert all(issubclass(policy, ClipPolicy) and policy.name == name for name, policy in zoo.items())
-    assert zoo.entries["fspo"].source == f"rlzoo {metadata.version('rlzoo')}"
+    assert zoo.entries["fspo"].source == f"rlzoo-llm {metadata.version('rlzoo-llm')}"
     assert zoo.problems == {}
 
 
@@ -88,7 +88,7 @@ BROKEN = {
     "names no version": ('RLZOO_API = "new"\n' + SOUND, r"RLZOO_API = 'new' is not of the form '1.1'"),
     "takes a bundled name": (
         SOUND.replace('"free"', '"fspo"'),
-        r"clip policy 'fspo' cannot be used: rlzoo .* has that name too",
+        r"clip policy 'fspo' cannot be used: rlzoo-llm .* has that name too",
     ),
     "sets no scope": (
         SOUND.replace('name, paper, scope = "free", "none", "token"', 'name = paper = "free"'),
@@ -115,7 +115,7 @@ def test_a_broken_plugin_is_named_and_left_out_and_the_others_load(install, capl
         load_zoo()
     assert bundled | {"sound"} <= set(zoo)
     assert "free" not in zoo
-    assert zoo.entries["fspo"].source.startswith("rlzoo ")
+    assert zoo.entries["fspo"].source.startswith("rlzoo-llm ")
     (record,) = caplog.records  # once, however often the zoo is loaded
     assert "plugin 'third' of third-party 1.2" in record.getMessage()
     assert RunConfig.compose(clip="fspo").clip.name == "fspo"

@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--json", type=Path, default=Path("bench.json"))
     options = parser.parse_args()
-    packages = {name: version(name) for name in ("torch", "transformers", "trl", "rlzoo")}
+    packages = {name: version(name) for name in ("torch", "transformers", "trl", "rlzoo-llm")}
     report: dict[str, Any] = {
         "processor": roofline.processor(),
         "date": date.today().isoformat(),

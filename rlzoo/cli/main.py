@@ -14,6 +14,7 @@ from typing import NoReturn
 from rlzoo.acceleration import prepare_process
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
 from rlzoo.errors import PolicyError, RunError, UserError
+from rlzoo.support.distribution import damage, leftovers
 from rlzoo.support.garbage import collect_seldom
 from rlzoo.support.redaction import redact
 
@@ -50,6 +51,10 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; not under nohup
         signal.signal(signal.SIGHUP, _terminate)
     try:
+        if problem := damage():
+            raise UserError(problem)
+        if problem := leftovers():
+            _complain(problem)
         collect_seldom()
         prepare_process()
         from rlzoo.cli.app import app

@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 from dataclasses import dataclass
 from importlib import resources
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
@@ -15,6 +14,7 @@ import typer
 
 from rlzoo.cli.options import loading
 from rlzoo.errors import UserError
+from rlzoo.support.distribution import DISTRIBUTION, version
 
 if TYPE_CHECKING:
     from rlzoo.zoo import Shelf
@@ -88,7 +88,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
         "what": kind.what,
         "command": kind.command,
         "option": Template(kind.option).substitute(part=part),
-        "version": ".".join(version("rlzoo").split(".")[:2]),
+        "requirement": f"{DISTRIBUTION}>={'.'.join(version().split('.')[:2])}",
         "api": "{}.{}".format(*API_VERSION),
     }
     target = folder / f"rlzoo-{name}"

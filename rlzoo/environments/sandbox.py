@@ -262,7 +262,7 @@ def _interpreter() -> bytes:
 
 
 def _missing(package: str) -> UserError:
-    return UserError(f"the tool 'python' needs a sandbox, and {package} is not installed: pip install 'rlzoo[sandbox]'")
+    return UserError(f"the tool 'python' needs a sandbox, and {package} is not installed: pip install 'rlzoo-llm[sandbox]'")
 
 
 def _cache() -> Path:

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Self
@@ -30,6 +29,7 @@ from rlzoo.models.pretrained import eos_token_ids, load_named
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_prompts, encode_prompt
 from rlzoo.rollout.sampler import Sampler
+from rlzoo.support.distribution import version
 from rlzoo.support.redaction import redact_settings
 from rlzoo.support.seeds import step_seed
 from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
@@ -277,7 +277,7 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
         "model": config.model.path,
         "seed": str(config.seed),
         "git_commit": git_commit(),
-        "rlzoo_version": version("rlzoo"),
+        "rlzoo_version": version(),
     }
     params = {**config.settings(), "limit": config.limit}
     metrics = {name: value for result in evaluation.results for name, value in result.metrics().items()}

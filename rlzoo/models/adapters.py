@@ -36,7 +36,7 @@ def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
     try:
         import peft
     except ImportError as error:
-        raise UserError("learner.lora.rank needs PEFT: pip install 'rlzoo[lora]'") from error
+        raise UserError("learner.lora.rank needs PEFT: pip install 'rlzoo-llm[lora]'") from error
     alpha = 2 * config.rank if config.alpha is None else config.alpha
     settings = peft.LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=config.target)
     try:

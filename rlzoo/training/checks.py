@@ -15,6 +15,7 @@ from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.models.pretrained import local_model
 from rlzoo.plugin_files import changed_plugins, plugin_files
 from rlzoo.processes import check_launch, check_launcher
+from rlzoo.support.extras import INSTALL_VLLM
 
 logger = logging.getLogger("rlzoo")
 
@@ -65,16 +66,25 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
 
 def missing_libraries(config: RunConfig) -> Iterator[str]:
     """A line for each optional library that the run needs and this machine lacks."""
+    launch, rollout, rank = config.launch, config.rollout, config.learner.lora.rank
     wanted = {
-        "deepspeed": (config.launch.deepspeed is not None, f"launch.deepspeed={config.launch.deepspeed!r}"),
-        "vllm": (config.rollout.engine == "vllm" and not config.rollout.vllm.server, "rollout.engine='vllm'"),
-        "peft": (config.learner.lora.rank > 0, f"learner.lora.rank={config.learner.lora.rank}"),
-        "bitsandbytes": (config.learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'"),
-        "gguf": (config.model.path == "smollm2", "model.path='smollm2'"),
+        "deepspeed": (
+            launch.deepspeed is not None,
+            f"launch.deepspeed={launch.deepspeed!r}",
+            "pip install 'rlzoo-llm[deepspeed]'",
+        ),
+        "vllm": (rollout.engine == "vllm" and not rollout.vllm.server, "rollout.engine='vllm'", INSTALL_VLLM),
+        "peft": (rank > 0, f"learner.lora.rank={rank}", "pip install 'rlzoo-llm[lora]'"),
+        "bitsandbytes": (
+            config.learner.optimizer == "adamw_8bit",
+            "learner.optimizer='adamw_8bit'",
+            "pip install bitsandbytes",
+        ),
+        "gguf": (config.model.path == "smollm2", "model.path='smollm2'", "pip install 'rlzoo-llm[gguf]'"),
     }
-    for library, (is_wanted, setting) in wanted.items():
+    for library, (is_wanted, setting, command) in wanted.items():
         if is_wanted and importlib.util.find_spec(library) is None:
-            yield f"{setting}: {library} is not installed: pip install {library}"
+            yield f"{setting}: {library} is not installed: {command}"
 
 
 def check_plugins_unchanged(config: RunConfig, *, allowed: bool) -> None:

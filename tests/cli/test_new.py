@@ -18,7 +18,7 @@ QUICK = [
     "--set", "rollout.max_new_tokens=12", "--set", "eval.num_problems=4",
 ]  # fmt: skip
 STYLE = ["--isolated", "--no-cache", "--line-length", "128", "."]  # of one who has no settings of his own
-OURS = f"rlzoo {version('rlzoo')}"
+OURS = f"rlzoo-llm {version('rlzoo-llm')}"
 
 
 @pytest.mark.parametrize("name", ["My-Rule", "my_rule", "1-rule", "my--rule", "my-", "my rule", "../my-rule", ""])
@@ -86,7 +86,7 @@ def test_a_new_distribution_has_a_module_a_test_a_page_and_packaging(written):
     project = tomllib.loads((written / "pyproject.toml").read_text())["project"]
     assert project["name"] == "rlzoo-my-rule"
     assert project["entry-points"] == {"rlzoo": {"my-rule": "rlzoo_my_rule"}}
-    assert project["dependencies"] == [f"rlzoo>={'.'.join(version('rlzoo').split('.')[:2])}"]
+    assert project["dependencies"] == [f"rlzoo-llm>={'.'.join(version('rlzoo-llm').split('.')[:2])}"]
     assert not any("$" in (written / file).read_text() for file in files)
 
 

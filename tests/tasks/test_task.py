@@ -230,12 +230,12 @@ def test_a_reward_that_hangs_or_crashes_counts_0_and_leaves_the_others(reward_mo
 )
 def test_a_missing_extra_is_told_how_to_install(monkeypatch, name, library, extra):
     monkeypatch.setitem(sys.modules, library, None)  # what Python itself records for a module that cannot be imported
-    assert error_of(name=name) == f"{library} is not installed: pip install 'rlzoo[{extra}]'"
+    assert error_of(name=name) == f"{library} is not installed: pip install 'rlzoo-llm[{extra}]'"
 
 
 def test_a_hub_data_set_needs_the_datasets_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert error_of(name="math_file") == "datasets is not installed: pip install 'rlzoo[datasets]'"
+    assert error_of(name="math_file") == "datasets is not installed: pip install 'rlzoo-llm[datasets]'"
 
 
 def test_importing_tasks_does_not_import_heavy_libraries():

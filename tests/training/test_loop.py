@@ -92,7 +92,7 @@ def test_mlflow_has_parameters_metrics_tags_completions_and_config(run):
     assert tracked.info.status == "FINISHED"
     assert tracked.data.params["clip.name"] == "fspo"
     assert tracked.data.params["clip.width_high"] == "0.015"
-    assert tracked.data.tags["clip_source"] == f"rlzoo {version('rlzoo')}"
+    assert tracked.data.tags["clip_source"] == f"rlzoo-llm {version('rlzoo-llm')}"
     assert {key: tracked.data.tags[key] for key in ("clip", "seed", "task", "model")} == {
         "clip": "fspo", "seed": "0", "task": "arithmetic", "model": "embedded",
     }  # fmt: skip

@@ -1,0 +1,76 @@
+"""Files of the other project named `rlzoo` in rlzoo's own folder: one line says so, and how to repair it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REPAIR = "pip uninstall rlzoo && pip install --force-reinstall --no-deps rlzoo-llm"
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of rlzoo's folder."""
+    return shutil.copytree(ROOT / "rlzoo", tmp_path / "rlzoo", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def run(package, *words):
+    """Run a command with the copy in the place of the checkout, which an editable installation has on its path."""
+    program = (
+        f"import sys; sys.path[:] = [path for path in sys.path if path != {str(ROOT)!r}]\n"
+        f"import rlzoo; assert rlzoo.__path__[0] == {str(package)!r}, rlzoo.__path__\n"
+        "from rlzoo.cli.main import entry; entry()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=package.parent,
+    )
+
+
+def install_theirs(package):
+    """Put their files in, as pip does: an empty __init__.py over ours, and folders that we do not have."""
+    (package / "__init__.py").write_text("")
+    for folder in ("algorithms", "common"):
+        (package / folder).mkdir()
+        (package / folder / "__init__.py").write_text("")
+
+
+def test_a_folder_with_rlzoos_files_alone_says_nothing(package):
+    done = run(package, "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["doctor"], ["train", "--clip", "fspo"]])
+def test_an_init_of_the_other_project_is_refused_in_one_line(package, words):
+    install_theirs(package)
+    done = run(package, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"rlzoo: {package}/__init__.py was replaced or removed by another project, the 'rlzoo' of the package index: {REPAIR}\n"
+    )
+
+
+def test_an_init_that_was_removed_with_the_other_project_is_refused_in_one_line(package):
+    (package / "__init__.py").unlink()
+    done = run(package, "clips", "list")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"rlzoo: {package}/__init__.py was replaced or removed by another project")
+
+
+def test_files_of_the_other_project_beside_an_init_of_ours_are_named_and_the_command_runs(package):
+    install_theirs(package)
+    shutil.copy(ROOT / "rlzoo" / "__init__.py", package)
+    line = f"{package} also has files of another project, the 'rlzoo' of the package index: {REPAIR}"
+    done = run(package, "doctor", "--json")
+    assert (done.returncode, done.stderr) == (0, f"rlzoo: {line}\n")
+    assert json.loads(done.stdout)["files"] == line
