@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Update
 from rlzoo.recording import RecordedStep, UpdateLogProbs
+from rlzoo.support.distribution import version
 from rlzoo.support.redaction import redact_settings
 from rlzoo.types import RolloutGroup
 
@@ -52,7 +52,7 @@ def recorded_step(
         seed=batch.seed,
         rule={"name": config.clip.name, **redact_settings(config.clip.model_dump(mode="json"))},
         model=config.model.path,
-        writer=f"rlzoo {version('rlzoo')}",
+        writer=f"rlzoo {version()}",
     )
 
 
