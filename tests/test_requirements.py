@@ -63,3 +63,14 @@ def test_what_is_imported_is_required():
                 wrong.append(f"{place}: {package}, {'in a function' if within else 'at its top'}")
     assert {"torch", "mlflow", "transformers", "peft"} <= seen
     assert wrong == []
+
+
+APART = {"openenv", "verifiers", "vllm", "dev"}
+"""Extras that `all` leaves out: the comment in pyproject.toml says why."""
+
+
+def test_all_brings_every_extra_that_can_be_installed_beside_the_others():
+    extras = PROJECT["optional-dependencies"]
+    (requirement,) = extras["all"]
+    assert re.fullmatch(r"rlzoo-llm\[.+\]", requirement)
+    assert set(requirement[len("rlzoo-llm[") : -1].split(",")) == extras.keys() - APART - {"all"}

