@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.on_policy import OnPolicyGradient
-from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.policy import ClipPolicy
 from rlzoo.processes import gather
@@ -34,7 +33,7 @@ from rlzoo.recording import RecordedStep
 from rlzoo.reductions import Reduction, StepCounts
 from rlzoo.support.extras import require_extra
 from rlzoo.support.redaction import redact_settings
-from rlzoo.training.metrics import policy_settings
+from rlzoo.training.metrics import clip_metrics, policy_settings
 from rlzoo.types import ClipInputs
 from rlzoo.zoo import load_zoo
 
@@ -75,8 +74,8 @@ RECORDED = {
     "old_entropy": ENTROPY,
 }
 """Fields of a rollout file, and TRL's names for them."""
-LOGGED = re.compile(r"clip/fraction(_length_bin_\d)?|clip/length_bin_\d_edge|fairness/lre_(max|noise)")
-"""The metrics of `LengthProfile` that are logged."""
+LOGGED = r"clip/fraction(_length_bin_\d)?|clip/length_bin_\d_edge|fairness/lre_(max|noise)"
+"""The metrics of rlzoo that are logged for every rule."""
 
 
 def response_mask(inputs: Mapping[str, Tensor]) -> Tensor:
@@ -342,11 +341,11 @@ class _Judged:
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
-    def metrics(self) -> dict[str, float]:
-        """What is logged: the clip fraction by length, its error, and the means of the rule's own metrics."""
+    def metrics(self, watched: Iterable[str] = ()) -> dict[str, float]:
+        """What is logged: `LOGGED`, the metrics that the rule is ``watched`` by, and the means of its own."""
         table = ResponseTable.concat(self.tables)
-        profile = LengthProfile.of(table)
-        found = {} if profile is None else {name: value for name, value in profile.metrics().items() if LOGGED.fullmatch(name)}
+        wanted = re.compile("|".join([LOGGED, *(re.escape(name).replace("<k>", r"\d") for name in watched)]))
+        found = {name: value for name, value in clip_metrics(table, with_kl=False).items() if wanted.fullmatch(name)}
         found["clip/at_ratio_1"] = self.num_at_ratio_1 / self.num_updates
         return found | {f"rule/{name}": value / max(len(table.length), 1) for name, value in self.sums.items()}
 
@@ -539,6 +538,7 @@ class ClipPolicyTrainer(RecordingTrainer):
             judged.gradient,
             at_ratio_1,
             group=prompt_ids(self._generation, inputs[GROUPS]),
+            entropy=self._passed[1] if self._passed else None,
             turn_ids=turns(mask),
         )
         there = mask.any(-1, keepdim=True)
@@ -567,7 +567,7 @@ class ClipPolicyTrainer(RecordingTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the rule did in the optimizer steps since the last time."""
         if self.model.training and self._logged.num_updates:
-            metrics = self._logged.metrics() | policy_settings(self.policy, self._configured)
+            metrics = self._logged.metrics(self.policy.watch) | policy_settings(self.policy, self._configured)
             self._logged = _Judged()
             self._metrics["train"].update({name: [value] for name, value in metrics.items()})
         super().log(logs, start_time)

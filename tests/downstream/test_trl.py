@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,7 @@ def test_an_adaptive_rule_changes_after_every_step_and_a_checkpoint_keeps_it(tmp
     trainer.train()
     assert len(seen) == 4
     assert len(set(map(repr, seen))) > 1
+    assert any(name.startswith("clip/band_high_length_bin_") for name in log_of(trainer)[-1])  # what it is watched by
     resumed = ClipPolicyTrainer(policy="fspo-adaptive", **arguments(tmp_path, **settings))
     resumed._load_optimizer_and_scheduler = lambda checkpoint: (
         ClipPolicyTrainer._load_optimizer_and_scheduler(resumed, checkpoint),
@@ -637,23 +639,60 @@ def test_a_folder_with_anything_in_it_is_refused_and_a_resumed_run_goes_on_in_it
         ClipPolicyTrainer(policy="fspo", record_to=tmp_path / "file", **arguments(tmp_path)).train()
 
 
-def test_turns_of_the_model_are_recorded(model, tmp_path):
-    batch = off_policy_batch(model, ZOO["turn-ratio"]())
-    (piece,) = micro_batches(batch, 1)
-    trainer = use_policy(with_model(tmp_path, model), "turn-ratio", record_to=tmp_path / "rollouts")
-    trainer.model.train()
-    trainer.recorder.begin(trainer)
-    trainer.recorder.take(trainer, piece)
-    step_of(trainer, micro_batches(batch, 2))
-    trainer._end_update()
-    trainer.state.max_steps = 1
-    trainer.recorder.write(trainer)
+def test_turns_of_the_model_and_the_samplers_log_probs_reach_the_rule_and_the_file(tmp_path):
+    # a sampler of one's own: three tokens of the model, two of an environment, four of the model
+    given, seen = {}, []
+
+    class Seeing(ZOO["turn-ratio"]):
+        """Keeps its inputs."""
+
+        name = "seeing"
+
+        def __call__(self, inputs):
+            seen.append(inputs)
+            return super().__call__(inputs)
+
+    def rollout(prompts, trainer):
+        rng = torch.Generator().manual_seed(0)
+        ids = torch.randint(3, 14, (len(prompts), 9), generator=rng)
+        given["log_probs"] = -torch.rand(len(prompts), 9, generator=rng)
+        prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+        mask = [[1, 1, 1, 0, 0, 1, 1, 1, 1]] * len(prompts)
+        log_probs = given["log_probs"].tolist()
+        return {"prompt_ids": prompt_ids, "completion_ids": ids.tolist(), "logprobs": log_probs, "env_mask": mask}
+
+    trainer = ClipPolicyTrainer(
+        policy=Seeing(), record_to=tmp_path / "rollouts", rollout_func=rollout, **arguments(tmp_path, max_steps=2)
+    )
+    trainer.train()
+    turns = [0, 0, 0, -1, -1, 1, 1, 1, 1]
+    assert {tuple(row) for inputs in seen[:4] for row in inputs.turn_ids.tolist()} == {tuple(turns)}
+    chosen = torch.tensor(turns) >= 0
     step = RecordedStep.load(tmp_path / "rollouts" / "000001.safetensors")
-    assert torch.equal(step.turn_ids, batch.turn_ids[batch.response_mask])
-    assert torch.equal(step.old_log_probs, batch.old_log_probs[batch.response_mask])
-    assert torch.equal(step.rollout_log_probs, batch.rollout_log_probs[batch.response_mask])
-    assert step.lengths.tolist() == batch.lengths.tolist()
-    assert step.updates[0].rows.tolist() == list(range(18))
+    assert step.turn_ids.tolist() == [turn for turn in turns if turn >= 0] * 32
+    torch.testing.assert_close(step.rollout_log_probs.view(32, 7), given["log_probs"][:, chosen])
+    assert step.lengths.tolist() == [7] * 32
+    for inputs in seen[::2]:  # a rule with needs is asked again at ratio 1, for its weights
+        assert torch.equal(inputs.response_mask, chosen.expand(8, 9))
+        rows = torch.stack([(given["log_probs"] - row).abs().sum(1).argmin() for row in inputs.rollout_log_probs])
+        torch.testing.assert_close(inputs.rollout_log_probs, given["log_probs"][rows])
+
+
+def test_the_script_and_the_lines_of_the_page_train_and_record(tmp_path, monkeypatch):
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-W", "ignore", root / "examples" / "trl_fspo.py", "--steps", "4"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    step = RecordedStep.load(tmp_path / "trl-rollouts" / "000001.safetensors")
+    assert (len(step), len(step.updates), step.rule["name"]) == (64, 4, "fspo")
+    assert 0.2 < step.rewards.mean() < 0.95
+    page = (root / "docs" / "how-to" / "trl.md").read_text()
+    block = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    Path("trl-rollouts").rename("of-the-script")
+    exec(block, {})
+    steps = [RecordedStep.load(file) for file in sorted(Path("trl-rollouts").iterdir())]
+    assert [(len(step), len(step.updates)) for step in steps] == [(64, 4)] * 2
+    assert max(step.rewards.max() for step in steps) == 1
 
 
 # Two processes
