@@ -44,6 +44,14 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 logger = logging.getLogger("rlzoo")
 
+OVERRIDDEN = (
+    "_calculate_rewards", "_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies",
+    "_load_optimizer_and_scheduler", "_save_checkpoint", "get_high_entropy_mask", "training_step",
+)  # fmt: skip
+for _name in OVERRIDDEN:
+    if not hasattr(GRPOTrainer, _name):
+        raise UserError(f"GRPOTrainer of trl {version('trl')} has no {_name}, which rlzoo overrides: pip install 'trl==1.16.*'")
+
 LOSS_TYPES: dict[Reduction, str] = {
     "sequence_mean": "grpo",
     "token_mean": "dapo",
@@ -344,10 +352,12 @@ class _Judged:
     def metrics(self, watched: Iterable[str] = ()) -> dict[str, float]:
         """What is logged: `LOGGED`, the metrics that the rule is ``watched`` by, and the means of its own."""
         table = ResponseTable.concat(self.tables)
+        if not len(table.length):
+            return {}
         wanted = re.compile("|".join([LOGGED, *(re.escape(name).replace("<k>", r"\d") for name in watched)]))
         found = {name: value for name, value in clip_metrics(table, with_kl=False).items() if wanted.fullmatch(name)}
         found["clip/at_ratio_1"] = self.num_at_ratio_1 / self.num_updates
-        return found | {f"rule/{name}": value / max(len(table.length), 1) for name, value in self.sums.items()}
+        return found | {f"rule/{name}": value / len(table.length) for name, value in self.sums.items()}
 
 
 class ClipPolicyTrainer(RecordingTrainer):
@@ -404,7 +414,7 @@ class ClipPolicyTrainer(RecordingTrainer):
             self._generation += 1
             if self.policy.is_adaptive:
                 lengths = torch.tensor(gather(self.accelerator, mask.sum(1).tolist()))
-                self._edges = bin_edges(lengths[lengths > 0])
+                self._edges = bin_edges(lengths[lengths > 0]) if bool(lengths.any()) else None
         if "old_entropy" not in self.policy.needs or "old_per_token_logps" not in output:
             return {}
         # TRL's pass for the old log-probs has no entropies: one more
@@ -443,8 +453,9 @@ class ClipPolicyTrainer(RecordingTrainer):
         loss: Tensor = (
             -objective * self.accelerator.num_processes
         )  # gradients are averaged over processes, the counts are of all
-        if "policy_loss" in metrics:  # which TRL logs beside an entropy bonus, and divides by nothing
-            size = self.current_gradient_accumulation_steps if self.model.training else 1
+        if "policy_loss" in metrics:  # which TRL logs beside an entropy bonus
+            is_share = self.loss_type == "dapo" or not self.model.training  # of the step; the others are means of a micro-batch
+            size = 1 if is_share else self.current_gradient_accumulation_steps
             metrics["policy_loss"][-1] += self.accelerator.gather(loss.detach() * size).mean().item()
         return others + loss
 
