@@ -1,0 +1,736 @@
+"""Every rule as the loss of TRL's `GRPOTrainer`, and rollout files of its runs: `ClipPolicyTrainer`, `use_policy`, `record`.
+
+Written for TRL 1.16, of which it overrides methods without a promise of stability. docs/how-to/trl.md shows how to use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import itertools
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlzoo import ops
+from rlzoo.errors import UserError
+from rlzoo.fairness import bin_edges
+from rlzoo.learner.judge import Judgement, judgement, updated
+from rlzoo.learner.on_policy import OnPolicyGradient
+from rlzoo.measure.response_table import ResponseTable, prompt_ids
+from rlzoo.policy import ClipPolicy
+from rlzoo.processes import gather
+from rlzoo.recording import RecordedStep
+from rlzoo.reductions import Reduction, StepCounts
+from rlzoo.support.extras import require_extra
+from rlzoo.support.redaction import redact_settings
+from rlzoo.training.metrics import clip_metrics, policy_settings
+from rlzoo.types import ClipInputs
+from rlzoo.zoo import load_zoo
+
+require_extra("trl", "trl")
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+logger = logging.getLogger("rlzoo")
+
+OVERRIDDEN = (
+    "_calculate_rewards", "_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies",
+    "_load_optimizer_and_scheduler", "_save_checkpoint", "get_high_entropy_mask", "training_step",
+)  # fmt: skip
+for _name in OVERRIDDEN:
+    if not hasattr(GRPOTrainer, _name):
+        raise UserError(f"GRPOTrainer of trl {version('trl')} has no {_name}, which rlzoo overrides: pip install 'trl==1.16.*'")
+
+LOSS_TYPES: dict[Reduction, str] = {
+    "sequence_mean": "grpo",
+    "token_mean": "dapo",
+    "constant_length": "dr_grpo",
+    "sequence_mean_token_sum": "luspo",
+}
+"""TRL's name for each reduction: how the KL is reduced beside the rule."""
+REPLACED = (
+    "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "sapo_temperature_neg",
+    "sapo_temperature_pos", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos",
+)  # fmt: skip
+"""Settings of TRL's own rules, which nothing would read: only their defaults are accepted."""
+STATE = "clip_policy.json"  # in a checkpoint: what an adaptive rule has become
+FILE = re.compile(r"\d{6,9}\.safetensors")
+ROWS, GROUPS, REWARDS, FINISHED, ENTROPY = (
+    "rlzoo_rows", "rlzoo_group_ids", "rlzoo_rewards", "rlzoo_finished", "rlzoo_old_entropy",
+)  # fmt: skip
+"""What is added to a generation batch, so that every micro-batch carries it through TRL's shuffle."""
+ROW_FIELDS = {"group_ids": GROUPS, "rewards": REWARDS, "finished": FINISHED}
+"""Fields of `ClipInputs` with a value per response."""
+RECORDED = {
+    "rewards": REWARDS,
+    "advantages": "advantages",
+    "finished": FINISHED,
+    "rollout_log_probs": "sampling_per_token_logps",
+    "old_log_probs": "old_per_token_logps",
+    "ref_log_probs": "ref_per_token_logps",
+    "old_entropy": ENTROPY,
+}
+"""Fields of a rollout file, and TRL's names for them."""
+LOGGED = r"clip/fraction(_length_bin_\d)?|clip/length_bin_\d_edge|fairness/lre_(max|noise)"
+"""The metrics of rlzoo that are logged for every rule."""
+
+
+def response_mask(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Tokens that the model chose, ``(B, T)`` bool: neither padding nor what a tool wrote."""
+    mask = inputs["completion_mask"].bool()
+    return mask & inputs["tool_mask"].bool() if "tool_mask" in inputs else mask
+
+
+def turns(mask: Tensor) -> Tensor:
+    """Turn of each token, ``(B, T)`` int64: every gap in the mask begins one; -1 on tokens that the model did not choose.
+
+    Example:
+        >>> turns(torch.tensor([[True, True, False, True], [False, True, False, False]])).tolist()
+        [[0, 0, -1, 1], [-1, 0, -1, -1]]
+    """
+    begins = mask & ~pad(mask[:, :-1], (1, 0), value=False)
+    return torch.where(mask, begins.cumsum(1) - 1, -1)
+
+
+class RolloutRecorder:
+    """Writes every generation batch of a trainer to a folder, one rollout file each: ``000001.safetensors`` and so on.
+
+    A file is written after the last optimizer step on its batch, by the main process, and holds the rows of all processes.
+    A new run needs an empty folder. A run that resumes from a checkpoint goes on in the same folder, with the number after
+    the checkpoint's; files of later batches, which the interrupted run wrote, are kept under another name.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.number: int | None = None  # of the generation batch at hand, from 1
+        self._tensors: dict[str, Tensor] = {}  # of this process, in the order of sampling
+        self._facts: dict[str, Any] = {}
+        self._passes: list[list[tuple[Tensor, Tensor]]] = [[]]  # rows and log-probs of each micro-batch, by optimizer step
+
+    def begin(self, trainer: RecordingTrainer) -> None:
+        """Prepare for the next generation batch, before it is sampled.
+
+        Raises:
+            UserError: the folder holds what this run did not write.
+        """
+        self.write(trainer)
+        if self.number is None:
+            self.number = math.ceil(trainer.state.global_step / trainer.updates_per_generation)
+            if trainer.accelerator.is_main_process:
+                self._claim(self.number, resumed=trainer.state.global_step > 0)
+        self.number += 1
+
+    def _claim(self, done: int, *, resumed: bool) -> None:
+        """Make the folder, or check what it holds, and rename files of batches after the first ``done``."""
+        where = f"record_to={str(self.folder)!r}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            names = sorted(path.name for path in self.folder.iterdir())
+        except OSError as error:
+            raise UserError(f"{where} is no folder that can be written to: {error}") from error
+        if names and not resumed:
+            raise UserError(f"{where} holds {names[0]!r} already: name a new or an empty folder, or resume from a checkpoint")
+        for name in names:
+            file = self.folder / name
+            if not FILE.fullmatch(name) or int(file.stem) <= done:
+                continue
+            if not RecordedStep.load(file).writer.startswith("trl "):
+                raise UserError(f"{where} holds {name!r}, which no TRL run wrote, after the checkpoint's {done}; move it away")
+            free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))
+            file.rename(next(path for path in free if not path.exists()))
+
+    def take(self, trainer: RecordingTrainer, output: Mapping[str, Any]) -> None:
+        """Keep a generation batch of this process as it was sampled, before TRL shuffles and splits it."""
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", GROUPS, *RECORDED.values())
+        self._tensors = {name: output[name].detach().cpu() for name in names if output.get(name) is not None}
+        self._tensors["response_mask"] = mask = response_mask(output).cpu()
+        if "tool_mask" in output:
+            self._tensors["turn_ids"] = turns(mask)
+        step = trainer.state.global_step
+        self._facts = {"seed": trainer.args.seed + step, "rule": _described(trainer.policy)}
+        self._tensors["policy_versions"] = torch.full((len(mask),), step)
+        self._passes = [[]]
+
+    def add(self, rows: Tensor, log_probs: Tensor) -> None:
+        """Keep the log-probs of a micro-batch, ``(B, T)``, of these rows of the process's generation batch."""
+        self._passes[-1].append((rows.cpu(), log_probs.detach().float().cpu()))
+
+    def end_update(self) -> None:
+        """Note that an optimizer step has ended."""
+        self._passes.append([])
+
+    def write(self, trainer: RecordingTrainer) -> None:
+        """Gather what the processes hold, and write the file; nothing where nothing was sampled since the last one."""
+        if not self._tensors:
+            return
+        passes = [tuple(map(torch.cat, zip(*update, strict=True))) for update in self._passes if update]
+        parts = gather(trainer.accelerator, [(self._tensors, passes)])
+        self._tensors = {}
+        if not trainer.accelerator.is_main_process:
+            return
+        assert self.number is not None, "a batch begins before it is taken"
+        try:
+            step = self._joined(trainer, self.number, parts)
+        except ValueError as error:  # such as log-probs that are not finite, in a run that diverges
+            logger.warning("generation batch %d is not recorded: %s", self.number, error)
+            return
+        step.save(self.folder / f"{self.number:06d}.safetensors")
+
+    def _joined(self, trainer: RecordingTrainer, number: int, parts: Sequence[Any]) -> RecordedStep:
+        """The generation batch of all processes; each part is the tensors and the updates of one."""
+        tensors = {name: _stacked([part[name] for part, _ in parts], name.startswith("prompt")) for name in parts[0][0]}
+        starts = itertools.accumulate((len(part[GROUPS]) for part, _ in parts), initial=0)
+        offsets = list(starts)[:-1]
+        updates = [
+            (torch.cat([rows + offset for (rows, _), offset in zip(update, offsets, strict=True)]),
+             _stacked([log_probs for _, log_probs in update]))
+            for update in zip(*(passes for _, passes in parts), strict=True)
+        ]  # fmt: skip
+        values = {field: tensors[name] for field, name in RECORDED.items() if name in tensors}
+        if "old_log_probs" not in values and updates:  # one optimizer step on the batch: TRL leaves them out
+            rows, log_probs = updates[0]
+            values["old_log_probs"] = torch.zeros_like(log_probs).index_copy(0, rows, log_probs)
+        if "rollout_log_probs" in values and "old_log_probs" in values:  # vLLM reports none for some tokens
+            reported = values["rollout_log_probs"]
+            values["rollout_log_probs"] = torch.where(reported.isnan(), values["old_log_probs"], reported)
+        return RecordedStep.from_padded(
+            number,
+            tensors["prompt_ids"],
+            tensors["prompt_mask"],
+            tensors["completion_ids"],
+            tensors["completion_mask"],
+            tensors[GROUPS],
+            response_mask=tensors["response_mask"],
+            updates=updates,
+            turn_ids=tensors.get("turn_ids"),
+            policy_versions=tensors["policy_versions"],
+            temperature=float(trainer.temperature),
+            max_length=trainer.max_completion_length,
+            num_steps=math.ceil(trainer.state.max_steps / trainer.updates_per_generation),
+            model=str(getattr(trainer.model.config, "_name_or_path", "")),
+            writer=f"trl {version('trl')}",
+            **self._facts,
+            **values,
+        )
+
+
+def _described(policy: ClipPolicy | None) -> dict[str, Any]:
+    return {} if policy is None else {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
+
+
+def _stacked(parts: Sequence[Tensor], left: bool = False) -> Tensor:
+    """Join tensors along their first dimension; those ``(B, T)`` are padded with 0 to one width."""
+    if parts[0].ndim == 1:
+        return torch.cat(list(parts))
+    width = max(part.shape[1] for part in parts)
+    missing = [width - part.shape[1] for part in parts]
+    return torch.cat([pad(part, (more, 0) if left else (0, more)) for part, more in zip(parts, missing, strict=True)])
+
+
+class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
+    """`GRPOTrainer` that writes its rollouts and log-probs to a folder. The loss and all other things are TRL's."""
+
+    policy: ClipPolicy | None = None
+    recorder: RolloutRecorder | None = None
+    # what the method that TRL calls has to hand to the one after it
+    _graded: tuple[Tensor, list[bool]] | None = None  # rewards by function of all processes; which responses are finished
+    _passed: tuple[Tensor, Tensor | None] | None = None  # log-probs and entropies of the last pass
+    _num_updates = 0  # optimizer steps since the last generation
+
+    def __init__(self, *args: Any, record_to: str | Path | None = None, **kwargs: Any) -> None:
+        """Everything but ``record_to``, the folder of the rollout files, goes to `GRPOTrainer`."""
+        super().__init__(*args, **kwargs)
+        if record_to is not None:
+            record(self, record_to)
+
+    @property
+    def updates_per_generation(self) -> int:
+        """Optimizer steps on each generation batch."""
+        return int(self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as `GRPOTrainer` does; then write the last generation batch, if the run ended in the middle of it."""
+        result = super().train(*args, **kwargs)
+        if self.recorder is not None:
+            self.recorder.write(self)
+        return result
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        self._graded = (rewards, [len(ids) > 0 and ids[-1] in ends for ids in completion_ids_list])
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        training = self.model.training
+        if training and self.recorder is not None:
+            self.recorder.begin(self)
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        assert self._graded is not None, "rewards are computed on the way"
+        (by_function, finished), self._graded = self._graded, None
+        device, number = by_function.device, len(finished)
+        rows = torch.arange(number, device=device)
+        everywhere = rows + self.accelerator.process_index * number
+        rewards = (by_function * self.reward_weights.to(device)).nansum(1)
+        output |= {
+            ROWS: rows,
+            GROUPS: everywhere // (self.num_generations if training else self.num_generations_eval),
+            REWARDS: rewards[everywhere],
+            FINISHED: torch.tensor(finished, device=device),
+        }
+        output |= self._scored(output)
+        if training:
+            self._num_updates = 0
+            if self.recorder is not None:
+                self.recorder.take(self, output)
+        return output
+
+    def _scored(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
+        """More tensors of a generation batch, which it does not hold yet."""
+        return {}
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._passed = result[:2]
+        return result
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
+        self._passed = None
+        loss: Tensor = super()._compute_loss(model, inputs)
+        if self._passed is None:
+            raise UserError(
+                f"{type(self).__name__}._compute_loss computes log-probs in a way of its own; it must call TRL's "
+                "_get_per_token_logps_and_entropies"
+            )
+        if self.recorder is not None and self.model.training:
+            self.recorder.add(inputs[ROWS], self._passed[0])
+        return loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the gradient of a micro-batch."""
+        result = super().training_step(*args, **kwargs)
+        self._passed = None
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            self._end_update()
+        return result
+
+    def _end_update(self) -> None:
+        """The gradient of an optimizer step is complete."""
+        self._num_updates += 1
+        if self.recorder is not None:
+            self.recorder.end_update()
+            if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
+                self.recorder.write(self)
+
+
+@dataclasses.dataclass(slots=True)
+class _Judged:
+    """What a rule did since a point in time: rows of responses, and sums of the rule's own metrics over them."""
+
+    tables: list[ResponseTable] = dataclasses.field(default_factory=list)
+    sums: dict[str, float] = dataclasses.field(default_factory=dict)
+    num_updates: int = 0
+    num_at_ratio_1: int = 0  # updates before which the model had not moved since it sampled
+
+    def add(self, tables: Sequence[ResponseTable], sums: Mapping[str, float]) -> None:
+        """Add responses, and the sums over them."""
+        self.tables.extend(tables)
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def metrics(self, watched: Iterable[str] = ()) -> dict[str, float]:
+        """What is logged: `LOGGED`, the metrics that the rule is ``watched`` by, and the means of its own."""
+        table = ResponseTable.concat(self.tables)
+        if not len(table.length):
+            return {}
+        wanted = re.compile("|".join([LOGGED, *(re.escape(name).replace("<k>", r"\d") for name in watched)]))
+        found = {name: value for name, value in clip_metrics(table, with_kl=False).items() if wanted.fullmatch(name)}
+        found["clip/at_ratio_1"] = self.num_at_ratio_1 / self.num_updates
+        return found | {f"rule/{name}": value / len(table.length) for name, value in self.sums.items()}
+
+
+class ClipPolicyTrainer(RecordingTrainer):
+    """TRL's `GRPOTrainer` with a rule as its loss.
+
+    Also a mixin: ``class Mine(ClipPolicyTrainer, MyGRPOTrainer)`` puts a rule into your own subclass.
+
+    The rule replaces the term of the loss that reads the advantages. All others remain TRL's, computed by TRL on the same
+    forward pass (with advantages of 0): the KL to the reference model (``beta``, ``use_bias_correction_kl``), the entropy bonus
+    (``entropy_coef``, ``use_adaptive_entropy``) and the router loss.
+
+    - The rule's objective is reduced by ``policy.reduction`` with the counts of the whole optimizer step, over its
+      micro-batches and processes. ``constant_length`` divides by ``max_completion_length``. Responses without a token do not
+      count.
+    - The KL is reduced as TRL does under the ``loss_type`` of that reduction: sequence_mean "grpo", token_mean "dapo",
+      constant_length "dr_grpo", sequence_mean_token_sum "luspo".
+    - The entropy bonus is a mean over the tokens of a micro-batch, and a mean over those, whatever the reduction.
+    - The advantages are TRL's: they follow ``scale_rewards`` and not ``policy.advantage``. "group" is group_norm, with 1e-4
+      beside the standard deviation where rlzoo has 1e-6; "none" is group_mean.
+    - TRL's factors multiply the rule's objective: the correction for vLLM's log-probs (unless the rule's ratio is to the
+      sampler, which corrects for it already), the off-policy mask, and the mask of tokens with a high entropy.
+    - An adaptive rule is updated after every optimizer step, from all its micro-batches and processes. Checkpoints keep its
+      state.
+    """
+
+    policy: ClipPolicy
+    _configured: ClipPolicy  # as the run began, for rules that adapt
+    _on_policy: OnPolicyGradient
+    _own: _Judged  # by this process in the optimizer step at hand
+    _logged: _Judged  # by all processes since the last log
+    _counted: StepCounts | None = None  # of the optimizer step at hand
+    _edges: Tensor | None = None  # length bins of the generation batch, for adaptive rules
+    _generation = 0  # number of the generation batch, from 1
+    _high_entropy: Tensor | None = None  # (B, T) tokens that learn, of the last pass
+
+    def __init__(self, *args: Any, policy: str | ClipPolicy, record_to: str | Path | None = None, **kwargs: Any) -> None:
+        """Make a trainer.
+
+        Args:
+            *args: of `GRPOTrainer`.
+            policy: the rule, or the name of an installed one, with its default settings.
+            record_to: folder for a rollout file of each generation batch, see `RolloutRecorder`.
+            **kwargs: of `GRPOTrainer`.
+
+        Raises:
+            UserError: there is no such rule, or TRL's settings and the rule exclude each other; says why.
+        """
+        super().__init__(*args, record_to=record_to, **kwargs)
+        use_policy(self, policy)
+
+    def _scored(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
+        mask = response_mask(output)
+        if self.model.training:
+            self._generation += 1
+            if self.policy.is_adaptive:
+                lengths = torch.tensor(gather(self.accelerator, mask.sum(1).tolist()))
+                self._edges = bin_edges(lengths[lengths > 0]) if bool(lengths.any()) else None
+        if "old_entropy" not in self.policy.needs or "old_per_token_logps" not in output:
+            return {}
+        # TRL's pass for the old log-probs has no entropies: one more
+        named = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
+        with torch.no_grad():
+            _, entropies, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                *_sequences(output),
+                mask.shape[1],
+                batch_size=self.args.per_device_train_batch_size,
+                compute_entropy=True,
+                **{name: value for name, value in output.items() if name in named},  # images
+            )
+        return {ENTROPY: entropies}
+
+    def get_high_entropy_mask(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Tokens that learn under ``top_entropy_quantile``, ``(B, T)``, as TRL picks them."""
+        self._high_entropy = super().get_high_entropy_mask(*args, **kwargs)
+        return self._high_entropy
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        self._high_entropy = None
+        others = super()._compute_loss(model, self._without_advantages(inputs))
+        for name in [name for name in metrics if name.startswith("clip_ratio/")]:
+            del metrics[name]  # of TRL's own rule, at advantages of 0
+        assert self._passed is not None, "super() checks it"
+        log_probs, entropies = self._passed
+        counts, read = self._counts(inputs), self._clip_inputs(inputs, log_probs, entropies)
+        weights = self._weights(inputs, read)
+        judged = judgement(self.policy, read, counts, self.max_completion_length, weights)
+        if self.model.training:
+            self._measure(judged, inputs, counts, weights)
+        # its value is the objective, its gradient the rule's
+        objective = judged.objective + (judged.gradient * (log_probs - log_probs.detach())).sum()
+        loss: Tensor = (
+            -objective * self.accelerator.num_processes
+        )  # gradients are averaged over processes, the counts are of all
+        if "policy_loss" in metrics:  # which TRL logs beside an entropy bonus
+            is_share = self.loss_type == "dapo" or not self.model.training  # of the step; the others are means of a micro-batch
+            size = 1 if is_share else self.current_gradient_accumulation_steps
+            metrics["policy_loss"][-1] += self.accelerator.gather(loss.detach() * size).mean().item()
+        return others + loss
+
+    def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs that leave of TRL's loss all but the term of its rule."""
+        given = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
+        if "importance_sampling_ratio" in given:
+            given["importance_sampling_ratio"] = torch.ones_like(given["importance_sampling_ratio"])
+        if not (self.beta and self.args.use_bias_correction_kl):  # then nothing reads the ratio; it may overflow
+            given.pop("old_per_token_logps", None)
+        return given
+
+    def _counts(self, inputs: Mapping[str, Any]) -> StepCounts:
+        """Responses and tokens of the optimizer step that this micro-batch belongs to, over all processes."""
+        if not self.model.training:
+            return self._sum_of_counts([inputs])
+        size = self.current_gradient_accumulation_steps
+        if self._counted is None or self._step % size == 0:
+            # TRL's buffer holds the micro-batches of one generation, of one or of several optimizer steps
+            first = self._step % self.args.steps_per_generation // size * size
+            buffered: Any = self._buffered_inputs
+            self._counted = self._sum_of_counts(buffered[first : first + size])
+        return self._counted
+
+    def _sum_of_counts(self, batches: Sequence[Mapping[str, Any]]) -> StepCounts:
+        masks = [response_mask(batch) for batch in batches]
+        local = torch.stack([torch.stack([mask.any(-1).sum(), mask.sum()]) for mask in masks]).sum(0)
+        num_responses, num_tokens = self.accelerator.reduce(local, "sum").tolist()
+        return StepCounts(num_responses, num_tokens)
+
+    def _clip_inputs(self, inputs: Mapping[str, Any], log_probs: Tensor, entropies: Tensor | None) -> ClipInputs:
+        """What the rule reads of a micro-batch."""
+        mask, advantages, needs = response_mask(inputs), inputs["advantages"].float(), self.policy.needs
+        if advantages.ndim == 1:
+            advantages = advantages[:, None]
+        if self.policy.scope == "sequence" and advantages.shape[-1] != 1:
+            raise UserError(f"the trainer has an advantage for each token, and {self.policy.name} takes one per response")
+        log_probs = log_probs.detach().float()
+        old = inputs.get("old_per_token_logps")  # None where TRL knows that the model has not moved since it sampled
+        old = log_probs if old is None else old.float()
+        reported = inputs.get("sampling_per_token_logps")
+        if reported is not None:  # NaN: vLLM reported none
+            reported = torch.where(reported.isnan(), old, reported.float())
+        optional: dict[str, Any] = {
+            "turn_ids": turns(mask),
+            "old_entropy": inputs.get(ENTROPY, entropies),
+            "ref_log_probs": inputs.get("ref_per_token_logps"),
+            "token_ids": inputs["completion_ids"] * mask,
+            "max_length": self.max_completion_length,
+            "progress": self._progress,
+            **{name: inputs[key][:, None] for name, key in ROW_FIELDS.items() if name in needs},
+        }
+        given: dict[str, Any] = {
+            name: value.detach() if isinstance(value, Tensor) else value for name, value in optional.items() if name in needs
+        }
+        seed = self.args.seed + self.state.global_step
+        return ClipInputs(log_probs, old, advantages, mask, reported, seed, **given)
+
+    @property
+    def _progress(self) -> float:
+        """Share of the run's optimizer steps that are done."""
+        return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
+
+    def _weights(self, inputs: Mapping[str, Any], read: ClipInputs) -> Tensor | None:
+        """Factors of the rule's objective that TRL's settings ask for, ``(B, 1)`` or ``(B, T)``; None: no factor."""
+        factors: list[Tensor] = []
+        if "importance_sampling_ratio" in inputs and not self.policy.ratio_to_sampler:
+            factors.append(inputs["importance_sampling_ratio"])
+        if self.off_policy_mask_threshold is not None:
+            reported = read.old_log_probs if read.rollout_log_probs is None else read.rollout_log_probs
+            kept = self.get_off_policy_mask(
+                advantages=read.advantages,
+                per_token_logps=read.log_probs,
+                sampling_per_token_logps=reported,
+                mask=read.response_mask.float(),
+                off_policy_threshold=self.off_policy_mask_threshold,
+            )
+            factors.append(kept)
+        if self._high_entropy is not None:
+            factors.append(self._high_entropy.float())
+        return functools.reduce(torch.mul, factors) if factors else None
+
+    @torch.no_grad()
+    def _measure(self, judged: Judgement, inputs: Mapping[str, Any], counts: StepCounts, weights: Tensor | None) -> None:
+        """Add the rows of a micro-batch to what this process has judged in the optimizer step."""
+        at_ratio_1 = self._on_policy(judged.inputs, judged.result, counts, self.max_completion_length, weights)
+        mask = judged.inputs.response_mask
+        table = ResponseTable.measure(
+            judged.inputs,
+            judged.result,
+            judged.gradient,
+            at_ratio_1,
+            group=prompt_ids(self._generation, inputs[GROUPS]),
+            entropy=self._passed[1] if self._passed else None,
+            turn_ids=turns(mask),
+        )
+        there = mask.any(-1, keepdim=True)
+        sums = {
+            name: float(torch.where(there, ops.per_response(values.detach().float(), mask), 0.0).sum())
+            for name, values in judged.result.metrics.items()
+        }
+        self._own.add([table.where(table.length > 0)], sums)
+
+    def _end_update(self) -> None:
+        parts = gather(self.accelerator, [self._own])
+        self._own = _Judged()
+        for part in parts:
+            self._logged.add(part.tables, part.sums)
+        self._logged.num_updates += 1
+        self._logged.num_at_ratio_1 += self._num_updates == 0 and not self.policy.ratio_to_sampler
+        if self.policy.is_adaptive and self._edges is not None:
+            table = ResponseTable.concat([table for part in parts for table in part.tables])
+            if bool(table.gradient_mass.isfinite().all()):
+                self._set_policy(updated(self.policy, table.clip_stats(self._edges, self._progress)))
+        super()._end_update()
+
+    def _set_policy(self, policy: ClipPolicy) -> None:
+        self.policy, self._on_policy = policy, OnPolicyGradient(policy)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, with what the rule did in the optimizer steps since the last time."""
+        if self.model.training and self._logged.num_updates:
+            metrics = self._logged.metrics(self.policy.watch) | policy_settings(self.policy, self._configured)
+            self._logged = _Judged()
+            self._metrics["train"].update({name: [value] for name, value in metrics.items()})
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.policy.is_adaptive and self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            (folder / STATE).write_text(self.policy.model_dump_json(), encoding="utf-8")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.policy.is_adaptive:
+            file = Path(checkpoint) / STATE
+            try:
+                self._set_policy(type(self.policy).model_validate_json(file.read_text(encoding="utf-8")))
+            except (OSError, ValueError) as error:
+                raise UserError(f"{str(file)!r} does not hold the state of {self.policy.name}: {error}") from error
+
+
+def use_policy(
+    trainer: GRPOTrainer, policy: str | ClipPolicy, *, record_to: str | Path | None = None, **settings: Any
+) -> ClipPolicyTrainer:
+    """Make a rule the loss of a `GRPOTrainer`, or of a subclass of it, that exists already.
+
+    The trainer becomes a `ClipPolicyTrainer` beside the class that it had, and keeps all that it was.
+
+    Args:
+        trainer: before it trains.
+        policy: the rule, or the name of an installed one.
+        record_to: folder for a rollout file of each generation batch, see `RolloutRecorder`.
+        **settings: of the rule, where it is named: ``use_policy(trainer, "fspo", width_low=0.02)``.
+
+    Returns:
+        The same object.
+
+    Raises:
+        UserError: there is no such rule, or TRL's settings and the rule exclude each other; says why.
+    """
+    if isinstance(policy, str):
+        policy = load_zoo().build("policy", {**settings, "name": policy})
+    elif settings:
+        raise UserError(
+            f"{', '.join(settings)}: settings go with the name of a rule; this one is made already: policy.replace()"
+        )
+    refuse_unfit(trainer, policy)
+    _become(trainer, ClipPolicyTrainer)
+    made: ClipPolicyTrainer = trainer
+    made.loss_type = LOSS_TYPES[policy.reduction]
+    made._configured, made._own, made._logged = policy, _Judged(), _Judged()
+    made._set_policy(policy)
+    made._buffered_inputs = None  # of TRL alone
+    if made.updates_per_generation == 1 and not policy.ratio_to_sampler:
+        logger.warning(
+            "one optimizer step for each generation: the ratio is 1, and no rule clips anything; set num_iterations=2, or "
+            "steps_per_generation to a multiple of gradient_accumulation_steps"
+        )
+    if record_to is not None:
+        record(made, record_to)
+    return made
+
+
+def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
+    """Record a `GRPOTrainer`, or a subclass of it, with TRL's own loss or with a rule: a rollout file for each generation.
+
+    ``rlzoo replay FOLDER --clip fspo,grpo`` then tells what each rule would have clipped. The trainer becomes a
+    `RecordingTrainer` beside the class that it had, since a callback of transformers does not see what a trainer trains on.
+
+    Args:
+        trainer: before it trains.
+        folder: a new or an empty one, or that of the run whose checkpoint is resumed; see `RolloutRecorder`.
+
+    Returns:
+        The same object.
+
+    Raises:
+        UserError: it is no `GRPOTrainer`, or generates more often than it takes an optimizer step.
+    """
+    _refuse_generations(trainer)
+    _become(trainer, RecordingTrainer)
+    made: RecordingTrainer = trainer
+    made.recorder, made._buffered_inputs = RolloutRecorder(folder), None
+    return made
+
+
+def _become(trainer: GRPOTrainer, kind: type[RecordingTrainer]) -> None:
+    """Put a class before that of a trainer, unless it is there."""
+    if not isinstance(trainer, kind):
+        own = type(trainer)
+        trainer.__class__ = type(f"{kind.__name__}Of{own.__name__}", (kind, own), {"__doc__": own.__doc__})
+
+
+def _refuse_generations(trainer: GRPOTrainer) -> None:
+    if not isinstance(trainer, GRPOTrainer):
+        raise UserError(
+            f"the trainer is a {type(trainer).__name__}, and must be a GRPOTrainer of TRL or of a class derived from it"
+        )
+    args = trainer.args
+    if args.steps_per_generation % args.gradient_accumulation_steps:
+        raise UserError(
+            f"steps_per_generation={args.steps_per_generation} must be a multiple of gradient_accumulation_steps="
+            f"{args.gradient_accumulation_steps}: else an optimizer step begins before all its responses are sampled"
+        )
+
+
+def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
+    """Refuse a rule that would not do in a trainer what it does in rlzoo, and settings that it would ignore.
+
+    Raises:
+        UserError: the first of them, with the reason.
+    """
+    _refuse_generations(trainer)
+    args, name = trainer.args, policy.name
+    defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    changed = [f"{key}={getattr(args, key)!r}" for key in REPLACED if key in defaults and getattr(args, key) != defaults[key]]
+    if changed:
+        raise UserError(
+            f"{', '.join(changed)}: {name} takes the place of TRL's rule, which alone reads this; leave it at its default and "
+            "set the fields of the policy, such as reduction"
+        )
+    estimator = type(policy).model_fields["advantage"].default
+    if policy.advantage != estimator:
+        raise UserError(f"advantage={policy.advantage!r}: the advantages are TRL's; set scale_rewards instead")
+    if "ref_log_probs" in policy.needs and not args.beta:
+        raise UserError(f"{name} needs ref_log_probs, and TRL has a reference model with beta above 0 alone; set beta")
+    per_step = args.gradient_accumulation_steps * trainer.accelerator.num_processes
+    if policy.scope == "batch" and per_step > 1:
+        raise UserError(
+            f"{name} judges the responses of a step together, and a step has {per_step} micro-batches; use one process and "
+            "gradient_accumulation_steps=1"
+        )
+    if "group_ids" in policy.needs and args.steps_per_generation > 1:
+        raise UserError(
+            f"{name} compares the responses to a prompt, which TRL spreads over {args.steps_per_generation} micro-batches "
+            "of a generation; use steps_per_generation=1, and num_iterations above 1 for several optimizer steps"
+        )
+    if policy.scope == "sequence" and args.top_entropy_quantile < 1:
+        raise UserError(
+            f"top_entropy_quantile={args.top_entropy_quantile} picks tokens, and {name} has one objective for each response; "
+            "use a rule with an objective per token"
+        )
+    by_token = (
+        args.use_vllm and args.vllm_importance_sampling_correction and args.vllm_importance_sampling_mode.startswith("token")
+    )
+    if policy.scope == "sequence" and by_token and not policy.ratio_to_sampler:
+        raise UserError(
+            f"vllm_importance_sampling_mode={args.vllm_importance_sampling_mode!r} has a weight for each token, and {name} one "
+            "objective for each response; use 'sequence_mask' or 'sequence_truncate'"
+        )
+
+
+def _sequences(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask of prompts with their completions."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    return ids, torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
