@@ -8,8 +8,7 @@ needs = {
     "test_trl_losses.py": ["trl"],
     "test_verl_losses.py": ["verl"],
     "test_verl_parts.py": ["verl"],
-    "test_adapters.py": ["trl", "verl"],
-    "test_page.py": ["trl", "verl"],
+    "test_adapters.py": ["trl"],
 }
 collect_ignore = [file for file, names in needs.items() if not all(map(importlib.util.find_spec, names))]
 

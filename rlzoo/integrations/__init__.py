@@ -1,0 +1,1 @@
+"""The rules inside other trainers."""
