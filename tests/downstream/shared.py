@@ -1,6 +1,8 @@
 """A small model and an off-policy batch, as our learner and other trainers get them, and the gradient of a step."""
 
 import copy
+import re
+from pathlib import Path
 
 import torch
 
@@ -43,3 +45,9 @@ def assert_same_gradient(got, expected):
 def supported(zoo, given):
     """Names of the rules that a trainer without a state, which fills the fields ``given``, can take."""
     return [name for name, rule in zoo.items() if rule.updated is ClipPolicy.updated and rule.needs <= set(given)]
+
+
+def page_block(page, language="python"):
+    """The first block of a how-to in a language."""
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / page).read_text(encoding="utf-8")
+    return re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]

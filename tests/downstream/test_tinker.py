@@ -18,6 +18,7 @@ from tests.downstream.shared import (
     flat_gradient,
     fresh,
     learner_gradient,
+    page_block,
     row_log_probs,
     supported,
 )
@@ -185,6 +186,26 @@ def test_data_that_lack_a_value_are_refused():
     ]
     with pytest.raises(UserError, match="advantages for fspo differ between the tokens"):
         loss_fn("fspo")(uneven, logprobs)
+
+
+def test_the_block_of_the_page_makes_a_step():
+    # without tinker-cookbook, whose two functions it imports; the client is given what it makes of them
+    text = page_block("tinker.md").replace(
+        "from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages\n", ""
+    )
+    model, batch = fresh(make_model()), off_policy_batch(make_model(), ZOO["fspo"]())
+    names = {"assemble_training_data": lambda groups, advantages: (groups, []), "compute_advantages": lambda groups: None}
+    exec(text, names)
+    done = []
+
+    def custom(data, loss):
+        done.append(forward_backward_custom(model, data, loss))
+        return SimpleNamespace(result=lambda: SimpleNamespace(metrics=done[0].metrics))
+
+    client = SimpleNamespace(forward_backward_custom=custom, optim_step=done.append)
+    metrics = names["train_step"](client, data_of(batch))
+    assert 0 < metrics["clip/fraction"] < 1
+    assert done[1].learning_rate == 1e-5
 
 
 def test_the_signatures_are_tinkers():

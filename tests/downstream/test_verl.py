@@ -1,10 +1,11 @@
-"""rlzoo inside verl: rules as policy losses, advantage estimators, and its own worker loss on a small model."""
+"""rlzoo inside verl: rules as policy losses, advantage estimators, its worker's loss on a small model, and what it dumps."""
 
 import dataclasses
 import math
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -18,10 +19,20 @@ from verl.workers.utils.losses import ppo_loss
 from rlzoo import load_zoo
 from rlzoo.advantages import AdvantageInputs
 from rlzoo.errors import UserError
+from rlzoo.integrations.dumps import read_dumps
 from rlzoo.integrations.rules import turns
 from rlzoo.integrations.verl import policy_loss
 from rlzoo.reductions import StepCounts
-from tests.downstream.shared import assert_same_gradient, flat_gradient, fresh, learner_gradient, row_log_probs, supported
+from tests.downstream.shared import (
+    assert_same_gradient,
+    flat_gradient,
+    fresh,
+    learner_gradient,
+    page_block,
+    row_log_probs,
+    supported,
+)
+from tests.integrations.test_dumps import CHOSEN, REWARDS, SAMPLER, TOKENS, check_common
 from tests.off_policy import make_model, off_policy_batch
 from tests.published.shared import MAX_LENGTH, assert_agree, ours, shared_inputs
 from tests.published.test_verl_losses import MODES, config_of, theirs
@@ -266,7 +277,7 @@ def test_clip_counts_by_length_are_those_of_the_step():
 
 # advantage estimators
 
-REWARDS = torch.tensor([1.0, 0.0, 0.5, 1.0, 1.0, 0.0])
+OUTCOMES = torch.tensor([1.0, 0.0, 0.5, 1.0, 1.0, 0.0])
 UIDS = np.array(["b", "a", "b", "a", "a", "b"], dtype=object)
 
 
@@ -279,18 +290,18 @@ def outcome_rewards(rewards, lengths, width=8):
 
 @pytest.mark.parametrize("name", ["group_norm", "group_mean", "leave_one_out", "max_rl", "pass@2", "batch_norm", "raw"])
 def test_an_estimator_equals_ours(name):
-    token_rewards, mask = outcome_rewards(REWARDS, [3, 8, 1, 5, 2, 8])
+    token_rewards, mask = outcome_rewards(OUTCOMES, [3, 8, 1, 5, 2, 8])
     got, returns = get_adv_estimator_fn(f"rlzoo:{name}")(
         token_level_rewards=token_rewards, response_mask=mask.long(), config=None, index=UIDS
     )
     groups = torch.tensor([1, 0, 1, 0, 0, 1])[:, None]
-    expected = ZOO.advantages.build("here", name)(AdvantageInputs(REWARDS[:, None], groups, mask))
+    expected = ZOO.advantages.build("here", name)(AdvantageInputs(OUTCOMES[:, None], groups, mask))
     assert torch.equal(got, torch.where(mask, expected, 0.0))
     assert torch.equal(returns, got)
 
 
 def test_estimators_equal_verls_own():
-    token_rewards, mask = outcome_rewards(REWARDS, [3, 8, 1, 5, 2, 8])
+    token_rewards, mask = outcome_rewards(OUTCOMES, [3, 8, 1, 5, 2, 8])
     for mine, theirs_ in (("group_norm", "grpo"), ("leave_one_out", "rloo")):
         given = {"token_level_rewards": token_rewards, "response_mask": mask.long(), "index": UIDS, "config": None}
         got, expected = (get_adv_estimator_fn(name)(**given)[0] for name in (f"rlzoo:{mine}", theirs_))
@@ -319,7 +330,7 @@ def test_token_rewards_reach_estimators_that_take_them_and_are_added_up_for_othe
      ("group", UIDS, "unknown advantage estimator 'group'")],
 )  # fmt: skip
 def test_an_estimator_that_cannot_estimate_is_refused(name, index, message):
-    token_rewards, mask = outcome_rewards(REWARDS, [3, 8, 1, 5, 2, 8])
+    token_rewards, mask = outcome_rewards(OUTCOMES, [3, 8, 1, 5, 2, 8])
     with pytest.raises(UserError, match=message):
         get_adv_estimator_fn(f"rlzoo:{name}")(token_level_rewards=token_rewards, response_mask=mask, config=None, index=index)
 
@@ -328,12 +339,17 @@ def test_verls_trainer_takes_an_estimator_of_ours():
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
-    token_rewards, mask = outcome_rewards(REWARDS, [3, 8, 1, 5, 2, 8])
+    token_rewards, mask = outcome_rewards(OUTCOMES, [3, 8, 1, 5, 2, 8])
     data = DataProto.from_dict({"token_level_rewards": token_rewards, "response_mask": mask.long()}, non_tensors={"uid": UIDS})
     done = compute_advantage(data, "rlzoo:group_mean")
     means = {"a": 2 / 3, "b": 0.5}
-    expected = torch.tensor([float(reward) - means[uid] for reward, uid in zip(REWARDS, UIDS, strict=True)])
+    expected = torch.tensor([float(reward) - means[uid] for reward, uid in zip(OUTCOMES, UIDS, strict=True)])
     torch.testing.assert_close(done.batch["advantages"], torch.where(mask, expected[:, None], 0.0))
+
+
+def test_the_block_of_the_page_runs(capsys):
+    exec(page_block("verl.md"), {})
+    assert "actor/pg_clipfrac" in capsys.readouterr().out
 
 
 def test_the_width_of_a_batch_is_no_constant():
@@ -342,3 +358,89 @@ def test_the_width_of_a_batch_is_no_constant():
     got = through_verl("rlzoo:grpo", inputs, "seq-mean-token-sum-norm", loss_scale_factor=100)
     assert_agree(got[:2], ours(policy, inputs, max_length=100))
     assert MAX_LENGTH != 100
+
+
+# its dumps of rollouts, written by its own code
+
+SIZES = [3, 1, 2]  # of the responses
+
+
+def run_config(folder):
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create({
+        "trainer": {"experiment_name": "e", "project_name": "p", "v1": {"trainer_mode": "sync", "sync": {}}},
+        "actor_rollout_ref": {"rollout": {"n": 2}}, "data": {"train_batch_size": 2, "max_response_length": 4},
+    }), OmegaConf.create({"action": "cache", "enable": True, "dump_dir": str(folder), "steps": []})  # fmt: skip
+
+
+def test_the_cache_of_verls_trainer(tmp_path, monkeypatch):
+    from tensordict import NonTensorStack, TensorDict
+    from verl.utils.skip import RolloutTqSkip
+
+    def nested(rows, dtype):
+        return torch.nested.as_nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
+
+    def responses(rows, dtype):
+        return nested([row[-size:] for row, size in zip(rows, SIZES, strict=True)], dtype)
+
+    kept = {
+        "prompts": nested([row[:-size] for row, size in zip(TOKENS, SIZES, strict=True)], torch.int64),
+        "responses": responses(TOKENS, torch.int64), "response_mask": responses(CHOSEN, torch.int64),
+        "rollout_log_probs": responses(SAMPLER, torch.float32),
+        "rm_scores": nested([[0.0, 0.0, 1.0], [0.0], [0.0, 2.0]], torch.float32),
+        "uid": NonTensorStack("a", "a", "b"), "reward_model": NonTensorStack(*[{"ground_truth": "2"}] * 3),
+    }  # fmt: skip
+    # the queue that the trainer keeps its rollouts in, between processes
+    queue = types.ModuleType("transfer_queue")
+    queue.kv_batch_get = lambda keys, partition_id: TensorDict(kept, batch_size=[3])
+    monkeypatch.setitem(sys.modules, "transfer_queue", queue)
+    config, local = run_config(tmp_path)
+    batch = types.SimpleNamespace(keys=["a_0_0", "a_1_0", "b_0_0"], tags=[{}] * 3, partition_id="train")
+    RolloutTqSkip(local, config).prepare_data(5, batch, 5)
+    (step,) = read_dumps("verl", [tmp_path])
+    check_common(step, 5)
+    assert step.rewards.tolist() == REWARDS
+    assert (step.old_log_probs, step.advantages, step.updates) == (None, None, ())
+    del kept["rollout_log_probs"]
+    RolloutTqSkip(local, config).prepare_data(6, batch, 6)
+    with pytest.raises(UserError, match=r"no rollout_log_probs: set actor_rollout_ref\.rollout\.calculate_log_probs=true"):
+        list(read_dumps("verl", [tmp_path]))
+
+
+@pytest.mark.parametrize("with_uid", [True, False])
+def test_the_cache_of_verls_older_trainer(with_uid, tmp_path):
+    from verl import DataProto
+    from verl.utils.skip import RolloutSkip
+
+    def padded(rows, dtype=torch.int64):  # prompts on the left, responses on the right
+        prompts = torch.zeros(3, 4, dtype=dtype)
+        answers = torch.zeros(3, 5, dtype=dtype)
+        for index, (row, size) in enumerate(zip(rows, SIZES, strict=True)):
+            prompts[index, 4 - len(row[:-size]) :] = torch.tensor(row[:-size], dtype=dtype)
+            answers[index, :size] = torch.tensor(row[-size:], dtype=dtype)
+        return prompts, answers
+
+    prompts, answers = padded(TOKENS)
+    scores = torch.zeros(3, 5)
+    scores[torch.arange(3), torch.tensor(SIZES) - 1] = torch.tensor(REWARDS)
+    data = DataProto.from_dict(
+        {"prompts": prompts, "responses": answers, "input_ids": torch.cat([prompts, answers], 1),
+         "attention_mask": torch.cat(padded([[1] * len(row) for row in TOKENS]), 1), "response_mask": padded(CHOSEN)[1],
+         "rollout_log_probs": padded(SAMPLER, torch.float32)[1], "rm_scores": scores},
+        non_tensors={"uid": np.array(["a", "a", "b"], dtype=object)} if with_uid else {},
+        meta_info={"timing": {"generate": 1.0}, "temperature": 1.0},
+    )  # fmt: skip
+    config, local = run_config(tmp_path)
+    RolloutSkip(local, config).prepare_data(2, data)
+    (step,) = read_dumps("verl", [tmp_path])
+    check_common(step, 2)
+    assert step.rewards.tolist() == REWARDS
+
+
+def test_verls_texts_are_refused(tmp_path):
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    RayPPOTrainer._write_generations(["1+1="], ["2"], ["2"], [1.0], {}, str(tmp_path), 3)
+    with pytest.raises(UserError, match="texts and scores, without tokens and log-probs"):
+        list(read_dumps("verl", [tmp_path]))

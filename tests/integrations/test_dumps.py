@@ -1,6 +1,6 @@
 """Dumps of other trainers, in the form that their source gives them, as rollout files.
 
-tests/downstream/test_dumps.py has the files written by the trainers' own code, as far as that can be installed.
+tests/downstream has files that were written by the trainers' own code, as far as that can be installed.
 """
 
 import json
