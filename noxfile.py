@@ -12,7 +12,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nox
 
@@ -187,7 +189,7 @@ def deepspeed(session: nox.Session) -> None:
 
 @nox.session
 def published(session: nox.Session) -> None:
-    """Our rules and adapters against TRL's and verl's own losses; not part of continuous integration."""
+    """Our rules against TRL's and verl's own losses; not part of continuous integration."""
     light = ("ray", "tensordict", "omegaconf", "codetiming", "orjson")  # what verl's losses import
     bin_folder = environment(session, "published", "-e", ".[dev]", "trl==1.16.0", *light, constraints=TORCH_ALONE)
     # verl's own requirements pin an older transformers and tensordict; its losses need neither
@@ -195,6 +197,55 @@ def published(session: nox.Session) -> None:
     session.run(python, "-m", "pip", "install", "-q", "--no-deps", "verl==0.9.1", external=True)
     session.run(python, "-c", "import trl, verl.trainer.ppo.core_algos", external=True)  # a missing one would be left out
     session.run(str(bin_folder / "pytest"), "tests/published", *session.posargs, external=True, env=OFFLINE)
+
+
+@nox.session
+def downstream(session: nox.Session) -> None:
+    """Our rules inside the newest TRL, verl, Tinker and SkyRL; not part of continuous integration. Says which version broke.
+
+    ``RLZOO_PRIME_RL=FOLDER`` names a checkout of prime-rl, which has no release. The versions last seen to work are in
+    tests/downstream/tested.toml. Arguments after ``--`` are names of libraries, in place of all.
+    """
+    libraries = tomllib.loads((ROOT / "tests" / "downstream" / "tested.toml").read_text())
+    bin_folder = environment(session, "downstream", "-e", ".[dev]", constraints=TORCH_ALONE)
+    python, lines, broken = str(bin_folder / "python"), [], []
+    for name in session.posargs or libraries:
+        library = libraries[name]
+        seen = f"(last seen to work: {library['seen']})"
+        checkout = library.get("checkout")
+        if checkout and checkout not in os.environ:
+            lines.append(f"{name}: not run, for {checkout} names no checkout of it {seen}")
+            continue
+        pip = [python, "-m", "pip", "install", "-q", "--upgrade", "-c", str(ROOT / TORCH_ALONE)]
+        try:
+            session.run(*pip, *library["with"], external=True)
+            if "alone" in library:
+                session.run(*pip, "--no-deps", *library["alone"], external=True)
+        except nox.command.CommandFailed:
+            lines.append(f"{name}: cannot be installed {seen}")
+            broken.append(name)
+            continue
+        code = f"from importlib.metadata import version; print(version({name!r}))"
+        version = "checkout" if checkout else str(session.run(python, "-c", code, external=True, silent=True)).strip()
+        report = bin_folder.parent / f"{name}.xml"
+        tests = str(ROOT / "tests" / "downstream" / library["tests"])
+        command = [str(bin_folder / "pytest"), tests, f"--junitxml={report}", "--timeout=900"]
+        report.unlink(missing_ok=True)
+        session.run(*command, external=True, env=OFFLINE, success_codes=range(6))
+        counts = ElementTree.parse(report).getroot().find("testsuite").attrib if report.exists() else {}
+        failed, ran = (int(counts.get(key, 0)) for key in ("failures", "tests"))
+        failed += int(counts.get("errors", 0))
+        ran -= int(counts.get("skipped", 0))
+        lines.append(
+            f"{name} {version}: {failed} failed, {ran - failed} passed {seen}"
+            if ran
+            else f"{name} {version}: no test ran {seen}"
+        )
+        if failed or not ran:
+            broken.append(f"{name} {version}")
+    session.log("\n".join(["newest releases:", *lines]))
+    if broken:
+        session.error(f"broken inside {', '.join(broken)}")
 
 
 @nox.session

@@ -227,6 +227,20 @@ class RecordedStep:
         return step
 
 
+def turns(response_mask: Tensor) -> Tensor:
+    """Number the turns of episodes, ``(B, T)`` int64: every gap in the mask begins one; -1 on tokens the model did not choose.
+
+    Args:
+        response_mask: ``(B, T)`` bool, True on tokens that the model chose.
+
+    Example:
+        >>> turns(torch.tensor([[True, True, False, True], [False, True, False, False]])).tolist()
+        [[0, 0, -1, 1], [-1, 0, -1, -1]]
+    """
+    begins = response_mask & ~torch.nn.functional.pad(response_mask[:, :-1], (1, 0))
+    return torch.where(response_mask, begins.long().cumsum(1) - 1, -1)
+
+
 def _plain(name: str, value: Tensor) -> Tensor:
     """A tensor on the CPU, of the type that a field has."""
     dtype = torch.int64 if name in INTEGERS else torch.bool if name in FLAGS else torch.float32

@@ -59,7 +59,6 @@ NEEDS = {
     "replay_and_plot.ipynb": "Jupyter: nox -s examples",
     "rlzoo-soft-gate/": "to be installed: nox -s outside_plugin",
     "trl_fspo.py": "TRL: nox -s downstream",
-    "verl_policy_loss.py": "verl: nox -s published",
 }
 """Examples, or folders of them, that are not run, and what they need."""
 

@@ -249,6 +249,13 @@ def pages_of_policies() -> list[str]:
     return [folder.parent.name.removeprefix("rlzoo_").replace("_", "-") for folder in (ROOT / "plugins").glob("*/README.md")]
 
 
+def trainers() -> str:
+    """The versions of other trainers that rules were last seen to work in."""
+    rows = ["| trainer | version | what was run |", "|---|---|---|"]
+    tested = tomllib.loads((ROOT / "tests" / "downstream" / "tested.toml").read_text(encoding="utf-8"))
+    return "\n".join([*rows, *(f"| {name} | {each['seen']} | {each['how']} |" for name, each in tested.items())])
+
+
 def part(name: str) -> str:
     """The text of one generated part."""
     kind, _, argument = name.partition(" ")
@@ -264,6 +271,7 @@ def part(name: str) -> str:
         "laws": laws,
         "functions": functions,
         "records": records,
+        "trainers": trainers,
         "advantages": lambda: parts(load_zoo().advantages),
         "corrections": lambda: parts(load_zoo().corrections),
     }

@@ -47,6 +47,7 @@ NEEDS = {
     "reader": "a name, a file or a package of the reader's",
     "reasoning-gym": "the extra reasoning-gym",
     "sandbox": "the extra sandbox",
+    "tinker": "Tinker",
     "stop": "somebody who stops it: a server or a user interface",
     "trl": "TRL",
     "verl": "verl",

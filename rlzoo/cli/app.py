@@ -10,6 +10,7 @@ from rlzoo.cli.calibrate import calibrate
 from rlzoo.cli.check import clips_check
 from rlzoo.cli.clips import clips_list, clips_show
 from rlzoo.cli.compare import compare
+from rlzoo.cli.convert import convert
 from rlzoo.cli.doctor import doctor
 from rlzoo.cli.evaluate import evaluate
 from rlzoo.cli.fairness import fairness
@@ -37,6 +38,7 @@ app.command()(calibrate)
 app.command()(replay)
 app.command()(fairness)
 app.command()(rescore)
+app.command()(convert)
 app.command("eval")(evaluate)
 app.command()(compare)
 app.command()(ui)

@@ -29,7 +29,7 @@ from rlzoo.learner.on_policy import OnPolicyGradient
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.policy import ClipPolicy
 from rlzoo.processes import gather
-from rlzoo.recording import RecordedStep
+from rlzoo.recording import RecordedStep, turns
 from rlzoo.reductions import Reduction, StepCounts
 from rlzoo.support.extras import require_extra
 from rlzoo.support.redaction import redact_settings
@@ -90,17 +90,6 @@ def response_mask(inputs: Mapping[str, Tensor]) -> Tensor:
     """Tokens that the model chose, ``(B, T)`` bool: neither padding nor what a tool wrote."""
     mask = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if "tool_mask" in inputs else mask
-
-
-def turns(mask: Tensor) -> Tensor:
-    """Turn of each token, ``(B, T)`` int64: every gap in the mask begins one; -1 on tokens that the model did not choose.
-
-    Example:
-        >>> turns(torch.tensor([[True, True, False, True], [False, True, False, False]])).tolist()
-        [[0, 0, -1, 1], [-1, 0, -1, -1]]
-    """
-    begins = mask & ~pad(mask[:, :-1], (1, 0), value=False)
-    return torch.where(mask, begins.cumsum(1) - 1, -1)
 
 
 class RolloutRecorder:

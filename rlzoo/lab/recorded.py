@@ -22,7 +22,7 @@ from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.learner.batch import Batch
 from rlzoo.policy import ClipPolicy
-from rlzoo.recording import RecordedStep
+from rlzoo.recording import RecordedStep, turns
 from rlzoo.reductions import StepCounts
 from rlzoo.support.reading import opened
 from rlzoo.types import ClipInputs
@@ -283,8 +283,7 @@ def _turn_ids(step: RecordedStep) -> Tensor:
     mask = torch.zeros(behind.shape, dtype=torch.bool).masked_scatter(behind, step.response_mask[place >= first])
     if step.turn_ids is not None:
         return torch.full(mask.shape, -1).masked_scatter(mask, step.turn_ids)
-    begins = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-    return torch.where(mask, begins.long().cumsum(1) - 1, -1)
+    return turns(mask)
 
 
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:

@@ -8,8 +8,6 @@ needs = {
     "test_trl_losses.py": ["trl"],
     "test_verl_losses.py": ["verl"],
     "test_verl_parts.py": ["verl"],
-    "test_adapters.py": ["verl"],
-    "test_page.py": ["verl"],
 }
 collect_ignore = [file for file, names in needs.items() if not all(map(importlib.util.find_spec, names))]
 

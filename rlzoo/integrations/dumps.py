@@ -1,0 +1,477 @@
+"""Reads what other trainers write of their rollouts, as recorded steps.
+
+Field names are those of verl 0.9.1, and of prime-rl 559b447, NeMo-RL 7ea279a, SkyRL a956457 and slime 624b824 of August 2026.
+Pickles are read without running the code that they name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.recording import PER_TOKEN, RecordedStep, UpdateLogProbs
+from rlzoo.support.parsing import UnreadableError, parse_json
+from rlzoo.support.reading import opened
+
+MOST_BYTES = 2**36  # maximum size of a dump that is read
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A response with its prompt, n tokens together, as a dump holds it."""
+
+    token_ids: Tensor  # (n,)
+    chosen: Tensor  # (n,) bool: True on tokens that the model chose
+    values: Mapping[str, Tensor] = field(default_factory=dict)  # (n,) each: log-probs and advantages by field of RecordedStep
+    current: Tensor | None = None  # (n,) log-probs at the only optimizer step
+    group: str | None = None  # of its prompt; the tokens of the prompt without it
+    reward: float | None = None
+    finished: bool | None = None
+
+    @property
+    def prompt(self) -> str:
+        """What responses to one prompt have in common."""
+        if self.group is not None:
+            return self.group
+        first = int(self.chosen.int().argmax()) if bool(self.chosen.any()) else len(self.chosen)
+        return " ".join(map(str, self.token_ids[:first].tolist()))
+
+
+def read_dumps(trainer: str, paths: Sequence[Path], temperature: float = 1.0) -> Iterator[RecordedStep]:
+    """Read dumps of a trainer, step by step.
+
+    Args:
+        trainer: a name in `READERS`.
+        paths: dumps, or folders that hold some.
+        temperature: of the sampler, which no dump tells.
+
+    Yields:
+        The steps, in the order of their numbers.
+
+    Raises:
+        UserError: there is nothing to read, or a dump lacks what a rollout file needs; says which and why.
+    """
+    if trainer not in READERS:
+        raise UserError(f"unknown trainer {shown(trainer)} (known: {', '.join(READERS)}){did_you_mean(trainer, READERS)}")
+    reader = READERS[trainer]
+    numbered = sorted((reader.step(file), str(file), file) for path in paths for file in reader.files(path))
+    for step, files in groupby(numbered, key=lambda each: each[0]):
+        responses: list[Response] = []
+        named = [file for _, _, file in files]
+        for file in named:
+            try:
+                responses += reader.read(file)
+            except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError, OSError, EOFError) as error:
+                if isinstance(error, UserError):
+                    raise
+                what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
+                raise UserError(f"{str(file)!r} {what}; is it a dump of {trainer}?") from error
+        yield _assembled(step, responses, trainer, temperature, named[0])
+
+
+def _assembled(step: int, responses: Sequence[Response], trainer: str, temperature: float, file: Path) -> RecordedStep:
+    """One step of its responses; of fields that not every response has, none."""
+    if not responses:
+        raise UserError(f"{str(file)!r} holds no response that was learned from")
+    number: dict[str, int] = {}
+    groups = [number.setdefault(each.prompt, len(number)) for each in responses]
+
+    def flat(rows: list[Tensor | None]) -> Tensor | None:
+        chosen = [row[each.chosen] for row, each in zip(rows, responses, strict=True) if row is not None]
+        return torch.cat(chosen).float() if len(chosen) == len(responses) else None
+
+    fields: dict[str, Any] = {name: flat([each.values.get(name) for each in responses]) for name in PER_TOKEN}
+    advantages = flat([each.values.get("advantages") for each in responses])
+    if advantages is not None:
+        fields["advantages"] = _per_response(advantages, [int(each.chosen.sum()) for each in responses])
+    if None not in (rewards := [each.reward for each in responses]):
+        fields["rewards"] = torch.tensor(rewards, dtype=torch.float32)
+    if None not in (finished := [each.finished for each in responses]):
+        fields["finished"] = torch.tensor(finished)
+    current = flat([each.current for each in responses])
+    try:
+        return RecordedStep(
+            step=step,
+            token_ids=torch.cat([each.token_ids for each in responses]).long(),
+            sequence_lengths=torch.tensor([len(each.token_ids) for each in responses]),
+            response_mask=torch.cat([each.chosen for each in responses]),
+            group_ids=torch.tensor(groups),
+            updates=() if current is None else (UpdateLogProbs(torch.arange(len(responses)), current),),
+            temperature=temperature,
+            writer=trainer,
+            **fields,
+        )
+    except ValueError as error:
+        raise UserError(f"{str(file)!r} makes no rollout file: {error}") from error
+
+
+def _per_response(values: Tensor, lengths: Sequence[int]) -> Tensor:
+    """A value per response where each has only one, otherwise the values per token."""
+    rows = torch.split(values, list(lengths))
+    if all(len(row) > 0 and bool((row == row[0]).all()) for row in rows):
+        return torch.stack([row[0] for row in rows])
+    return values
+
+
+# verl
+
+
+def _verl_files(path: Path) -> Iterable[Path]:
+    found = _files(path, "**/tq_batch.pt", "**/gen_batch.dp")
+    texts = [path] if path.suffix == ".jsonl" else [] if found else _files(path, "*.jsonl")
+    if texts:
+        raise UserError(
+            f"{str(texts[0])!r} is what trainer.rollout_data_dir writes: texts and scores, without tokens and log-probs; "
+            "set skip.rollout_tq.enable=true skip.rollout_tq.dump_dir=FOLDER, and convert that folder"
+        )
+    return _required(found, path, "tq_batch.pt or gen_batch.dp, which skip.rollout_tq and skip.rollout write")
+
+
+def _verl_step(file: Path) -> int:
+    content = _json(file.with_name("meta.json"))
+    return int(content["global_steps"])
+
+
+def _read_verl(file: Path) -> list[Response]:
+    if importlib.util.find_spec("tensordict") is None:
+        raise UserError("tensordict is not installed, in which verl keeps its rollouts: pip install tensordict")
+    import tensordict  # noqa: F401  its classes are safe to be loaded then
+
+    if file.name == "tq_batch.pt":
+        payload = _torch_load(file)
+        batch, uids = payload["tensordict"], [str(key).rsplit("_", 2)[0] for key in payload["keys"]]
+        columns = {key: batch[key].unbind() for key in _VERL if key in batch}
+        columns |= {"prompts": batch["prompts"].unbind(), "responses": batch["responses"].unbind()}
+    else:
+        state = _unpickle(file, {"verl.protocol.DataProto": _Stored}).state
+        if not isinstance(state[0], bytes):
+            raise UserError(f"{str(file)!r} was written with VERL_DATAPROTO_SERIALIZATION_METHOD=numpy; unset it")
+        batch, uids = _torch_load(io.BytesIO(state[0])), state[1].get("uid", ())
+        width = batch["prompts"].shape[1]
+        before, behind = batch["attention_mask"].bool().tensor_split([width], dim=1)
+        columns = {"prompts": [row[mask] for row, mask in zip(batch["prompts"], before, strict=True)]}
+        for key in ("responses", *_VERL):
+            if key in batch.keys():  # noqa: SIM118, a method of tensordict
+                columns[key] = [row[mask] for row, mask in zip(batch[key], behind, strict=True)]
+    if "rollout_log_probs" not in columns:
+        raise UserError(f"{str(file)!r} has no rollout_log_probs: set actor_rollout_ref.rollout.calculate_log_probs=true")
+    responses = []
+    for row, (prompt, answer) in enumerate(zip(columns["prompts"], columns["responses"], strict=True)):
+        rewards = columns["rm_scores"][row] if "rm_scores" in columns else None
+        responses.append(
+            Response(
+                torch.cat([prompt, answer]),
+                _behind(prompt, columns["response_mask"][row]).bool(),
+                {"rollout_log_probs": _behind(prompt, columns["rollout_log_probs"][row])},
+                group=str(uids[row]) if len(uids) else None,
+                reward=None if rewards is None else float(rewards.sum()),
+            )
+        )
+    return responses
+
+
+_VERL = ("response_mask", "rollout_log_probs", "rm_scores")
+
+
+# prime-rl
+
+
+def _prime_rl_files(path: Path) -> Iterable[Path]:
+    return _required(_files(path, "**/rank_*.jsonl"), path, "step_*/rank_*.jsonl, which enable_token_export writes")
+
+
+def _read_prime_rl(file: Path) -> list[Response]:
+    responses = []
+    for line in _json_lines(file):
+        if line.get("schema_version") != 1:
+            raise UserError(f"{str(file)!r} has schema_version {shown(line.get('schema_version'))}, and this rlzoo reads 1")
+        chosen = torch.tensor(line["loss_mask"]).bool()
+        weights = line.get("rl_weights") or [None]
+        if None not in weights:
+            chosen &= torch.tensor(weights) != 0  # of tokens that another loss learns from
+        if not bool(chosen.any()):
+            continue
+        sampler = _floats(line["inference_logprobs"], chosen, file)
+        responses.append(
+            Response(
+                torch.tensor(line["token_ids"]),
+                chosen,
+                {
+                    "rollout_log_probs": sampler,
+                    "old_log_probs": sampler,  # the denominator of prime-rl's ratio
+                    "advantages": _floats(line["advantages"], chosen, file),
+                },
+                current=_floats(line["trainer_logprobs"], chosen, file),
+            )
+        )
+    return responses
+
+
+def _floats(values: list[float | None], chosen: Tensor, file: Path) -> Tensor:
+    """Numbers as a tensor; prime-rl writes null for what is not finite."""
+    numbers = torch.tensor([torch.nan if value is None else value for value in values])
+    if bool(numbers[chosen].isnan().any()):
+        raise UserError(f"{str(file)!r} has a log-prob or an advantage of null on a token that was learned from")
+    return numbers
+
+
+# NeMo-RL
+
+
+def _nemo_rl_files(path: Path) -> Iterable[Path]:
+    return _required(_files(path, "**/train_data_step*.jsonl"), path, "train_data_step*.jsonl, which its logger writes")
+
+
+def _read_nemo_rl(file: Path) -> list[Response]:
+    responses = []
+    for line in _json_lines(file):
+        row = {key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in line.items()}
+        if not row["sample_loss_mask"]:
+            continue
+        length = int(row["input_lengths"])
+        chosen = torch.tensor(row["token_loss_mask"][:length]).bool()
+        names = {"rollout_log_probs": "generation_logprobs", "old_log_probs": "prev_logprobs", "advantages": "advantages"}
+        values = {name: torch.tensor(row[key], dtype=torch.float32).flatten() for name, key in names.items()}
+        values = {name: (value if len(value) > 1 else value.expand(length))[:length] for name, value in values.items()}
+        reward = float(row.get("filtered_rewards", row["rewards"]))
+        responses.append(Response(torch.tensor(row["token_ids"][:length]), chosen, values, reward=reward))
+    return responses
+
+
+# SkyRL
+
+
+def _skyrl_files(path: Path) -> Iterable[Path]:
+    found = _files(path, "**/global_step_*_training_input.pkl")
+    return _required(found, path, "global_step_*_training_input.pkl, which trainer.dump_data_batch writes")
+
+
+def _read_skyrl(file: Path) -> list[Response]:
+    state = _unpickle(
+        file,
+        {
+            "training_batch._rebuild_tensor_batch": lambda kind, state: state,
+            "training_batch.TrainingInputBatch": _Stored,
+            "torch.device": torch.device,
+        },
+    )
+    batch = {name: _skyrl_tensor(value) for name, value in state["batch_dict"].items() if value is not None and "data" in value}
+    number = len(batch["sequences"]) - int((state["metadata"] or {}).get("pad_size", 0))
+    names = {
+        "rollout_log_probs": "rollout_logprobs",
+        "old_log_probs": "action_log_probs",
+        "ref_log_probs": "base_action_log_probs",
+        "advantages": "advantages",
+    }
+    width = batch["sequences"].shape[1] - batch["response_mask"].shape[1]
+    responses = []
+    for row in range(number):
+        present = batch["attention_mask"][row].bool()
+
+        def whole(values: Tensor, row: int = row, present: Tensor = present) -> Tensor:
+            # responses are aligned on the right, as the sequences are
+            return torch.cat([torch.zeros(width, dtype=values.dtype), values[row]])[present]
+
+        chosen = whole(batch["loss_mask"]).bool()
+        if bool(chosen.any()):
+            values = {name: whole(batch[key]).float() for name, key in names.items() if key in batch}
+            responses.append(Response(batch["sequences"][row][present], chosen, values))
+    return responses
+
+
+def _skyrl_tensor(stored: Mapping[str, Any]) -> Tensor:
+    """A tensor as SkyRL serialises it."""
+    if stored.get("format") == "torch":
+        loaded: Tensor = _torch_load(io.BytesIO(stored["data"]))
+        return loaded
+    array = np.frombuffer(stored["data"], dtype=np.dtype(stored["dtype"])).reshape(stored["shape"])
+    return torch.from_numpy(array.copy())
+
+
+# slime
+
+
+def _slime_files(path: Path) -> Iterable[Path]:
+    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # not those of evaluations
+    return _required(found, path, "NUMBER.pt, which --save-debug-rollout-data FOLDER/{rollout_id}.pt writes")
+
+
+def _slime_step(file: Path) -> int:
+    return int(file.stem) + 1  # its rollouts are numbered from 0
+
+
+def _read_slime(file: Path) -> list[Response]:
+    responses = []
+    for sample in _torch_load(file)["samples"]:
+        tokens, number = torch.as_tensor(sample["tokens"]), int(sample["response_length"])
+        if number == 0 or sample.get("remove_sample"):
+            continue
+        if sample["rollout_log_probs"] is None:
+            raise UserError(f"{str(file)!r} has no rollout_log_probs, without which nothing can be replayed")
+        prompt = tokens[: len(tokens) - number]
+        mask = sample["loss_mask"] if sample["loss_mask"] is not None else [1] * number
+        reward = sample["reward"]
+        responses.append(
+            Response(
+                tokens,
+                _behind(prompt, torch.as_tensor(mask)).bool(),
+                {"rollout_log_probs": _behind(prompt, torch.as_tensor(sample["rollout_log_probs"], dtype=torch.float32))},
+                group=None if sample["group_index"] is None else str(sample["group_index"]),
+                reward=float(reward) if isinstance(reward, int | float) else None,
+                finished=sample["status"] == "completed",
+            )
+        )
+    return responses
+
+
+# files
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How the dumps of one trainer are found, numbered and read."""
+
+    files: Callable[[Path], Iterable[Path]]
+    step: Callable[[Path], int]
+    read: Callable[[Path], list[Response]]
+
+
+def _numbered(pattern: str) -> Callable[[Path], int]:
+    """The number of a step in the name of a file or of its folder."""
+
+    def step(file: Path) -> int:
+        found = re.search(pattern, str(file.absolute()))
+        if found is None:
+            raise UserError(f"{str(file)!r} has no number of a step in its name ({pattern})")
+        return int(found[1])
+
+    return step
+
+
+READERS: dict[str, Reader] = {
+    "verl": Reader(_verl_files, _verl_step, _read_verl),
+    "prime-rl": Reader(_prime_rl_files, _numbered(r"step_(\d+)/rank_\d+\.jsonl$"), _read_prime_rl),
+    "nemo-rl": Reader(_nemo_rl_files, _numbered(r"train_data_step(\d+)\.jsonl$"), _read_nemo_rl),
+    "skyrl": Reader(_skyrl_files, _numbered(r"global_step_(\d+)_training_input\.pkl$"), _read_skyrl),
+    "slime": Reader(_slime_files, _slime_step, _read_slime),
+}
+"""The trainers whose dumps are read."""
+
+
+def _files(path: Path, *patterns: str) -> list[Path]:
+    """The file itself, or those of a folder that match a pattern."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{str(path)!r} does not exist; name a dump, or a folder of dumps")
+    return sorted({file for pattern in patterns for file in path.glob(pattern)})
+
+
+def _required(found: list[Path], path: Path, what: str) -> list[Path]:
+    if not found:
+        raise UserError(f"{str(path)!r} holds no {what}")
+    return found
+
+
+def _json(file: Path) -> Any:
+    with opened(file, MOST_BYTES) as content:
+        return _parsed(file, 1, content.read())
+
+
+def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, line by line."""
+    with opened(file, MOST_BYTES) as lines:
+        for number, line in enumerate(lines, start=1):
+            value = _parsed(file, number, line)
+            if not isinstance(value, dict):
+                raise UserError(f"line {number} of {str(file)!r} is no JSON object")
+            yield value
+
+
+def _parsed(file: Path, number: int, text: bytes) -> Any:
+    try:
+        return parse_json(text.decode())
+    except (UnreadableError, UnicodeDecodeError) as error:
+        raise UserError(f"line {number} of {str(file)!r} cannot be read: {error}") from error
+
+
+def _behind(prompt: Tensor, values: Tensor) -> Tensor:
+    """Values of a response's tokens with zeros for its prompt."""
+    return torch.cat([torch.zeros(len(prompt), dtype=values.dtype), values])
+
+
+def _torch_load(source: Path | io.BytesIO) -> Any:
+    """What `torch.save` wrote, if it holds only tensors, containers and what libraries declared safe.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    file: Any = source if isinstance(source, io.BytesIO) else opened(source, MOST_BYTES)
+    try:
+        with file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a pickle of another protocol, which is refused or read
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{shown(str(source))} is not read, for it may run code: {reason}") from error
+
+
+class _Stored:
+    """Stands in for an object of a trainer: keeps its state."""
+
+    state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+_NUMPY = {
+    f"numpy.{core}.{name}": f"numpy._core.{name}"
+    for core in ("core", "_core")
+    for name in ("multiarray._reconstruct", "multiarray.scalar", "numeric._frombuffer")
+}
+
+
+def _unpickle(file: Path, known: Mapping[str, Any]) -> Any:
+    """What a pickle holds, if it names nothing but these functions and classes, and arrays of numpy.
+
+    Args:
+        file: the pickle.
+        known: by name with its module, of which the first packages may be left out.
+
+    Raises:
+        UserError: it names something else.
+    """
+
+    class Reading(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            whole = f"{module}.{name}"
+            for end, value in known.items():
+                if whole == end or whole.endswith(f".{end}"):
+                    return value
+            if whole in ("numpy.ndarray", "numpy.dtype"):
+                return getattr(np, name)
+            if whole in _NUMPY:
+                place, _, attribute = _NUMPY[whole].rpartition(".")
+                return getattr(importlib.import_module(place), attribute)
+            raise UserError(f"{str(file)!r} is not read, for it would run {shown(whole)}")
+
+    with opened(file, MOST_BYTES) as content:
+        try:
+            return Reading(content).load()
+        except pickle.UnpicklingError as error:
+            raise UserError(f"{str(file)!r} is no pickle: {error}") from error

@@ -1,0 +1,123 @@
+"""Every installed rule as a custom loss of prime-rl: ``import_path = "rlzoo.integrations.prime_rl.loss"``."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from rlzoo import ops
+from rlzoo.errors import UserError
+from rlzoo.fairness import bin_index
+from rlzoo.integrations.rules import LENGTH_EDGES, PREFIX, check_supported, per_response
+from rlzoo.integrations.rules import rule as make_rule
+from rlzoo.recording import turns
+from rlzoo.reductions import is_per_response
+from rlzoo.types import ClipInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlzoo.policy import ClipPolicy
+
+INSTEAD = {
+    "reduction": "nothing: prime-rl divides by the tokens of the step",
+    "advantage": "the algorithm of prime-rl's orchestrator",
+}
+
+
+class LossInputs(Protocol):
+    """What prime-rl gives to a loss: one sample of T tokens, its prompt included."""
+
+    @property
+    def trainer_logprobs(self) -> Tensor:
+        """``(T,)``, with a gradient."""
+
+    @property
+    def inference_logprobs(self) -> Tensor:
+        """``(T,)`` of the sampler."""
+
+    @property
+    def ref_logprobs(self) -> Tensor | None:
+        """``(T,)`` of the reference model."""
+
+    @property
+    def advantages(self) -> Tensor:
+        """``(T,)``."""
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """``(T,)`` bool."""
+
+    @property
+    def loss_weights(self) -> Tensor | None:
+        """``(T,)``; None is 1 everywhere."""
+
+
+class LossOutputs(NamedTuple):
+    """What prime-rl reads of a loss's answer."""
+
+    loss: Tensor  # (), a sum, which prime-rl divides by the tokens of the step
+    metrics: dict[str, Tensor]  # scalars, averaged over the samples that have them
+
+
+def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs:
+    """Judge one sample by a rule.
+
+    The ratio is to the sampler's log-probs: prime-rl has no others. It divides the sum of all losses by the number of tokens of
+    the step, whatever the rule's ``reduction``: rules with an objective per token have the reduction ``token_mean``, and those
+    with one per response ``sequence_mean``, times responses per token.
+
+    Args:
+        inputs: prime-rl's ``LossInputs``. A gap in the mask begins a turn.
+        rule: its name, and with it settings, as in ``"fspo/width_low:0.02"``.
+        **settings: of the rule.
+
+    Raises:
+        UserError: the rule is unknown, its settings are wrong, or it needs what prime-rl does not give to a loss.
+    """
+    policy = _made(rule, tuple(sorted(settings.items())))
+    mask = inputs.loss_mask.bool()[None]
+    advantages = inputs.advantages[None]
+    if policy.scope == "sequence":
+        advantages = per_response(advantages, mask, f"advantages for {policy.name}")
+    if "ref_log_probs" in policy.needs and inputs.ref_logprobs is None:
+        raise UserError(f"{policy.name} needs ref_log_probs, and prime-rl gives them with the opd and opsd algorithms only")
+    result = policy(
+        ClipInputs(
+            inputs.trainer_logprobs[None],
+            inputs.inference_logprobs[None],
+            advantages,
+            mask,
+            rollout_log_probs=inputs.inference_logprobs[None],
+            turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
+            ref_log_probs=None if inputs.ref_logprobs is None else inputs.ref_logprobs[None],
+        )
+    )
+    objective, is_column = result.objective, is_per_response(result.objective, mask)
+    if inputs.loss_weights is not None:
+        weights = inputs.loss_weights.detach()[None]
+        objective = objective * (per_response(weights, mask, f"weights for {policy.name}") if is_column else weights)
+    total = (objective * mask.any()).sum() if is_column else ops.sequence_sum(objective, mask).sum()
+    return LossOutputs(-total, _metrics(result.clipped, mask, advantages))
+
+
+@functools.cache
+def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> ClipPolicy:
+    """The rule of these settings, made once."""
+    policy = make_rule(name, INSTEAD, **dict(settings))
+    check_supported(policy, "prime-rl", ("turn_ids", "ref_log_probs"))
+    if policy.scope == "batch":
+        raise UserError(f"{PREFIX}{policy.name} judges a whole step, and prime-rl shows a loss one sample at a time")
+    return policy
+
+
+@torch.no_grad()
+def _metrics(clipped: Tensor, mask: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+    """The sample's clip fraction, and once more under its length bin; nothing of a sample without an advantage."""
+    if not bool((torch.where(mask, advantages, 0.0) != 0).any()):
+        return {}
+    fraction = ops.per_response(clipped.float(), mask)[0, 0]
+    index = int(bin_index(mask.sum(1).cpu(), torch.tensor(LENGTH_EDGES)))
+    return {"clip/fraction": fraction, f"clip/fraction_length_bin_{index}": fraction}

@@ -1,0 +1,140 @@
+"""Every installed rule as a loss for Tinker's ``forward_backward_custom``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from rlzoo import ops
+from rlzoo.errors import UserError
+from rlzoo.fairness import bin_edges, bin_index, bin_sums, length_reweighting_error
+from rlzoo.integrations.rules import check_supported, per_response, rule
+from rlzoo.recording import turns
+from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.types import ClipInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlzoo.types import ClipResult
+
+KEYS = ("logprobs", "advantages", "mask")
+"""What is read of ``Datum.loss_fn_inputs``, by the names that tinker-cookbook writes."""
+INSTEAD = {"advantage": 'the values of loss_fn_inputs["advantages"]'}
+
+CustomLoss = Callable[[list[Any], list[Any]], tuple[Any, dict[str, float]]]
+
+
+def loss_fn(
+    name: str,
+    *,
+    group_ids: Sequence[int] | None = None,
+    rewards: Sequence[float] | None = None,
+    max_length: int | None = None,
+    **settings: Any,
+) -> CustomLoss:
+    """Make a loss function for ``TrainingClient.forward_backward_custom``.
+
+    Of each datum it reads ``logprobs`` (the sampler's, the ratio's denominator), ``advantages`` and ``mask``, as
+    tinker-cookbook writes them; a gap in the mask begins a turn. A datum is a response. The reduction is the rule's, over the
+    data of one call, so that one call is one optimizer step.
+
+    Args:
+        name: of the rule, and with it settings, as in ``"fspo/width_low:0.02"``.
+        group_ids: for rules that judge groups: a number per datum, the same for responses to one prompt.
+        rewards: for rules that read rewards: a number per datum.
+        max_length: the limit on the model's tokens in a response; the reduction ``constant_length`` divides by it.
+        **settings: of the rule.
+
+    Returns:
+        A function from data and their log-probs to the loss and metrics.
+
+    Raises:
+        UserError: the rule is unknown, its settings are wrong, or it needs what the data do not hold.
+    """
+    policy = rule(name, INSTEAD, **settings)
+    optional = {"group_ids": group_ids, "rewards": rewards, "max_length": max_length}
+    missing = sorted(key for key in policy.needs & optional.keys() if optional[key] is None)
+    if missing:
+        raise UserError(f"{policy.name} needs {', '.join(missing)}: give loss_fn {missing[0]}=")
+    if policy.reduction == "constant_length" and max_length is None:
+        raise UserError(f"{policy.name} has the reduction constant_length: give loss_fn max_length=")
+    check_supported(policy, "Tinker", ("turn_ids", *optional))
+
+    def loss(data: list[Any], logprobs: list[Any]) -> tuple[Tensor, dict[str, float]]:
+        columns = {key: _padded(data, logprobs, key) for key in KEYS}
+        mask = columns["mask"] > 0
+        advantages = columns["advantages"]
+        if policy.scope != "token":
+            advantages = per_response(advantages, mask, f"advantages for {policy.name}")
+        result = policy(
+            ClipInputs(
+                pad_sequence(logprobs, batch_first=True),
+                columns["logprobs"],
+                advantages,
+                mask,
+                rollout_log_probs=columns["logprobs"],
+                seed=int(torch.randint(2**31, ())),  # Tinker does not tell the step
+                turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
+                group_ids=_column(data, group_ids, "group_ids", torch.int64),
+                rewards=_column(data, rewards, "rewards", torch.float32),
+                max_length=max_length,
+            )
+        )
+        total = reduce_objective(result.objective, mask, policy.reduction, StepCounts.of(mask), max_length)
+        return -total, _metrics(result, advantages, mask)
+
+    return loss
+
+
+def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
+    """What each datum holds under a key, padded to ``(B, T)`` with 0, on the log-probs' device.
+
+    Raises:
+        UserError: a datum lacks it, or has another number of values than log-probs.
+    """
+    rows = []
+    for index, (datum, current) in enumerate(zip(data, logprobs, strict=True)):
+        if key not in datum.loss_fn_inputs:
+            raise UserError(
+                f'datum {index} has no loss_fn_inputs["{key}"] (it has: {", ".join(datum.loss_fn_inputs)}); '
+                "give the data as tinker-cookbook assembles them, with the mask"
+            )
+        values = datum.loss_fn_inputs[key].to_torch().to(current.device)
+        if current.ndim != 1 or values.shape != current.shape:
+            raise UserError(
+                f'datum {index} has loss_fn_inputs["{key}"] of shape {tuple(values.shape)} and log-probs of shape '
+                f"{tuple(current.shape)}; each must be one value per target token"
+            )
+        rows.append(values)
+    return pad_sequence(rows, batch_first=True)
+
+
+def _column(data: list[Any], values: Sequence[float] | None, name: str, dtype: torch.dtype) -> Tensor | None:
+    """Values per datum as ``(B, 1)``."""
+    if values is None:
+        return None
+    if len(values) != len(data):
+        raise UserError(f"loss_fn was given {len(values)} {name} for {len(data)} data")
+    return torch.tensor(values, dtype=dtype)[:, None]
+
+
+@torch.no_grad()
+def _metrics(result: ClipResult, advantages: Tensor, mask: Tensor) -> dict[str, float]:
+    """Clip fraction of the responses with an advantage, by length bin too, and the length reweighting error."""
+    counted = (torch.where(mask, advantages, 0.0) != 0).any(1)
+    if not bool(counted.any()):
+        return {}
+    lengths = mask.sum(1)[counted].cpu()
+    clipped = ops.per_response(result.clipped.float(), mask)[:, 0][counted].cpu()
+    index = bin_index(lengths, bin_edges(lengths))
+    number, cut = bin_sums(index, torch.ones_like(clipped)), bin_sums(index, clipped)
+    metrics = {
+        "clip/fraction": float(clipped.mean()),
+        "fairness/lre_max": float(length_reweighting_error(number, cut)[0]),
+    }
+    present = [k for k in range(len(number)) if number[k] > 0]
+    return metrics | {f"clip/fraction_length_bin_{k}": float(cut[k] / number[k]) for k in present}

@@ -1,0 +1,203 @@
+"""Every installed rule and advantage estimator inside verl: ``loss_mode=rlzoo:fspo``, ``adv_estimator=rlzoo:group_norm``.
+
+verl imports this module through the entry-point group ``verl.plugins``, or where ``VERL_USE_EXTERNAL_MODULES`` names it. The
+names ``rlzoo:...`` are looked up when verl asks for them, with settings such as ``rlzoo:fspo/width_low:0.02``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from verl.trainer.ppo import core_algos
+
+from rlzoo import ops
+from rlzoo.advantages import AdvantageEstimator, AdvantageInputs
+from rlzoo.errors import UserError
+from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, parse, per_response, rule
+from rlzoo.recording import turns
+from rlzoo.reductions import Reduction, StepCounts, is_per_response, reduce_objective
+from rlzoo.types import ClipInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlzoo.policy import ClipPolicy
+
+REDUCTIONS: dict[str, Reduction] = {
+    "token-mean": "token_mean",
+    "token-sum": "token_mean",  # with 1 for the number of tokens
+    "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-sum-norm": "constant_length",
+}
+"""verl's ``loss_agg_mode`` and what it is called here."""
+INSTEAD = {"reduction": "actor.loss_agg_mode", "advantage": "algorithm.adv_estimator"}
+
+
+class Registry(dict[str, Any]):
+    """A registry of verl that makes what is called ``rlzoo:...`` when it is asked for it."""
+
+    def __init__(self, entries: dict[str, Any], make: Callable[[str], Any]) -> None:
+        super().__init__(entries)
+        self.make = make
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and name.startswith(PREFIX))
+
+    def __missing__(self, name: str) -> Any:
+        """Make an entry and keep it; raises a UserError that says what is wrong with its name or settings."""
+        if not name.startswith(PREFIX):
+            raise KeyError(name)
+        self[name] = self.make(name)
+        return self[name]
+
+
+def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
+    """Make a policy loss of verl from a rule.
+
+    verl decides on the advantages, on the reduction (``loss_agg_mode``) and on the weights of its rollout correction. The
+    fields of the rule take the place of ``clip_ratio``, ``clip_ratio_low``, ``clip_ratio_high`` and ``clip_ratio_c``.
+
+    Args:
+        policy: a rule whose `needs` are at most ``turn_ids``; a gap in the response mask begins a turn.
+
+    Returns:
+        A function with the signature of verl's registry, which returns the loss of the micro-batch and its metrics.
+
+    Raises:
+        UserError: the rule adapts to the run, or needs what verl does not give to a loss.
+    """
+    check_supported(policy, "verl", ("turn_ids",))
+
+    def loss(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        mask = response_mask.bool()
+        if policy.scope == "sequence":
+            advantages = per_response(advantages, mask, f"advantages for {policy.name}")
+        counts, dp_size, horizon = _denominators(policy, mask, loss_agg_mode, config)
+        result = policy(
+            ClipInputs(
+                log_prob,
+                old_log_prob,
+                advantages,
+                mask,
+                seed=int(torch.randint(2**31, ())),  # verl does not tell the step
+                turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
+            )
+        )
+        objective, is_column = result.objective, is_per_response(result.objective, mask)
+        if is_column and loss_agg_mode.startswith("token"):
+            raise UserError(f"{policy.name} has one objective per response: set actor.loss_agg_mode=seq-mean-token-mean")
+        if rollout_is_weights is not None:
+            weights = rollout_is_weights.detach()
+            objective = objective * (per_response(weights, mask, f"weights for {policy.name}") if is_column else weights)
+        share = reduce_objective(objective, mask, REDUCTIONS[loss_agg_mode], counts, horizon)
+        responses, clipped = clipped_by_length(result, advantages, mask)
+        metrics = {
+            "actor/pg_clipfrac": ops.step_mean(result.clipped.float().expand(mask.shape), mask).item(),
+            "actor/ppo_kl": ops.step_mean(old_log_prob - log_prob.detach(), mask).item(),
+        }
+        for index, (number, cut) in enumerate(zip(responses.tolist(), clipped.tolist(), strict=True)):
+            # two means over micro-batches, whose quotient is exact; a mean of quotients would fail on empty bins
+            metrics |= {f"actor/length_bin_{index}_responses": number, f"actor/length_bin_{index}_clipped": cut}
+        return -share * dp_size, metrics  # verl averages gradients over data-parallel ranks, and the counts are of all
+
+    return loss
+
+
+def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> tuple[StepCounts, int, int | None]:
+    """Counts of the whole step, its number of data-parallel ranks, and the constant of ``seq-mean-token-sum-norm``.
+
+    Raises:
+        UserError: verl does not say what is needed, or shows less of a step than the rule judges.
+    """
+    if mode not in REDUCTIONS:
+        raise UserError(f"unknown loss_agg_mode {mode!r} (known: {', '.join(REDUCTIONS)})")
+    info = {} if config is None else dict(config.global_batch_info)
+    dp_size, num_tokens = info.get("dp_size") or 1, int(info.get("batch_num_tokens") or mask.sum())
+    num_responses = int(info.get("global_batch_size") or mask.any(-1).sum())
+    if dp_size > 1 and not (info.get("batch_num_tokens") and info.get("global_batch_size")):
+        raise UserError("batch_num_tokens and global_batch_size are needed when dp_size > 1")
+    if policy.scope == "batch" and num_tokens != int(mask.sum()):
+        raise UserError(f"{policy.name} judges a whole step: make a mini-batch one micro-batch on one device")
+    horizon = info.get("loss_scale_factor")
+    if mode == "seq-mean-token-sum-norm" and horizon is None:
+        raise UserError(
+            f"loss_agg_mode={mode} divides by the width of the micro-batch, which differs from one to the next: "
+            "set actor.loss_scale_factor to the largest response length"
+        )
+    return StepCounts(num_responses, 1 if mode == "token-sum" else num_tokens), dp_size, horizon
+
+
+def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Make an advantage estimator of verl from one of ours.
+
+    An outcome reward, which verl puts on one token of a response, is the reward of the response. Rewards for several tokens,
+    such as those of ``use_kl_in_reward``, go to estimators that take them, and are added up for others.
+
+    Args:
+        estimator: one whose `needs` are at most ``turn_ids`` and ``token_rewards``.
+
+    Returns:
+        A function with the signature of verl's registry, which returns advantages and returns, both ``(B, T)``.
+
+    Raises:
+        UserError: the estimator needs what verl does not give to one.
+    """
+    if missing := sorted(estimator.needs - {"turn_ids", "token_rewards"}):
+        raise UserError(f"advantage {estimator.name!r} needs {', '.join(missing)}, which verl does not give to an estimator")
+
+    def estimate(
+        token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_: Any
+    ) -> tuple[Tensor, Tensor]:
+        mask = response_mask.bool()
+        if index is None and estimator.compares:
+            raise UserError(f"advantage {estimator.name!r} compares the responses to one prompt, and the batch has no uid")
+        names = [str(name) for name in (range(len(mask)) if index is None else index)]
+        group_ids = torch.as_tensor(np.unique(names, return_inverse=True)[1]).long()[:, None].to(mask.device)
+        smallest = int(ops.group_sum(torch.ones_like(group_ids), group_ids).min())
+        if smallest < estimator.min_group_size and not estimator.takes_one:
+            raise UserError(
+                f"advantage {estimator.name!r} needs at least {estimator.min_group_size} responses per prompt, not "
+                f"{smallest}: raise actor_rollout_ref.rollout.n"
+            )
+        rewards, paid = token_level_rewards.sum(1, keepdim=True), None
+        is_outcome = bool(((token_level_rewards != 0).sum(1) <= 1).all())
+        if estimator.takes_token_rewards and ("token_rewards" in estimator.needs or not is_outcome):
+            rewards, paid = torch.zeros_like(rewards), _on_chosen_tokens(token_level_rewards, mask)
+        values = estimator(AdvantageInputs(rewards, group_ids, mask, turns(mask), paid))
+        advantages = torch.where(mask, values, 0.0)
+        return advantages, advantages
+
+    return estimate
+
+
+def _on_chosen_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
+    """Rewards ``(B, T)`` moved to the last token before that the model chose, or to its first: an environment pays later."""
+    places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+    last = torch.where(mask, places, -1).cummax(1).values
+    first = mask.int().argmax(1, keepdim=True)
+    return torch.zeros_like(rewards).scatter_add(1, torch.where(last < 0, first, last), rewards)
+
+
+def _make_policy_loss(name: str) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
+    return policy_loss(rule(name, INSTEAD))
+
+
+def _make_estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    bare, settings = parse(name)
+    return advantage_estimator(installed().advantages.build(name, {"name": bare, **settings}))
+
+
+core_algos.POLICY_LOSS_REGISTRY = Registry(core_algos.POLICY_LOSS_REGISTRY, _make_policy_loss)
+core_algos.ADV_ESTIMATOR_REGISTRY = Registry(core_algos.ADV_ESTIMATOR_REGISTRY, _make_estimator)

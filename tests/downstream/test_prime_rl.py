@@ -1,0 +1,274 @@
+"""rlzoo's loss for prime-rl, on prime-rl's own `compute_loss` where a checkout of it is at hand.
+
+prime-rl is not on the package index. ``RLZOO_PRIME_RL=CHECKOUT`` names a checkout, whose modules are then imported; tested at
+559b44772e471d1538537b8805cc77f3824a5e64 of 2026-08-21 (version 0.8.0). Without it the inputs are a dataclass with the fields
+that ``prime_rl.trainer.rl.loss.LossInputs`` has at that commit.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+import tomllib
+import warnings
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlzoo import load_zoo
+from rlzoo.errors import UserError
+from rlzoo.integrations import prime_rl
+from rlzoo.integrations.dumps import read_dumps
+from tests.downstream.shared import (
+    assert_same_gradient,
+    flat_gradient,
+    fresh,
+    learner_gradient,
+    page_block,
+    row_log_probs,
+    supported,
+)
+from tests.integrations.test_dumps import ADVANTAGES, CHOSEN, OLD, SAMPLER, TOKENS, check_common
+from tests.off_policy import make_model, off_policy_batch
+
+CHECKOUT = os.environ.get("RLZOO_PRIME_RL")
+ZOO = load_zoo()
+TAKEN = [name for name in supported(ZOO, ["turn_ids", "ref_log_probs"]) if ZOO[name].scope != "batch"]
+needs_checkout = pytest.mark.skipif(CHECKOUT is None, reason="RLZOO_PRIME_RL names no checkout of prime-rl")
+
+
+def real():
+    """prime-rl's own module of losses."""
+    for folder in ("src", "packages/prime-rl-configs/src"):
+        if (path := str(Path(CHECKOUT) / folder)) not in sys.path:
+            sys.path.append(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its libraries, on import
+        return importlib.import_module("prime_rl.trainer.rl.loss")
+
+
+@dataclass
+class Inputs:
+    """The fields of prime-rl's LossInputs."""
+
+    trainer_logprobs: torch.Tensor
+    inference_logprobs: torch.Tensor
+    ref_logprobs: torch.Tensor | None
+    advantages: torch.Tensor
+    loss_mask: torch.Tensor
+    loss_weights: torch.Tensor | None = None
+
+
+def sample(**replaced):
+    """A sample of two prompt tokens and five of a response, of which the third is an environment's."""
+    values = {
+        "trainer_logprobs": torch.tensor([-4.0, -4.0, -0.5, -1.0, -9.0, -0.2, -0.3], requires_grad=True),
+        "inference_logprobs": torch.tensor([-4.0, -4.0, -0.6, -1.0, -3.0, -0.5, -0.3]),
+        "ref_logprobs": None,
+        "advantages": torch.full((7,), 2.0),
+        "loss_mask": torch.tensor([False, False, True, True, False, True, True]),
+    }
+    return Inputs(**{**values, **replaced})
+
+
+def test_a_rule_per_token_sums_its_objective_over_the_tokens():
+    # ratios e^0.1, 1, e^0.3, 1 with advantage 2; the third is clipped at 1.2, and so has no gradient
+    inputs = sample()
+    loss, metrics = prime_rl.loss(inputs, "grpo", clip_low=0.2, clip_high=0.2)
+    ratio = torch.tensor(0.1).exp().item()
+    assert loss.item() == pytest.approx(-2 * (ratio + 1 + 1.2 + 1), rel=1e-6)
+    loss.backward()
+    expected = [0, 0, -2 * ratio, -2, 0, 0, -2]
+    assert inputs.trainer_logprobs.grad.tolist() == pytest.approx(expected, rel=1e-6)
+    assert {name: value.item() for name, value in metrics.items()} == {
+        "clip/fraction": 0.25,
+        "clip/fraction_length_bin_0": 0.25,
+    }
+
+
+def test_a_rule_per_response_has_one_objective_a_sample():
+    inputs = sample()
+    loss, metrics = prime_rl.loss(inputs, "rloo/clip_low:0.5/clip_high:0.6")
+    ratio = torch.tensor(0.4).exp().item()  # 1.49, within 1.6
+    assert loss.item() == pytest.approx(-2 * ratio, rel=1e-6)
+    loss.backward()
+    assert inputs.trainer_logprobs.grad.tolist() == pytest.approx([0, 0, *2 * [-2 * ratio], 0, *2 * [-2 * ratio]], rel=1e-6)
+    assert metrics["clip/fraction"].item() == 0
+
+
+def test_weights_multiply_the_objective():
+    weights = torch.tensor([0.0, 0, 1, 0.5, 0, 2, 1])
+    plain, weighted = sample(), sample(loss_weights=weights)
+    for inputs in (plain, weighted):
+        prime_rl.loss(inputs, "gpg").loss.backward()
+    assert torch.equal(weighted.trainer_logprobs.grad, plain.trainer_logprobs.grad * weights)
+    with pytest.raises(UserError, match="weights for fspo differ between the tokens"):
+        prime_rl.loss(sample(loss_weights=weights), "fspo")
+    half, whole = sample(loss_weights=torch.full((7,), 0.5)), sample()
+    assert prime_rl.loss(half, "fspo").loss.item() == pytest.approx(prime_rl.loss(whole, "fspo").loss.item() / 2)
+
+
+def test_a_sample_without_tokens_has_a_loss_to_go_back_from():
+    for rule in ("grpo", "fspo"):
+        inputs = sample(loss_mask=torch.zeros(7, dtype=torch.bool))
+        loss, metrics = prime_rl.loss(inputs, rule)
+        loss.backward()
+        assert loss.item() == 0
+        assert not inputs.trainer_logprobs.grad.any()
+        assert metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "message"),
+    [("m2po", {}, "rlzoo:m2po judges a whole step, and prime-rl shows a loss one sample at a time"),
+     ("fspo-adaptive", {}, "fspo-adaptive changes its band"), ("gvpo", {}, "gvpo needs group_ids, rewards"),
+     ("grpo", {"reduction": "token_mean"}, "would be ignored here; set nothing: prime-rl divides"),
+     ("grpo", {"width": 1}, "unknown key 'rlzoo:grpo/width'"), ("grop", {}, "did you mean 'grpo'")],
+)  # fmt: skip
+def test_what_would_be_wrong_or_ignored_is_refused(rule, settings, message):
+    with pytest.raises(UserError, match=message):
+        prime_rl.loss(sample(), rule, **settings)
+
+
+def samples(model, batch):
+    """The rows of a batch as prime-rl has them: one log-prob per token of a whole sequence, the first one a constant."""
+    rows = []
+    for row, sequence in enumerate(batch.sequences):
+        prompt, size = int(batch.prompt_lengths[row]), len(sequence)
+
+        def whole(values, prompt=prompt, size=size):
+            return torch.cat([torch.zeros(prompt), values[: size - prompt].float()])
+
+        rows.append(Inputs(
+            trainer_logprobs=torch.cat([torch.full((1,), -4.6), row_log_probs(model, sequence)]),
+            inference_logprobs=whole(batch.old_log_probs[row]),
+            ref_logprobs=None,
+            advantages=batch.advantages[row].expand(size),
+            loss_mask=whole(batch.response_mask[row]).bool(),
+        ))  # fmt: skip
+    return rows
+
+
+def step_loss(name, policy, rows, num_tokens):
+    settings = policy.model_dump(exclude_defaults=True, exclude={"reduction"})
+    return sum(prime_rl.loss(inputs, name, **settings).loss for inputs in rows) / num_tokens
+
+
+def for_prime_rl(name):
+    """A rule with the reduction that prime-rl gives it, and the factor that remains."""
+    rule = ZOO[name]
+    policy = rule() if rule.scope == "sequence" else rule(reduction="token_mean")
+    return policy.scaled(0.1) if policy.ratio_to_sampler else policy
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_the_gradient_is_our_learners(name):
+    model, policy = make_model(), for_prime_rl(name)
+    batch = off_policy_batch(model, policy)
+    num_tokens = int(batch.response_mask.sum())
+    factor = 1.0 if policy.reduction == "token_mean" else len(batch) / num_tokens
+    trained = fresh(model)
+    step_loss(name, policy, samples(trained, batch), num_tokens).backward()
+    assert_same_gradient(flat_gradient(trained), factor * learner_gradient(model, policy, batch))
+
+
+@needs_checkout
+def test_the_inputs_have_the_fields_of_prime_rls():
+    assert [field.name for field in fields(real().LossInputs)] == [field.name for field in fields(Inputs)]
+    assert {field.name for field in fields(real().LossOutputs)} == set(prime_rl.LossOutputs._fields)
+    assert next(iter(inspect.signature(prime_rl.loss).parameters)) == "inputs"
+
+
+@needs_checkout
+@pytest.mark.parametrize("name", TAKEN)
+def test_the_gradient_through_prime_rls_compute_loss_is_our_learners(name):
+    from prime_rl.configs.trainer import CustomLossConfig
+
+    model, policy = make_model(), for_prime_rl(name)
+    batch = off_policy_batch(model, policy)
+    num_tokens = int(batch.response_mask.sum())
+    settings = policy.model_dump(exclude_defaults=True, exclude={"reduction"})
+    config = CustomLossConfig(import_path="rlzoo.integrations.prime_rl.loss", kwargs={"rule": name, **settings})
+    trained = fresh(model)
+    rows = samples(trained, batch)
+    loss, metrics = real().compute_loss(
+        [row.trainer_logprobs for row in rows], [row.inference_logprobs for row in rows], None,
+        [row.advantages for row in rows], [row.loss_mask for row in rows], None, None, None,
+        rl_loss_fn=real().setup_rl_loss_fn(config), rl_scale=num_tokens, ce_scale=1, ref_kl_scale=1,
+    )  # fmt: skip
+    loss.backward()
+    factor = 1.0 if policy.reduction == "token_mean" else len(batch) / num_tokens
+    assert_same_gradient(flat_gradient(trained), factor * learner_gradient(model, policy, batch))
+    assert len(metrics["clip/fraction"]) == 15  # three of 18 samples have no advantage
+
+
+def test_the_settings_of_the_page_make_a_rule():
+    settings = tomllib.loads(page_block("prime-rl.md", "toml"))["trainer"]["loss"]
+    module, _, name = settings["import_path"].rpartition(".")
+    loss = getattr(importlib.import_module(module), name)
+    assert loss(sample(), **settings["kwargs"]).loss.isfinite()
+    if CHECKOUT is not None:
+        real()
+        from prime_rl.configs.trainer import CustomLossConfig
+
+        assert CustomLossConfig(**settings).kwargs == settings["kwargs"]
+
+
+@needs_checkout
+def test_dppo_with_prime_rls_settings_has_the_gradient_of_its_default_loss():
+    from prime_rl.configs.trainer import DefaultLossConfig
+
+    model = make_model()
+    batch = off_policy_batch(model, ZOO["grpo"]())
+    gradients = []
+    theirs = real().setup_rl_loss_fn(DefaultLossConfig(dppo_mask_low=0.01, dppo_mask_high=0.01, kl_tau=0.0))
+    for loss in (theirs, lambda inputs: prime_rl.loss(inputs, "dppo-tv", delta_low=0.01, delta_high=0.01)):
+        trained = fresh(model)
+        sum(loss(inputs).loss for inputs in samples(trained, batch)).backward()
+        gradients.append(flat_gradient(trained))
+    assert_same_gradient(*gradients)
+
+
+def test_two_optimizer_steps():
+    model = fresh(make_model())
+    batch = off_policy_batch(model, ZOO["fspo"]())
+    num_tokens = int(batch.response_mask.sum())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        losses.append(step_loss("fspo", ZOO["fspo"](), samples(model, batch), num_tokens))
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[1] < losses[0]
+
+
+@needs_checkout
+def test_the_token_export_of_prime_rl(tmp_path):
+    real()
+    from prime_rl.configs.trainer import CustomLossConfig
+
+    exports = importlib.import_module("prime_rl.trainer.rl.token_export")
+    padding = 2
+
+    def packed(rows, dtype, fill=0):
+        return torch.tensor([[value for row in rows for value in row] + [fill] * padding], dtype=dtype)
+
+    micro_batch = {
+        "input_ids": packed(TOKENS, torch.int64), "position_ids": packed([range(len(row)) for row in TOKENS], torch.int64),
+        "loss_mask": packed(CHOSEN, torch.bool), "inference_logprobs": packed(SAMPLER, torch.float32),
+        "advantages": packed([[value] * len(row) for value, row in zip(ADVANTAGES, TOKENS, strict=True)], torch.float32),
+        "env_names": ["sums"] * 11 + [""] * padding,
+    }  # fmt: skip
+    output = {"logprobs": packed(OLD, torch.float32, torch.nan), "entropy": packed(OLD, torch.float32)}
+    exporter = exports.TokenExporter(tmp_path, rank=0)
+    loss = CustomLossConfig(import_path="rlzoo.integrations.prime_rl.loss")
+    exporter.export(7, 0, micro_batch, output, [5, 3, 3 + padding], loss)
+    exporter.mark_stable()
+    exporter.close()
+    (step,) = read_dumps("prime-rl", [tmp_path])
+    check_common(step, 7)
+    assert step.updates[0].log_probs.tolist() == [-1.5, -2.5, -3.5, -4.5, -5.5]
+    assert step.advantages.tolist() == ADVANTAGES

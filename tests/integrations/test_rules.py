@@ -1,0 +1,78 @@
+"""What the integrations share: names with settings, refusals, turns from a mask, clip counts by length."""
+
+import pytest
+import torch
+
+from rlzoo import ClipResult
+from rlzoo.errors import UserError
+from rlzoo.integrations.rules import check_supported, clipped_by_length, parse, per_response, rule, turns
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("fspo", ("fspo", {})), ("rlzoo:fspo", ("fspo", {})),
+     ("rlzoo:fspo/width_low:0.02/width_high:1e-1", ("fspo", {"width_low": 0.02, "width_high": "1e-1"})),
+     ("grpo/dual_clip:null", ("grpo", {"dual_clip": None})), ("pass@4", ("pass@4", {}))],
+)  # fmt: skip
+def test_a_name_with_settings_is_split(name, expected):
+    assert parse(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["fspo/", "fspo/width_low", "fspo/width_low:", "fspo/:1", "fspo/drift:1/drift:2", "fspo/drift:[1"]
+)
+def test_what_is_no_setting_is_refused(name):
+    with pytest.raises(UserError, match=r"settings follow the name as /key:value|cannot be read"):
+        parse(name)
+
+
+def test_a_rule_has_its_settings_whichever_way_they_are_given():
+    expected = rule("fspo", width_low=0.02, width_high=0.1)
+    assert rule("rlzoo:fspo/width_low:0.02/width_high:1e-1") == expected
+    assert rule("fspo/width_low:0.3", width_low=0.02, width_high=0.1) == expected
+
+
+def test_what_the_trainer_decides_on_is_refused():
+    with pytest.raises(UserError, match=r"rlzoo:grpo/reduction:token_mean would be ignored here; set loss_agg_mode"):
+        rule("grpo/reduction:token_mean", {"reduction": "loss_agg_mode"})
+    assert rule("grpo/reduction:token_mean").reduction == "token_mean"
+
+
+def test_rules_that_lack_something_in_a_trainer_are_refused():
+    check_supported(rule("fspo-turn"), "T", ["turn_ids"])
+    with pytest.raises(UserError, match="fspo-turn needs turn_ids, which T does not give to a loss"):
+        check_supported(rule("fspo-turn"), "T")
+    with pytest.raises(UserError, match="fspo-adaptive changes its band from update to update, and T keeps no such state"):
+        check_supported(rule("fspo-adaptive"), "T")
+
+
+def test_a_gap_in_the_mask_begins_a_turn():
+    mask = torch.tensor([[0, 1, 1, 0, 0, 1], [1, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
+    assert turns(mask).tolist() == [[-1, 0, 0, -1, -1, 1], [0, -1, 1, -1, 2, 2], [-1] * 6]
+
+
+def test_a_column_is_what_every_token_of_a_response_holds():
+    mask = torch.tensor([[False, True, True], [True, False, False], [False, False, False]])
+    values = torch.tensor([[9.0, 2.0, 2.0], [3.0, 8.0, 7.0], [1.0, 5.0, 6.0]])
+    column = per_response(values, mask, "values")
+    assert column[:2].tolist() == [[2.0], [3.0]]
+    with pytest.raises(UserError, match="values differ between the tokens of a response"):
+        per_response(values, torch.ones_like(mask), "values")
+
+
+def result(clipped):
+    zero = torch.zeros(clipped.shape)
+    return ClipResult(zero, zero, clipped)
+
+
+def test_clip_counts_by_length_leave_out_responses_without_an_advantage():
+    # 64 and 65 tokens: the first bin and the second; 300: the third; 2 tokens without an advantage
+    mask = torch.arange(300) < torch.tensor([64, 65, 300, 2])[:, None]
+    advantages = torch.tensor([[1.0], [-1.0], [0.5], [0.0]])
+    number, clipped = clipped_by_length(result(torch.tensor([[True], [False], [True], [True]])), advantages, mask)
+    assert (number.tolist(), clipped.tolist()) == ([1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0])
+    # a token rule's response counts with its share of clipped tokens; what is masked does not
+    cut = torch.zeros(mask.shape, dtype=torch.bool)
+    cut[0, :16] = cut[1, 65:] = True
+    number, clipped = clipped_by_length(result(cut), advantages, mask)
+    assert clipped.tolist() == [0.25, 0, 0, 0, 0, 0]
