@@ -20,8 +20,8 @@ from rlzoo import load_zoo
 from rlzoo.advantages import AdvantageInputs
 from rlzoo.errors import UserError
 from rlzoo.integrations.dumps import read_dumps
-from rlzoo.integrations.rules import turns
 from rlzoo.integrations.verl import policy_loss
+from rlzoo.recording import turns
 from rlzoo.reductions import StepCounts
 from tests.downstream.shared import (
     assert_same_gradient,

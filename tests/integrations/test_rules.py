@@ -5,7 +5,8 @@ import torch
 
 from rlzoo import ClipResult
 from rlzoo.errors import UserError
-from rlzoo.integrations.rules import check_supported, clipped_by_length, parse, per_response, rule, turns
+from rlzoo.integrations.rules import check_supported, clipped_by_length, parse, per_response, rule
+from rlzoo.recording import turns
 
 
 @pytest.mark.parametrize(
