@@ -13,10 +13,10 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,15 @@ class Response:
     group: str | None = None  # of its prompt; the tokens of the prompt without it
     reward: float | None = None
     finished: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that do not fit together; raises a ValueError that says which."""
+        size = tuple(self.token_ids.shape)
+        if self.token_ids.is_floating_point() or self.token_ids.is_complex() or len(size) != 1:
+            raise ValueError(f"token ids of type {self.token_ids.dtype} and shape {size}")
+        for name, value in {"mask": self.chosen, **self.values, "current log-probs": self.current}.items():
+            if value is not None and tuple(value.shape) != size:
+                raise ValueError(f"{name} of shape {tuple(value.shape)} for {len(self.token_ids)} tokens")
 
     @property
     def prompt(self) -> str:
@@ -68,19 +77,26 @@ def read_dumps(trainer: str, paths: Sequence[Path], temperature: float = 1.0) ->
     if trainer not in READERS:
         raise UserError(f"unknown trainer {shown(trainer)} (known: {', '.join(READERS)}){did_you_mean(trainer, READERS)}")
     reader = READERS[trainer]
-    numbered = sorted((reader.step(file), str(file), file) for path in paths for file in reader.files(path))
+    found = [file for path in paths for file in reader.files(path)]
+    numbered = sorted((_reading(reader.step, file, trainer), str(file), file) for file in found)
     for step, files in groupby(numbered, key=lambda each: each[0]):
-        responses: list[Response] = []
         named = [file for _, _, file in files]
-        for file in named:
-            try:
-                responses += reader.read(file)
-            except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError, OSError, EOFError) as error:
-                if isinstance(error, UserError):
-                    raise
-                what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
-                raise UserError(f"{str(file)!r} {what}; is it a dump of {trainer}?") from error
+        responses = [each for file in named for each in _reading(reader.read, file, trainer)]
         yield _assembled(step, responses, trainer, temperature, named[0])
+
+
+Read = TypeVar("Read")
+
+
+def _reading(read: Callable[[Path], Read], file: Path, trainer: str) -> Read:
+    """What is read of a file; whatever goes wrong is an error that names the file."""
+    try:
+        return read(file)
+    except UserError:
+        raise
+    except Exception as error:  # of libraries, for content that is not what it should be
+        what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
+        raise UserError(f"{str(file)!r} {what}; is it a dump of {trainer}?") from error
 
 
 def _assembled(step: int, responses: Sequence[Response], trainer: str, temperature: float, file: Path) -> RecordedStep:
@@ -237,6 +253,7 @@ def _nemo_rl_files(path: Path) -> Iterable[Path]:
 
 
 def _read_nemo_rl(file: Path) -> list[Response]:
+    names = {"rollout_log_probs": "generation_logprobs", "old_log_probs": "prev_logprobs", "advantages": "advantages"}
     responses = []
     for line in _json_lines(file):
         row = {key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in line.items()}
@@ -244,11 +261,14 @@ def _read_nemo_rl(file: Path) -> list[Response]:
             continue
         length = int(row["input_lengths"])
         chosen = torch.tensor(row["token_loss_mask"][:length]).bool()
-        names = {"rollout_log_probs": "generation_logprobs", "old_log_probs": "prev_logprobs", "advantages": "advantages"}
         values = {name: torch.tensor(row[key], dtype=torch.float32).flatten() for name, key in names.items()}
         values = {name: (value if len(value) > 1 else value.expand(length))[:length] for name, value in values.items()}
         reward = float(row.get("filtered_rewards", row["rewards"]))
         responses.append(Response(torch.tensor(row["token_ids"][:length]), chosen, values, reward=reward))
+    if not any(bool(each.values["old_log_probs"][each.chosen].any()) for each in responses):
+        # zeros stand for log-probs that it did not compute, as with force_on_policy_ratio
+        known = ("rollout_log_probs", "advantages")
+        return [replace(each, values={name: each.values[name] for name in known}) for each in responses]
     return responses
 
 
@@ -266,17 +286,20 @@ def _read_skyrl(file: Path) -> list[Response]:
         {
             "training_batch._rebuild_tensor_batch": lambda kind, state: state,
             "training_batch.TrainingInputBatch": _Stored,
+            "training_batch.TensorFormat": str,
             "torch.device": torch.device,
         },
     )
-    batch = {name: _skyrl_tensor(value) for name, value in state["batch_dict"].items() if value is not None and "data" in value}
-    number = len(batch["sequences"]) - int((state["metadata"] or {}).get("pad_size", 0))
     names = {
         "rollout_log_probs": "rollout_logprobs",
         "old_log_probs": "action_log_probs",
         "ref_log_probs": "base_action_log_probs",
         "advantages": "advantages",
     }
+    read = ("sequences", "attention_mask", "response_mask", "loss_mask", *names.values())
+    stored = {name: state["batch_dict"].get(name) for name in read}
+    batch = {name: _skyrl_tensor(value) for name, value in stored.items() if value is not None}
+    number = len(batch["sequences"]) - int((state["metadata"] or {}).get("pad_size", 0))
     width = batch["sequences"].shape[1] - batch["response_mask"].shape[1]
     responses = []
     for row in range(number):

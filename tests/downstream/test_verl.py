@@ -238,6 +238,29 @@ def test_the_gradient_through_verls_worker_loss_is_our_learners(name):
     assert responses * (1 if policy.scope == "batch" else 4) == 15  # three of 18 have no advantage
 
 
+def test_verls_kl_and_entropy_are_added_to_the_rules_loss():
+    model, policy = make_model(), ZOO["fspo"]()
+    batch = off_policy_batch(model, policy)
+    counts, rows = StepCounts.of(batch.response_mask), list(range(len(batch)))
+    packed = torch.cat([torch.cat([row_log_probs(model, batch.sequences[row]), torch.zeros(1)]) for row in rows]).detach()
+    entropy = torch.full_like(packed, 0.7)
+    losses = []
+    for settings in ({}, {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "k2", "entropy_coeff": 0.1}):
+        data = micro_batch(batch, rows, counts)
+        data["ref_log_prob"] = data["old_log_probs"]
+        config = config_of({"loss_mode": "rlzoo:fspo", "loss_agg_mode": mode_of(policy), **settings})
+        losses.append(ppo_loss(config, {"log_probs": packed, "entropy": entropy}, data)[0].item())
+    # the mean over responses of the mean over tokens of k1^2 / 2, in float64
+    mask, current = batch.response_mask, torch.zeros(batch.response_mask.shape, dtype=torch.float64)
+    with torch.no_grad():
+        for row, sequence in enumerate(batch.sequences):
+            size = len(sequence) - int(batch.prompt_lengths[row])
+            current[row, :size] = row_log_probs(model, sequence)[-size:]
+    squares = torch.where(mask, (current - batch.old_log_probs).square() / 2, 0.0)
+    kl = float((squares.sum(1) / mask.sum(1)).mean())
+    assert losses[1] - losses[0] == pytest.approx(0.5 * kl - 0.1 * 0.7, rel=1e-4)
+
+
 def test_two_optimizer_steps_through_verls_worker_loss():
     model = fresh(make_model())
     policy = ZOO["fspo"](width_low=0.02)

@@ -5,6 +5,7 @@ tests/downstream has files that were written by the trainers' own code, as far a
 
 import json
 import pickle
+import random
 import sys
 import types
 
@@ -77,7 +78,9 @@ def test_tokens_that_prime_rl_learns_from_by_another_loss_are_left_out(tmp_path)
     ("replaced", "message"),
     [({"schema_version": 2}, "schema_version 2, and this rlzoo reads 1"),
      ({"inference_logprobs": [0, 0, None, 0, -1]}, "null on a token that was learned from"),
-     ({"trainer_logprobs": [1.0]}, "is it a dump of prime-rl"), ({"token_ids": "x"}, "is it a dump of prime-rl")],
+     ({"trainer_logprobs": [1.0]}, "is it a dump of prime-rl"), ({"token_ids": "x"}, "is it a dump of prime-rl"),
+     ({"token_ids": [1, 2]}, r"mask of shape \(5,\) for 2 tokens"), ({"advantages": [1e39] * 5}, "advantages has a value"),
+     ({"token_ids": [7, 8, 3, 5, -4]}, "makes no rollout file: token_ids has a value below 0")],
 )  # fmt: skip
 def test_a_token_export_that_does_not_fit_is_refused(replaced, message, tmp_path):
     write_lines(tmp_path / "step_1" / "rank_0.jsonl", [prime_rl_row(0, **replaced)])
@@ -116,6 +119,15 @@ def test_samples_that_nemo_rl_masks_are_left_out(tmp_path):
     write_lines(tmp_path / "train_data_step1.jsonl", [nemo_rl_row(0, sample_loss_mask=0.0)])
     with pytest.raises(UserError, match="holds no response that was learned from"):
         list(read_dumps("nemo-rl", [tmp_path]))
+
+
+def test_zeros_are_no_old_log_probs(tmp_path):
+    # NeMo-RL writes them with force_on_policy_ratio, where it computes none
+    write_lines(tmp_path / "train_data_step1.jsonl", [nemo_rl_row(index, prev_logprobs=[0.0] * 6) for index in range(3)])
+    (step,) = read_dumps("nemo-rl", [tmp_path])
+    check_common(step)
+    assert step.old_log_probs is None
+    assert step.advantages.tolist() == ADVANTAGES
 
 
 def test_token_advantages_stay_token_advantages(tmp_path):
@@ -290,3 +302,38 @@ def test_torn_pickles_are_refused_in_one_line(trainer, name, tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=name):
             list(read_dumps(trainer, [tmp_path]))
+
+
+BAD = [None, -1, float("inf"), 10**30, 2**63, "x", "\ud800", True, [], {}, [[]], [None], [1, [2]]]
+
+
+def broken(values, rng):
+    """A copy with one value that is missing or bad, or one element of one."""
+    values, key = {**values}, rng.choice(sorted(values))
+    kind, value = rng.randrange(5), values.pop(key)
+    if kind == 0:
+        return values
+    if kind < 3 or not isinstance(value, list) or not value:
+        return {**values, key: rng.choice(BAD)}
+    place = rng.randrange(len(value))
+    return {**values, key: [*value[:place], *([] if kind == 3 else [rng.choice(BAD)]), *value[place + 1 :]]}
+
+
+@pytest.mark.parametrize("trainer", ["prime-rl", "nemo-rl", "slime"])
+def test_a_broken_dump_is_read_or_refused_in_one_line(trainer, tmp_path):
+    rng, refused = random.Random(trainer), list[str]()
+    for number in range(100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if trainer == "prime-rl":
+            write_lines(folder / "step_1" / "rank_0.jsonl", [broken(prime_rl_row(0), rng), prime_rl_row(1)])
+        elif trainer == "nemo-rl":
+            write_lines(folder / "train_data_step1.jsonl", [broken(nemo_rl_row(0), rng), nemo_rl_row(1)])
+        else:
+            write_slime(folder, 0, [broken(slime_sample(0), rng), slime_sample(2)])
+        try:
+            list(read_dumps(trainer, [folder]))
+        except UserError as error:
+            refused.append(str(error))
+    assert len(refused) > 20
+    assert all(str(tmp_path) in message and "\n" not in message for message in refused)
