@@ -18,6 +18,7 @@ from examples.bench.cases import CASES
 from examples.bench.page import page as performance_page
 from rlzoo import RunConfig, load_zoo
 from rlzoo.config.composition import config_names, read_config
+from rlzoo.errors import UserError
 from rlzoo.testing import check
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,7 +146,13 @@ def test_metrics_page_names_every_metric(tmp_path, clip, more):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_hold(name):
-    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    try:
+        module = importlib.import_module(name)
+    except (ImportError, UserError) as error:
+        if not name.startswith("rlzoo.integrations."):
+            raise
+        pytest.skip(str(error))  # the other trainer is not installed
+    results = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert results.failed == 0
 
 
