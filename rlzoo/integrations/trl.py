@@ -269,6 +269,11 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         assert self._graded is not None, "rewards are computed on the way"
         (by_function, finished), self._graded = self._graded, None
         device, number = by_function.device, len(finished)
+        if len(output["completion_ids"]) != number:
+            raise UserError(
+                f"{type(self).__name__} graded {number} responses and trains on {len(output['completion_ids'])}: rlzoo cannot "
+                "tell which; choose responses before _calculate_rewards"
+            )
         rows = torch.arange(number, device=device)
         everywhere = rows + self.accelerator.process_index * number
         rewards = (by_function * self.reward_weights.to(device)).nansum(1)

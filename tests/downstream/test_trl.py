@@ -255,6 +255,12 @@ def test_the_gradient_is_the_learners(name, model, trainers):
 REDUCTIONS = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constant_length", "luspo": "sequence_mean_token_sum"}
 
 
+OFF = {
+    "beta": 0.0, "_entropy_bonus_enabled": False, "entropy_coef": 0.0, "use_adaptive_entropy": False,
+    "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None,
+}  # fmt: skip
+
+
 def like_trl(tmp_path, model, loss_type, **changed):
     """TRL's own trainer, and ours with the rule grpo; ``changed`` are attributes of both."""
     theirs = with_model(tmp_path, model, loss_type=loss_type)
@@ -284,14 +290,15 @@ def test_grpo_is_trls_own(loss_type, model, tmp_path):
         {"_entropy_bonus_enabled": True, "entropy_coef": 0.5},
         {"top_entropy_quantile": 0.3},
         {"off_policy_mask_threshold": 0.01},
+        {"use_adaptive_entropy": True, "_entropy_bonus_enabled": True, "entropy_coef": 0.3, "_last_world_entropy": 0.0},
         {"beta": 0.5, "_entropy_bonus_enabled": True, "entropy_coef": 0.5, "top_entropy_quantile": 0.5},
     ):
         for trainer in (theirs, mine):
-            for name, value in {"beta": 0.0, "_entropy_bonus_enabled": False, "top_entropy_quantile": 1.0,
-                                "off_policy_mask_threshold": None, **changed}.items():  # fmt: skip
+            for name, value in (OFF | changed).items():
                 setattr(trainer, name, value)
         expected = step_of(theirs, micro_batches(batch, 2))
         assert_same(step_of(mine, micro_batches(batch, 2)), expected)
+        assert mine.entropy_coef == pytest.approx(theirs.entropy_coef)
         assert ("policy_loss" in mine._metrics["train"]) == ("policy_loss" in theirs._metrics["train"])
         if "policy_loss" in theirs._metrics["train"]:
             got, wanted = (trainer._metrics["train"].pop("policy_loss") for trainer in (mine, theirs))
@@ -506,6 +513,15 @@ def test_more_that_is_refused(model, trainers, tmp_path):
         def _compute_loss(self, model, inputs):
             return model(input_ids=inputs["prompt_ids"]).logits.sum()
 
+    class Dropping(GRPOTrainer):
+        """Trains on fewer responses than it grades."""
+
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            return {name: values if values.ndim == 0 else values[:16] for name, values in output.items()}
+
+    with pytest.raises(UserError, match="graded 32 responses and trains on 16: rlzoo cannot tell which"):
+        use_policy(Dropping(**arguments(tmp_path)), "grpo").train()
     own = Own(**arguments(tmp_path, copy.deepcopy(model), steps_per_generation=2))
     batch = off_policy_batch(model, ZOO["grpo"]())
     with pytest.raises(UserError, match="must call TRL's _get_per_token_logps_and_entropies"):
