@@ -120,7 +120,7 @@ def _assembled(step: int, responses: Sequence[Response], trainer: str, temperatu
         fields["finished"] = torch.tensor(finished)
     current = flat([each.current for each in responses])
     try:
-        return RecordedStep(
+        recorded = RecordedStep(
             step=step,
             token_ids=torch.cat([each.token_ids for each in responses]).long(),
             sequence_lengths=torch.tensor([len(each.token_ids) for each in responses]),
@@ -131,8 +131,10 @@ def _assembled(step: int, responses: Sequence[Response], trainer: str, temperatu
             writer=trainer,
             **fields,
         )
+        recorded.check()
     except ValueError as error:
         raise UserError(f"{str(file)!r} makes no rollout file: {error}") from error
+    return recorded
 
 
 def _per_response(values: Tensor, lengths: Sequence[int]) -> Tensor:

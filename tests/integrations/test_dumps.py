@@ -199,6 +199,10 @@ def skyrl(monkeypatch):
     for each in (_rebuild_tensor_batch, TrainingInputBatch):
         each.__module__, each.__qualname__ = module.__name__, each.__name__
         setattr(module, each.__name__, each)
+    names = module.__name__.split(".")
+    for end in range(1, len(names)):  # pickle imports the packages around it, which need not be installed
+        name = ".".join(names[:end])
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return TrainingInputBatch
 
