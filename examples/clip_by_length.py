@@ -12,10 +12,14 @@ noise: what so many prompts would give if every length were clipped alike.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from rlzoo import load_zoo
 from rlzoo.lab.recorded import RecordedRun
@@ -24,6 +28,7 @@ from rlzoo.measure.figures import Series, profile
 
 RULES = ("fspo", "gspo", "grpo", "rloo")
 FRACTION = 0.1
+FEW = 5  # rules that fit into one panel
 
 
 def main() -> None:
@@ -45,10 +50,32 @@ def main() -> None:
         numbers = f"{found.clip_fraction:8.3f} {found.lre_max:8.3f} {low:6.3f} {high:6.3f} {found.lre_noise:6.3f}"
         print(f"{rule.label:{width}} {numbers}  {' '.join(f'{share:.3f}' for share in both.fraction)}")
     print(f"{sum(both.count):,} responses with an advantage, median lengths {found.median_length}")
-    figure = profile(series, title=f"responses of a run with {run.trained_with}, every rule clipping {FRACTION:.0%}")
-    figure.axes[0].axhline(FRACTION, color="0.4", linestyle=":", linewidth=1)  # what a fair rule would do
+    title = f"responses of a run with {run.trained_with}, every rule clipping {FRACTION:.0%}"
+    figure = profile(series, title=title) if len(series) <= FEW else panels(series, title)
+    for axes in figure.axes:
+        axes.axhline(FRACTION, color="0.4", linestyle=":", linewidth=1)  # what a fair rule would do
     mpl.rcParams["svg.hashsalt"] = "rlzoo"  # the same numbers give the same file
     figure.savefig(target, metadata={"Date": None}, facecolor="white")
+
+
+def panels(series: dict[str, Series], title: str) -> Figure:
+    """A panel for each rule, all with the same axes."""
+    figure = Figure(figsize=(9.6, 1.9 * math.ceil(len(series) / 5) + 0.5), layout="constrained")
+    grid = figure.subplots(math.ceil(len(series) / 5), 5, sharex=True, sharey=True).flat
+    for axes in list(grid)[len(series) :]:
+        axes.remove()
+    for axes, (label, points) in zip(figure.axes, series.items(), strict=True):
+        x, y, low, high = (np.array(values, dtype=float) for values in (points.x, points.y, points.low, points.high))
+        axes.errorbar(x, y, yerr=np.maximum(0.0, [y - low, high - y]), fmt="o-", markersize=3.5, linewidth=1.3, elinewidth=0.9)
+        axes.set_title(label, fontsize=9, loc="left")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    figure.supxlabel("response length in tokens", fontsize=9)
+    figure.supylabel("clip fraction", fontsize=9)
+    return figure
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def sums(model: str) -> Dataset:
         numbers = [rng.randint(1, 9) for _ in range(2 if model == "smollm2" else rng.randint(2, 12))]
         question = "+".join(map(str, numbers)) + "="
         if model == "smollm2":
-            text = f"What is {numbers[0]} + {numbers[1]}?"
+            text = f"What is {numbers[0]} + {numbers[1]}? Answer with just the number."
             question = [{"role": "user", "content": text}]
         rows.append({"prompt": question, "answer": str(sum(numbers))})
     return Dataset.from_list(rows)
@@ -69,7 +69,7 @@ def main() -> None:
             num_generations=8,
             per_device_train_batch_size=16,
             steps_per_generation=4,
-            max_completion_length=96 if options.model == "smollm2" else 48,
+            max_completion_length=24 if options.model == "smollm2" else 48,
             beta=0.01,
             entropy_coef=0.001,
         ),
