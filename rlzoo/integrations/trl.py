@@ -178,7 +178,7 @@ class RolloutRecorder:
 
     def _joined(self, trainer: RecordingTrainer, number: int, parts: Sequence[Any]) -> RecordedStep:
         """The generation batch of all processes; each part is the tensors and the updates of one."""
-        tensors = {name: _stacked([part[name] for part, _ in parts], name.startswith("prompt")) for name in parts[0][0]}
+        tensors = {name: _stacked([part[name] for part, _ in parts]) for name in parts[0][0]}
         starts = itertools.accumulate((len(part[GROUPS]) for part, _ in parts), initial=0)
         offsets = list(starts)[:-1]
         updates = [
@@ -218,13 +218,12 @@ def _described(policy: ClipPolicy | None) -> dict[str, Any]:
     return {} if policy is None else {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
 
 
-def _stacked(parts: Sequence[Tensor], left: bool = False) -> Tensor:
-    """Join tensors along their first dimension; those ``(B, T)`` are padded with 0 to one width."""
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Join tensors along their first dimension; those ``(B, T)``, and their masks, are padded with 0 to one width."""
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
     width = max(part.shape[1] for part in parts)
-    missing = [width - part.shape[1] for part in parts]
-    return torch.cat([pad(part, (more, 0) if left else (0, more)) for part, more in zip(parts, missing, strict=True)])
+    return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts])
 
 
 class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
@@ -444,9 +443,8 @@ class ClipPolicyTrainer(RecordingTrainer):
             self._measure(judged, inputs, counts, weights)
         # its value is the objective, its gradient the rule's
         objective = judged.objective + (judged.gradient * (log_probs - log_probs.detach())).sum()
-        loss: Tensor = (
-            -objective * self.accelerator.num_processes
-        )  # gradients are averaged over processes, the counts are of all
+        # gradients are averaged over processes, and the counts are of all of them
+        loss: Tensor = -objective * self.accelerator.num_processes
         if "policy_loss" in metrics:  # which TRL logs beside an entropy bonus
             is_share = self.loss_type == "dapo" or not self.model.training  # of the step; the others are means of a micro-batch
             size = 1 if is_share else self.current_gradient_accumulation_steps
@@ -456,8 +454,6 @@ class ClipPolicyTrainer(RecordingTrainer):
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs that leave of TRL's loss all but the term of its rule."""
         given = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        if "importance_sampling_ratio" in given:
-            given["importance_sampling_ratio"] = torch.ones_like(given["importance_sampling_ratio"])
         if not (self.beta and self.args.use_bias_correction_kl):  # then nothing reads the ratio; it may overflow
             given.pop("old_per_token_logps", None)
         return given

@@ -33,6 +33,8 @@ def main(folder, names):
     trainer = ClipPolicyTrainer(policy="fspo-adaptive", record_to=folder / "rollouts", **arguments(folder, **settings))
     trainer.train()
     (folder / f"rule-{trainer.accelerator.process_index}.json").write_text(trainer.policy.model_dump_json())
+    trainer.accelerator.wait_for_everyone()  # gloo aborts a process whose peer has gone
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
