@@ -4,6 +4,7 @@ python examples/write_rollouts.py 000001.safetensors
 rlzoo replay 000001.safetensors --clip fspo,gspo,grpo
 """
 
+import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ def write(file: str, step: int, responses: list[Response], minibatches: list[tup
     }
     for index, (rows, log_probs) in enumerate(minibatches):
         tensors |= {f"rows/{index}": np.array(rows), f"log_probs/{index}": joined(log_probs).astype(np.float32)}
-    save_file(tensors, file, {"format": "rlzoo-rollouts", "version": "1", "step": str(step)})
+    save_file(tensors, file, {"rlzoo_rollouts": json.dumps({"version": 1, "step": step})})
 
 
 def joined(rows: Iterable[object]) -> np.ndarray:

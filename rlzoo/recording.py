@@ -21,7 +21,7 @@ from rlzoo.support.atomic import write_tensors
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import opened
 
-FORMAT, VERSION = "rlzoo-rollouts", 1
+FORMAT, VERSION = "rlzoo_rollouts", 1
 PAGE = "docs/reference/rollout-files.md"
 PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy")  # float32, of chosen tokens
 REQUIRED = ("token_ids", "sequence_lengths", "response_mask", "group_ids")
@@ -184,11 +184,9 @@ class RecordedStep:
             file: ending in ``.safetensors``; one of that name is replaced.
             key: random name for temporary files, see `rlzoo.support.atomic.temporary_path`.
         """
-        facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, **{name: getattr(self, name) for name in FACTS}}
-        metadata = {
-            name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items() if value is not None
-        }
-        write_tensors(file, self._tensors(), key or uuid.uuid4().hex, metadata)
+        facts = {"version": VERSION, **{name: value for name in FACTS if (value := getattr(self, name)) is not None}}
+        # one key: safetensors writes several in random order, and equal steps are to give equal files
+        write_tensors(file, self._tensors(), key or uuid.uuid4().hex, {FORMAT: json.dumps(facts)})
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
@@ -205,14 +203,9 @@ class RecordedStep:
         """
         try:
             with opened(file, MOST_BYTES), safe_open(str(file), "pt") as content:
-                metadata: dict[str, str] = content.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise UserError(f"{str(file)!r} is no rollout file: its metadata lacks format={FORMAT!r}; see {PAGE}")
-                if metadata.get("version") != str(VERSION):
-                    found = shown(metadata.get("version"))
-                    raise UserError(
-                        f"{str(file)!r} is a rollout file of version {found}, and this rlzoo reads {VERSION}; see {PAGE}"
-                    )
+                facts = (content.metadata() or {}).get(FORMAT)
+                if facts is None:
+                    raise UserError(f"{str(file)!r} is no rollout file: its metadata has no {FORMAT!r}; see {PAGE}")
                 tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118, a method of safetensors
         # safetensors raises different errors for different damage
         except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
@@ -220,7 +213,7 @@ class RecordedStep:
                 raise
             raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without it") from error
         try:
-            step = cls(**_read_facts(metadata), **_read_tensors(tensors))
+            step = cls(**_read_facts(facts), **_read_tensors(tensors))
             step.check()
         except ValueError as error:
             raise UserError(f"{str(file)!r} is a damaged rollout file: {error}; remove it to go without it") from error
@@ -247,20 +240,20 @@ def _plain(name: str, value: Tensor) -> Tensor:
     return value.detach().cpu().to(dtype)
 
 
-def _read_facts(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The metadata of a file as fields; raises a ValueError that says which is wrong."""
-    facts: dict[str, Any] = {}
-    for name in FACTS:
-        text = metadata.get(name)
-        if name in ("model", "writer"):
-            facts[name] = text or ""
-        elif text is not None:
-            try:
-                facts[name] = parse_json(text)
-            except UnreadableError as error:
-                raise ValueError(f"metadata {name}={shown(text)}: {error}") from error
+def _read_facts(text: str) -> dict[str, Any]:
+    """The metadata of a file as fields; raises a ValueError that says what is wrong."""
+    try:
+        facts = parse_json(text)
+    except UnreadableError as error:
+        raise ValueError(f"metadata {FORMAT}={shown(text)}: {error}") from error
+    if not isinstance(facts, dict):
+        raise ValueError(f"metadata {FORMAT}={shown(text)} is no JSON object")
+    if (found := facts.pop("version", None)) != VERSION:
+        raise ValueError(f"it has version {shown(found)} of the format, and this rlzoo reads {VERSION}; see {PAGE}")
     if "step" not in facts:
-        raise ValueError("metadata step is missing")
+        raise ValueError(f"metadata {FORMAT} has no step")
+    if unknown := sorted(set(facts) - set(FACTS)):
+        raise ValueError(f"metadata {FORMAT} has the unknown key {shown(unknown[0])} (known: {', '.join(FACTS)})")
     return facts
 
 
@@ -365,6 +358,8 @@ def _check_facts(step: RecordedStep) -> None:
             _require(type(value) is int and least <= value < most, f"{name}={shown(value)} is not a whole number from {least}")
     is_number = isinstance(step.temperature, int | float) and not isinstance(step.temperature, bool)
     _require(is_number and 0 < step.temperature < 1e6, f"temperature={shown(step.temperature)} is not a number above 0")
+    for name in ("model", "writer"):
+        _require(isinstance(getattr(step, name), str), f"{name}={shown(getattr(step, name))} is not a text")
     is_rule = isinstance(step.rule, Mapping) and (not step.rule or isinstance(step.rule.get("name"), str))
     _require(is_rule, f"rule={shown(step.rule)} is not the settings of a rule with its name")
 

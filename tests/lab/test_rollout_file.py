@@ -36,11 +36,15 @@ CHANGES = {
     ),
 }
 METADATA = {
-    "metadata step is missing": {"step": None},
-    "metadata temperature='x'": {"temperature": "x"},
-    "step=1.5 is not a whole number from 0": {"step": "1.5"},
-    "temperature=0 is not a number above 0": {"temperature": "0"},
-    "rule=3 is not the settings of a rule": {"rule": "3"},
+    "has no step": {"step": None},
+    "step=1.5 is not a whole number from 0": {"step": 1.5},
+    "temperature='x' is not a number above 0": {"temperature": "x"},
+    "temperature=0 is not a number above 0": {"temperature": 0},
+    "rule=3 is not the settings of a rule": {"rule": 3},
+    "writer=3 is not a text": {"writer": 3},
+    "has the unknown key 'steps'": {"steps": 3},
+    "has version 2 of the format, and this rlzoo reads 1": {"version": 2},
+    "has version None of the format": {"version": None},
 }
 
 
@@ -72,22 +76,30 @@ def test_what_is_wrong_with_a_file_is_said(run, problem):
 def test_what_is_wrong_with_the_metadata_is_said(run, problem):
     file = run / "rollouts" / "000002.safetensors"
     tensors, metadata = content(file)
-    changed = {name: value for name, value in {**metadata, **METADATA[problem]}.items() if value is not None}
-    save_file(tensors, file, changed)
+    facts = json.loads(metadata["rlzoo_rollouts"]) | METADATA[problem]
+    save_file(
+        tensors, file, {"rlzoo_rollouts": json.dumps({name: value for name, value in facts.items() if value is not None})}
+    )
     with pytest.raises(UserError, match="is a damaged rollout file") as refusal:
         RecordedRun.read(run)
     assert problem in str(refusal.value)
 
 
-def test_files_of_another_format_or_version_are_refused(run):
+@pytest.mark.parametrize("text", [None, "", "[1]", "{", "3"])
+def test_a_file_without_its_metadata_is_refused(run, text):
     file = run / "rollouts" / "000002.safetensors"
-    tensors, metadata = content(file)
-    save_file(tensors, file)
-    with pytest.raises(UserError, match="is no rollout file: its metadata lacks format='rlzoo-rollouts'"):
+    tensors, _ = content(file)
+    save_file(tensors, file, text if text is None else {"rlzoo_rollouts": text})
+    what = "is no rollout file: its metadata has no 'rlzoo_rollouts'" if text is None else "is a damaged rollout file: metadata"
+    with pytest.raises(UserError, match=what):
         RecordedRun.read(run)
-    save_file(tensors, file, {**metadata, "version": "2"})
-    with pytest.raises(UserError, match="is a rollout file of version '2', and this rlzoo reads 1"):
-        RecordedRun.read(run)
+
+
+def test_equal_steps_give_equal_files(run, tmp_path):
+    step = RecordedStep.load(run / "rollouts" / "000002.safetensors")
+    for name in ("a", "b"):
+        step.save(tmp_path / f"{name}.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
 def test_a_torn_recording_and_one_of_no_step_are_refused(run):
@@ -217,7 +229,7 @@ def test_numpy_alone_writes_a_file(tmp_path):
             f"log_probs/{index}": update.log_probs.double().numpy(),
         }
     tensors |= {"token_ids": tensors["token_ids"].astype(np.int32), "response_mask": tensors["response_mask"].astype(np.uint8)}
-    save_numpy(tensors, tmp_path / "a.safetensors", {"format": "rlzoo-rollouts", "version": "1", "step": json.dumps(7)})
+    save_numpy(tensors, tmp_path / "a.safetensors", {"rlzoo_rollouts": json.dumps({"version": 1, "step": 7})})
     again = RecordedStep.load(tmp_path / "a.safetensors")
     assert torch.equal(again.token_ids, step.token_ids)
     assert torch.equal(again.updates[1].log_probs, step.updates[1].log_probs)

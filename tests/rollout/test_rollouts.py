@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import rlzoo
 from rlzoo.models.pretrained import load_pretrained
+from rlzoo.recording import RecordedStep
 from tests.off_policy import plain_log_probs
 from tests.training.short import lines, quick, without_times
 
@@ -20,7 +20,7 @@ def ahead(tmp_path_factory):
 
 
 def recorded(result, step):
-    return load_file(result.path / "rollouts" / f"{step:06d}.safetensors")
+    return RecordedStep.load(result.path / "rollouts" / f"{step:06d}.safetensors")
 
 
 def test_every_batch_but_the_first_is_one_step_old(ahead):
@@ -33,9 +33,9 @@ def test_every_batch_but_the_first_is_one_step_old(ahead):
 def test_the_weights_that_sampled_are_those_it_says(ahead):
     model, _ = load_pretrained("embedded")
     step = recorded(ahead, 2)
-    sequences = step["sequences"].split(step["sequence_lengths"].tolist())
-    reported = step["rollout_log_probs"].split(step["lengths"].tolist())
-    trainers = step["old_log_probs"].split(step["lengths"].tolist())
+    sequences = step.token_ids.split(step.sequence_lengths.tolist())
+    reported = step.rollout_log_probs.split(step.lengths.tolist())
+    trainers = step.old_log_probs.split(step.lengths.tolist())
     with torch.no_grad():
         first = [plain_log_probs(model, ids, len(values)) for ids, values in zip(sequences, reported, strict=True)]
     torch.testing.assert_close(torch.cat(reported), torch.cat(first), atol=1e-4, rtol=0)
@@ -45,9 +45,9 @@ def test_the_weights_that_sampled_are_those_it_says(ahead):
 
 def test_without_it_the_first_batch_is_the_same_and_the_second_is_not(ahead, tmp_path):
     plain = run(tmp_path / "plain")
-    assert torch.equal(recorded(plain, 1)["sequences"], recorded(ahead, 1)["sequences"])
+    assert torch.equal(recorded(plain, 1).token_ids, recorded(ahead, 1).token_ids)
     assert lines(plain.path / "rollouts" / "000002.jsonl")[0]["policy_version"] == 4
-    assert not torch.equal(recorded(plain, 2)["rollout_log_probs"], recorded(ahead, 2)["rollout_log_probs"])
+    assert not torch.equal(recorded(plain, 2).rollout_log_probs, recorded(ahead, 2).rollout_log_probs)
     assert "rollout/staleness" not in plain.metrics[1]
 
 
