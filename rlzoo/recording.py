@@ -310,6 +310,8 @@ def _check(step: RecordedStep) -> None:
     _require(
         len(step.response_mask) == num_tokens, f"response_mask has {len(step.response_mask)} values for {num_tokens} token_ids"
     )
+    first = step.response_mask[sizes.cumsum(0) - sizes]
+    _require(not bool(first.any()), "response_mask is true on the first token of a sequence, which nothing before it predicts")
     num_chosen = int(step.response_mask.sum())
     widest = int((sizes - step.prompt_lengths).max())
     _require(number * widest <= MOST_CELLS, f"{number} responses of up to {widest} tokens are too many for one step")

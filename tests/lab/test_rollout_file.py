@@ -27,6 +27,7 @@ CHANGES = {
     "log_probs/1 is missing": lambda tensors: tensors.pop("log_probs/1"),
     "log_probs/1 is no tensor of the format, or an update before it is missing": lambda tensors: tensors.pop("rows/1"),
     "logprobs is no tensor of the format": lambda tensors: tensors.update(logprobs=torch.zeros(3)),
+    "response_mask is true on the first token of a sequence": lambda tensors: tensors["response_mask"].fill_(True),
     "old_log_probs has a value that is not finite": lambda tensors: tensors["old_log_probs"].fill_(math.nan),
     "advantages has values of torch.float16, not of torch.float32 or torch.float64": lambda tensors: tensors.update(
         advantages=tensors["advantages"].half()
