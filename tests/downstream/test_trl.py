@@ -737,7 +737,7 @@ def test_the_script_and_the_lines_of_the_page_train_and_record(tmp_path, monkeyp
     Path("trl-rollouts").rename("of-the-script")
     exec(block, {})
     steps = [RecordedStep.load(file) for file in sorted(Path("trl-rollouts").iterdir())]
-    assert [(len(step), len(step.updates)) for step in steps] == [(64, 4)] * 2
+    assert [(len(step), len(step.updates)) for step in steps] == [(64, 4)] * 4
     assert max(step.rewards.max() for step in steps) == 1
 
 
