@@ -155,7 +155,9 @@ def _resolved(path: str | Path) -> Path:
     """
     try:
         whole = Path(path).expanduser().resolve()
-        whole.exists()
+        whole.lstat()  # exists() does not raise from Python 3.14 on
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # what looks for the plugin says so
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"plugin {shown(str(path))} cannot be looked for: {error}") from error
     return whole

@@ -1140,7 +1140,10 @@ def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
     torch.compiler.reset()  # what other policies left in its caches counts against this one
     traced: Any = torch.compile(objective, fullgraph=True, backend="aot_eager")
     try:
-        got = traced(**given)
+        with warnings.catch_warnings():
+            # torch's own, where warnings are errors: on Python 3.13.0 it says that its guards run slower
+            warnings.simplefilter("ignore")
+            got = traced(**given)
     except Exception as error:  # right, and slower than need be
         reason = str(error).strip().partition("\n")[0]
         warnings.warn(f"has no one graph and runs uncompiled: {type(error).__name__}: {reason}", LawWarning, stacklevel=2)

@@ -28,7 +28,8 @@ def answer(path, host=f"127.0.0.1:{PORT}", method="GET", **headers):
         with urllib.request.urlopen(request, timeout=5) as reply:
             return reply.status, reply.read()
     except urllib.error.HTTPError as error:
-        return error.code, error.read()
+        with error:
+            return error.code, error.read()
 
 
 @pytest.fixture(scope="module")
