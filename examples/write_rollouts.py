@@ -48,7 +48,7 @@ def joined(rows: Iterable[object]) -> np.ndarray:
 if __name__ == "__main__":  # 256 responses to 32 prompts; before the second of two minibatches every token moves a little
     rng = np.random.default_rng(0)
     made = [
-        Response([1, 2, 3], rng.integers(4, 99, length).tolist(), index // 8, rng.normal(), -rng.random(length))
+        Response([1, 2, 3], rng.integers(4, 99, length).tolist(), index // 8, rng.normal(), -0.5 - rng.random(length))
         for index, length in enumerate(rng.integers(2, 400, 256))
     ]
     moved = [each.old_log_probs + rng.normal(0, 0.03, len(each.completion)) for each in made]

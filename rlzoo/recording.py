@@ -32,6 +32,8 @@ FACTS = ("step", "temperature", "max_length", "num_steps", "seed", "rule", "mode
 MOST_BYTES = 2**40  # maximum size in bytes of a file that is read
 MOST_CELLS = 2**27  # maximum of responses times the length of the longest: the size of the padded tensors
 LARGEST_STEP = 10**9
+MOST_TURNS = 2**20
+LARGEST_LOG_PROB = 1e-3  # nats: the logarithm of a probability is at most 0, but for rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ class RecordedStep:
             step = cls(**_read_facts(facts), **_read_tensors(tensors))
             step.check()
         except ValueError as error:
-            raise UserError(f"{str(file)!r} is a damaged rollout file: {error}; remove it to go without it") from error
+            raise UserError(f"{str(file)!r} cannot be used as a rollout file: {error}; see {PAGE}") from error
         return step
 
 
@@ -249,7 +251,7 @@ def _read_facts(text: str) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise ValueError(f"metadata {FORMAT}={shown(text)} is no JSON object")
     if (found := facts.pop("version", None)) != VERSION:
-        raise ValueError(f"it has version {shown(found)} of the format, and this rlzoo reads {VERSION}; see {PAGE}")
+        raise ValueError(f"it has version {shown(found)} of the format, and this rlzoo reads {VERSION}")
     if "step" not in facts:
         raise ValueError(f"metadata {FORMAT} has no step")
     if unknown := sorted(set(facts) - set(FACTS)):
@@ -327,6 +329,14 @@ def _check(step: RecordedStep) -> None:
         _require(
             value is None or found == num_chosen, f"{name} has {found} values for {num_chosen} tokens that the model chose"
         )
+    for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs"):
+        if (value := getattr(step, name)) is not None:
+            _check_log_probs(name, value)
+    if step.turn_ids is not None:
+        in_order = all(bool((each.diff() >= 0).all()) for each in torch.split(step.turn_ids, step.lengths.tolist()))
+        _require(in_order, "turn_ids falls within a response; the turns of a response are 0, 1, ... in their order")
+        largest = max(step.turn_ids.tolist(), default=0)
+        _require(largest < MOST_TURNS, f"turn_ids has {largest}; a response has fewer than {MOST_TURNS:,} turns")
     if step.advantages is not None:
         found = len(step.advantages)
         what = f"advantages has {found} values for {number} responses with {num_chosen} tokens that the model chose"
@@ -346,6 +356,13 @@ def _check_update(step: RecordedStep, index: int, update: UpdateLogProbs) -> Non
     wanted = int(step.lengths[rows].sum())
     _require(tuple(log_probs.shape) == (wanted,), f"log_probs/{index} has the shape {tuple(log_probs.shape)}, not ({wanted},)")
     _require(bool(log_probs.isfinite().all()), f"log_probs/{index} has a value that is not finite")
+    _check_log_probs(f"log_probs/{index}", log_probs)
+
+
+def _check_log_probs(name: str, values: Tensor) -> None:
+    """Refuse probabilities, and log-probs with the wrong sign."""
+    most = float(values.max()) if len(values) else 0.0
+    _require(most <= LARGEST_LOG_PROB, f"{name} has {most:.3g}, and the logarithm of a probability is at most 0")
 
 
 def _check_facts(step: RecordedStep) -> None:

@@ -36,12 +36,13 @@ def fairness(
         from rlzoo.lab.recorded import RecordedRun
         from rlzoo.lab.study import plain, study
         from rlzoo.measure.drift import Drift
-    run = RecordedRun.read(recording)
-    drift = Drift.of([update.inputs for update in run.updates if update.step > skip_steps])
+    run = RecordedRun.read(recording, plugin or [])
+    drift = Drift.of([update.inputs for update in run.updates if not skip_steps or update.step > skip_steps])
     if drift is None:
+        where = f" after step {skip_steps}" if skip_steps else ""
         raise UserError(
-            f"no response in {str(run.path)!r} with an advantage had moved when it was learned from: with one optimizer step "
-            "for each batch the ratio is 1 and no rule clips"
+            f"{str(run.path)!r} has no response{where} with tokens and an advantage whose log-probs had moved when it was "
+            "learned from; with one optimizer step for each batch the ratio is 1 and no rule clips"
         )
     names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`") if clip else ()
     rules = [policy_for(run, name, config or [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
@@ -54,14 +55,22 @@ def fairness(
     console.print(f"{run.num_responses} responses to update on in {run.path}, trained with {run.trained_with}")
     _print(console, drift)
     if judged is None:
-        console.print("no rule of the zoo was recorded; name rules with --clip, such as --clip fspo,gspo,grpo")
+        recorded = run.steps[0].rule.get("name")
+        why = (
+            f"the rule {recorded!r} is not installed with the recorded settings"
+            if recorded
+            else "no rule of the zoo was recorded"
+        )
+        console.print(f"{why}; name rules with --clip, such as --clip fspo,gspo,grpo")
         return
     for rows in rule_tables(judged):
         console.print(rows)
 
 
 def _print(console: Plain, drift: Drift) -> None:
-    rows = table("<", *(f">{label}" for label in drift.bin_labels()), title="log-ratio S of a response by length in tokens")
+    rows = table(
+        "<", *(f">{label}" for label in drift.bin_labels()), title="log-ratio S by length in tokens, of responses that moved"
+    )
     rows.add_row("responses", *map(str, drift.count))
     kinds = {
         "A < 0": drift.negative,

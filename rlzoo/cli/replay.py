@@ -56,7 +56,7 @@ def replay(
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.recorded import RecordedRun
         from rlzoo.lab.study import study
-    recorded = RecordedRun.read(recording)
+    recorded = RecordedRun.read(recording, plugin or [])
     page = report or (None if as_json or not recorded.config else recorded.path / "replay.html")
     if page:
         check_page(page)
@@ -83,18 +83,19 @@ def policy_for(
 ) -> ClipPolicy:
     """The rule that the run was trained with, as it was configured; another with the settings that it would be trained with.
 
-    For a run of rlzoo these are the ones that `rlzoo train` composes, for others the rule's defaults, configs and overrides.
+    For a run of rlzoo these are the ones that `rlzoo train` composes, for others the rule's defaults. Configs and overrides
+    change what they name.
     """
-    if run.rule and name == run.rule.name and not configs and not overrides:
-        return run.rule
     from rlzoo.config.composition import for_clip, merge, named_settings, parse_overrides, read_config
     from rlzoo.config.run_config import RunConfig
     from rlzoo.zoo import load_zoo
 
-    if run.config:
+    is_own = run.rule is not None and name == run.rule.name
+    if run.config and not is_own:
         config = RunConfig.compose(configs, clip=name, overrides=overrides, plugins=[*run.config.plugins, *plugins])
         return config.clip
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"clip": {"name": name, **run.rule.model_dump()}} if run.rule and is_own else {}
+    plugins = [*(run.config.plugins if run.config else ()), *plugins]
     for layer in (*(read_config(each, plugins) for each in configs), parse_overrides(overrides)):
         settings = merge(settings, for_clip(layer, name))
     return load_zoo(plugins).build("clip", {**named_settings("clip", settings.get("clip")), "name": name})

@@ -451,8 +451,8 @@ def _torch_load(source: Path | io.BytesIO) -> Any:
             warnings.simplefilter("ignore")  # about a pickle of another protocol, which is refused or read
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{shown(str(source))} is not read, for it may run code: {reason}") from error
+        what = "it is no torch file of plain values, and reading it might run code"
+        raise UserError(f"{shown(str(source))} is not read: {what}") from error
 
 
 class _Stored:

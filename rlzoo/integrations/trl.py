@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlzoo import ops
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, shown
 from rlzoo.fairness import bin_edges
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.on_policy import OnPolicyGradient
@@ -610,6 +610,9 @@ def use_policy(
     """
     if isinstance(policy, str):
         policy = load_zoo().build("policy", {**settings, "name": policy})
+    elif not isinstance(policy, ClipPolicy):
+        what = "a class of rules: call it, as in policy=fspo()" if isinstance(policy, type) else "no rule, nor the name of one"
+        raise UserError(f"policy={shown(policy)} is {what}")
     elif settings:
         raise UserError(
             f"{', '.join(settings)}: settings go with the name of a rule; this one is made already: policy.replace()"
@@ -648,6 +651,8 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
         UserError: it is no `GRPOTrainer`, or generates more often than it takes an optimizer step.
     """
     _refuse_generations(trainer)
+    if (earlier := getattr(trainer, "recorder", None)) is not None:
+        raise UserError(f"the trainer records to {str(earlier.folder)!r} already; name one folder")
     _become(trainer, RecordingTrainer)
     made: RecordingTrainer = trainer
     made.recorder, made._buffered_inputs = RolloutRecorder(folder), None

@@ -66,8 +66,12 @@ class RecordedRun:
     config: RunConfig | None = None  # of a run of rlzoo
 
     @classmethod
-    def read(cls, paths: Path | Sequence[Path]) -> RecordedRun:
+    def read(cls, paths: Path | Sequence[Path], plugins: Sequence[str | Path] = ()) -> RecordedRun:
         """Read one run directory, or rollout files and folders of them, which together are one run.
+
+        Args:
+            paths: what to read.
+            plugins: plugin files and folders, for the rule that rollout files name; a run directory has its own.
 
         Raises:
             UserError: there is no recording, or it is damaged, or nothing was learned in it.
@@ -82,10 +86,12 @@ class RecordedRun:
             files = rollout_files([folder], named_by_step=True) if folder.is_dir() else []
         else:
             files = rollout_files(paths)
-        return cls._of(paths[0], [RecordedStep.load(file) for file in files], config)
+        return cls._of(paths[0], [RecordedStep.load(file) for file in files], config, plugins)
 
     @classmethod
-    def _of(cls, path: Path, steps: Sequence[RecordedStep], config: RunConfig | None) -> RecordedRun:
+    def _of(
+        cls, path: Path, steps: Sequence[RecordedStep], config: RunConfig | None, plugins: Sequence[str | Path]
+    ) -> RecordedRun:
         steps = sorted(steps, key=lambda each: each.step)
         for before, after in itertools.pairwise(steps):
             if before.step == after.step:
@@ -95,11 +101,16 @@ class RecordedRun:
             raise UserError(_without_updates(path, steps))
         if without := next((each for each in learned if each.old_log_probs is None), None):
             raise UserError(f"step {without.step} in {str(path)!r} has no old_log_probs; `rlzoo rescore` computes them")
+        names = {str(each.rule.get("name", "a rule of another trainer")) for each in steps}
+        if len(names) > 1:
+            raise UserError(
+                f"the steps in {str(path)!r} were trained with {' and '.join(sorted(names))}; name the files of one run"
+            )
         limits = {each.max_length for each in learned} - {None}
         max_length = max((limit for limit in limits if limit), default=max(int(each.lengths.max()) for each in learned))
         updates = tuple(update for each in learned for update in _updates(path, each, max_length, config))
         splits = any(_splits_prompts(each) for each in learned)
-        rule = config.clip if config else _rule(learned[0])
+        rule = config.clip if config else _rule(learned[0], plugins)
         return cls(path, tuple(steps), updates, max_length, splits, rule, config)
 
     @property
@@ -116,7 +127,7 @@ class RecordedRun:
         """
         if self.rule is None:
             raise UserError(
-                f"{str(self.path)!r} was trained with {self.trained_with}, which is not installed here; name others"
+                f"{str(self.path)!r} was trained with {self.trained_with}, which is not installed here with its settings"
             )
         return self.rule
 
@@ -202,10 +213,10 @@ def _without_updates(path: Path, steps: Sequence[RecordedStep]) -> str:
     return what
 
 
-def _rule(step: RecordedStep) -> ClipPolicy | None:
+def _rule(step: RecordedStep, plugins: Sequence[str | Path]) -> ClipPolicy | None:
     """The rule that a file of another trainer names; None if it is not installed, or takes other settings here."""
     try:
-        return load_zoo().build("rule", step.rule) if step.rule else None
+        return load_zoo(plugins).build("rule", step.rule) if step.rule else None
     except UserError:
         return None
 
@@ -232,7 +243,7 @@ def _updates(path: Path, step: RecordedStep, max_length: int, config: RunConfig 
     weights = None
     if config and config.correction and sampled is not None:
         weights = config.correction(CorrectionInputs(old, sampled, mask, advantages))
-    edges = bin_edges(step.lengths)
+    edges = bin_edges(step.lengths[step.lengths > 0])
     for index, update in enumerate(step.updates):
         rows = update.rows
         of_rows: dict[str, Any] = {name: values[rows] for name, values in optional.items()}

@@ -57,7 +57,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
         if current.is_adaptive:
             current = updated(current, table.clip_stats(update.edges))
             on_policy = OnPolicyGradient(current)
-        if update.step > skip_steps:
+        if not skip_steps or update.step > skip_steps:  # a trainer may count from 0
             tables.append(table)
     whole = ResponseTable.concat(tables) if tables else None
     profile = LengthProfile.of(whole) if whole is not None else None
@@ -74,9 +74,8 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
     """
     missing = sorted(name for name in policy.needs if getattr(run.updates[0].inputs, name) is None)
     if missing:
-        raise UserError(
-            f"{policy.name} needs {missing[0]}, which {str(run.path)!r} did not record; replay a run whose rule needs it too"
-        )
+        how = "replay a run whose rule needs it too" if run.config else "record it, see docs/reference/rollout-files.md"
+        raise UserError(f"{policy.name} needs {missing[0]}, which {str(run.path)!r} did not record; {how}")
     if "group_ids" in policy.needs and run.splits_prompts:
         raise UserError(
             f"{policy.name} compares the responses to a prompt, and the minibatches of {str(run.path)!r} split them; "
@@ -85,7 +84,8 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
 
 
 def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
-    return UserError(f"{str(run.path)!r} has no response with an advantage after step {skip_steps}")
+    where = f" after step {skip_steps}" if skip_steps else ""
+    return UserError(f"{str(run.path)!r} has no response with tokens and an advantage{where}")
 
 
 def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPolicy], float]:
@@ -95,7 +95,7 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPol
         refuse_missing(run, policy)
         if policy.is_adaptive:
             return replay(run, policy, skip_steps).profile.clip_fraction
-        clipped = [_clipped(policy, update.inputs) for update in run.updates if update.step > skip_steps]
+        clipped = [_clipped(policy, update.inputs) for update in run.updates if not skip_steps or update.step > skip_steps]
         if not any(map(len, clipped)):
             raise _nothing_left(run, skip_steps)
         return float(torch.cat(clipped).mean())
@@ -108,8 +108,7 @@ def _clipped(policy: ClipPolicy, inputs: ClipInputs) -> torch.Tensor:
     """The clip decision of each response with an advantage; a token rule's is its share of clipped tokens."""
     mask = inputs.response_mask
     share = ops.per_response(judge(policy, inputs).clipped.float(), mask)
-    advantages = inputs.advantages if inputs.advantages.shape[-1] == 1 else inputs.advantages.masked_fill(~mask, 0.0)
-    return share[(advantages != 0).any(-1)].double()
+    return share[(inputs.advantages.expand(mask.shape).masked_fill(~mask, 0.0) != 0).any(-1)].double()
 
 
 def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> ClipPolicy:

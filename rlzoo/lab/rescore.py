@@ -17,6 +17,8 @@ from rlzoo.learner.micro_batches import cut, max_tokens, overhead, padded
 from rlzoo.models.pretrained import load_named
 from rlzoo.recording import RecordedStep, UpdateLogProbs
 
+FARTHEST = 3.0
+"""Maximum mean difference in nats per token between recorded log-probs and those of a checkpoint of the same model."""
 SAMPLER = "sampler"
 """In place of a checkpoint: the log-probs that the sampler reported."""
 
@@ -111,8 +113,22 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
                 "it is a checkpoint of another model"
             )
         found[file] = score(step, ResponseLogProbs(model, step.temperature))
+        _check_same_model(name, file, step, found[file])
     reach(name, len(steps), len(steps))
     return found
+
+
+def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores) -> None:
+    """Refuse a checkpoint that gives the tokens quite other log-probs than were recorded."""
+    recorded = step.old_log_probs if step.old_log_probs is not None else step.rollout_log_probs
+    if recorded is None or not len(recorded):
+        return
+    apart = float((scores.log_probs - recorded).abs().mean())
+    if apart > FARTHEST:
+        raise UserError(
+            f"{name!r} gives the tokens in {str(file)!r} log-probs that differ from the recorded ones by {apart:.1f} nats on "
+            "average: it is a checkpoint of another model, or has another tokenizer"
+        )
 
 
 @torch.no_grad()

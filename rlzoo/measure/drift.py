@@ -39,11 +39,13 @@ class Drift:
 
     @classmethod
     def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:
-        """Pool updates; None if no response with an advantage moved.
+        """Pool updates; None if there is no response with tokens and an advantage, or none of them moved.
 
         Args:
             updates: with their log-probs before each optimizer step.
         """
+        if not updates:
+            return None
         parts = [_rows(inputs) for inputs in updates]
         length, total, negative, mismatch, has_moved = (torch.cat(column) for column in zip(*parts, strict=True))
         if not bool(has_moved.any()):

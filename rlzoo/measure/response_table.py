@@ -120,8 +120,8 @@ class ResponseTable:
         return ResponseTable(*(getattr(self, field.name)[keep] for field in fields(self)))
 
     def judged(self) -> ResponseTable:
-        """The rows with a non-zero advantage: those a clip can act on, and those every clip fraction counts."""
-        return self.where(self.signal > 0)
+        """The rows with tokens and a non-zero advantage: those a clip can act on, and those every clip fraction counts."""
+        return self.where((self.signal > 0) & (self.length > 0))
 
     def clip_stats(self, edges: Tensor, progress: float = 0.0) -> ClipStats:
         """Sums per length bin and sign of the advantage, for adaptive policies."""

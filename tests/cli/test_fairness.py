@@ -1,18 +1,20 @@
 """`rlzoo fairness` and `rlzoo rescore` as a user meets them."""
 
+import dataclasses
 import json
 import shutil
 
 import pytest
 
 from rlzoo.lab.recorded import RecordedRun
+from rlzoo.recording import RecordedStep
 
 
 def test_fairness_prints_drift_and_what_the_own_rule_clipped(rlzoo, trained):
     code, out, _ = rlzoo("fairness", trained.path)
     assert code == 0
     assert "trained with fspo" in out.splitlines()[0]
-    assert "log-ratio S of a response by length in tokens" in out
+    assert "log-ratio S by length in tokens, of responses that moved" in out
     assert "clip fraction by length in tokens" in out
     assert max(map(len, out.splitlines()[1:])) <= 80
     code, out, _ = rlzoo("fairness", trained.path / "rollouts", "--clip", "gspo,grpo", "--json")
@@ -58,3 +60,63 @@ def test_a_run_is_rescored_and_judged(rlzoo, trained, tmp_path):
     code, out, _ = rlzoo("replay", tmp_path / "again", "--clip", "fspo,gspo")
     assert code == 0
     assert not (tmp_path / "again" / "replay.html").exists()
+
+
+def test_settings_of_the_own_rule_change_one_by_one(rlzoo, trained):
+    """The run was trained with .015 and .015; what is not named stays as it was recorded."""
+    for path in (trained.path, trained.path / "rollouts"):
+        _, out, _ = rlzoo("replay", path, "--clip", "fspo", "--set", "clip.width_low=0.05", "--json", "--no-cosine")
+        settings = json.loads(out)["rules"][0]["settings"]
+        assert (settings["width_low"], settings["width_high"]) == (0.05, 0.015)
+
+
+def test_nothing_left_is_one_line(rlzoo, trained):
+    for command in (["fairness"], ["replay", "--clip", "fspo"]):
+        name, *options = command
+        code, _, error = rlzoo(name, trained.path / "rollouts", *options, "--skip-steps", "99")
+        assert code == 2
+        assert "after step 99" in error
+
+
+FLAT = """
+import torch
+from pydantic import Field
+from rlzoo import ClipBand, ClipPolicy, hookimpl, ops
+
+
+class Flat(ClipPolicy):
+    "Clips the summed log-ratio of a response to a band of constant width."
+
+    name, paper, scope = "flat", "none", "sequence"
+    width: float = Field(0.2, gt=0, le=10, description="half-width of the band on the summed log-ratio")
+
+    def __call__(self, inputs):
+        log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
+        edge = torch.full_like(log_ratio.detach(), self.width)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@hookimpl
+def rlzoo_clip_policies():
+    return [Flat]
+"""
+
+
+def test_a_file_has_the_settings_of_a_plugins_rule(rlzoo, trained, tmp_path):
+    (tmp_path / "flat.py").write_text(FLAT)
+    step = RecordedStep.load(trained.path / "rollouts" / "000002.safetensors")
+    dataclasses.replace(step, rule={"name": "flat", "width": 0.05}).save(tmp_path / "000002.safetensors")
+    _, out, _ = rlzoo("fairness", tmp_path / "000002.safetensors")
+    assert "the rule 'flat' is not installed with the recorded settings" in out
+    for name, options in (("fairness", []), ("replay", ["--clip", "flat"])):
+        _, out, _ = rlzoo(name, tmp_path / "000002.safetensors", *options, "--plugin", tmp_path / "flat.py", "--json")
+        assert json.loads(out)["rules"][0]["settings"]["width"] == 0.05
+
+
+def test_files_of_two_rules_are_not_one_run(rlzoo, trained, tmp_path):
+    for number, rule in ((1, {"name": "fspo"}), (2, {"name": "grpo"})):
+        name = f"{number:06d}.safetensors"
+        dataclasses.replace(RecordedStep.load(trained.path / "rollouts" / name), rule=rule).save(tmp_path / name)
+    code, _, error = rlzoo("fairness", tmp_path)
+    assert code == 2
+    assert "were trained with fspo and grpo; name the files of one run" in error

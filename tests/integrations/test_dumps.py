@@ -260,7 +260,7 @@ def test_the_code_that_a_pickle_names_is_not_run(trainer, name, tmp_path):
     else:
         dump.write_bytes(pickle.dumps(Runs(trace)))
     (tmp_path / "meta.json").write_text('{"global_steps": 1}')
-    with pytest.raises(UserError, match="is not read, for it"):
+    with pytest.raises(UserError, match=r"is not read[,:] "):
         list(read_dumps(trainer, [tmp_path]))
     assert not trace.exists()
 

@@ -99,6 +99,9 @@ def test_what_cannot_be_rescored_is_refused_and_nothing_is_written(run, tmp_path
     dataclasses.replace(source, token_ids=source.token_ids + 1000).save(tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="it is a checkpoint of another model"):
         rescore([tmp_path / "other.safetensors"], output, ["embedded"])
+    dataclasses.replace(source, old_log_probs=source.old_log_probs - 9).save(tmp_path / "far.safetensors")
+    with pytest.raises(UserError, match=r"differ from the recorded ones by 9.0 nats"):
+        rescore([tmp_path / "far.safetensors"], output, ["embedded"])
     assert not output.exists()
     output.mkdir()
     (output / "mine.txt").write_text("mine")

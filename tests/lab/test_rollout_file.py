@@ -14,7 +14,7 @@ from safetensors.torch import load_file, safe_open, save_file
 from rlzoo import load_zoo
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import replay
+from rlzoo.lab.replay import clip_fraction_of, replay
 from rlzoo.recording import OPTIONAL, REQUIRED, RecordedStep, UpdateLogProbs
 
 CHANGES = {
@@ -28,6 +28,12 @@ CHANGES = {
     "log_probs/1 is no tensor of the format, or an update before it is missing": lambda tensors: tensors.pop("rows/1"),
     "logprobs is no tensor of the format": lambda tensors: tensors.update(logprobs=torch.zeros(3)),
     "response_mask is true on the first token of a sequence": lambda tensors: tensors["response_mask"].fill_(True),
+    "old_log_probs has": lambda tensors: tensors["old_log_probs"].neg_(),
+    "and the logarithm of a probability is at most 0": lambda tensors: tensors["log_probs/2"].exp_(),
+    "turn_ids falls within a response": lambda tensors: tensors["turn_ids"].copy_(
+        -torch.arange(len(tensors["turn_ids"])) + 9999
+    ),
+    "turn_ids has 4611686018427387904": lambda tensors: tensors["turn_ids"].fill_(2**62),
     "old_log_probs has a value that is not finite": lambda tensors: tensors["old_log_probs"].fill_(math.nan),
     "advantages has values of torch.float16, not of torch.float32 or torch.float64": lambda tensors: tensors.update(
         advantages=tensors["advantages"].half()
@@ -69,7 +75,7 @@ def test_what_is_wrong_with_a_file_is_said(run, problem):
     save_file(tensors, file, metadata)
     with pytest.raises(UserError) as refusal:
         RecordedRun.read(run)
-    assert f"{str(file)!r} is a damaged rollout file: " in str(refusal.value)
+    assert f"{str(file)!r} cannot be used as a rollout file: " in str(refusal.value)
     assert problem in str(refusal.value)
 
 
@@ -81,7 +87,7 @@ def test_what_is_wrong_with_the_metadata_is_said(run, problem):
     save_file(
         tensors, file, {"rlzoo_rollouts": json.dumps({name: value for name, value in facts.items() if value is not None})}
     )
-    with pytest.raises(UserError, match="is a damaged rollout file") as refusal:
+    with pytest.raises(UserError, match="cannot be used as a rollout file") as refusal:
         RecordedRun.read(run)
     assert problem in str(refusal.value)
 
@@ -91,7 +97,11 @@ def test_a_file_without_its_metadata_is_refused(run, text):
     file = run / "rollouts" / "000002.safetensors"
     tensors, _ = content(file)
     save_file(tensors, file, text if text is None else {"rlzoo_rollouts": text})
-    what = "is no rollout file: its metadata has no 'rlzoo_rollouts'" if text is None else "is a damaged rollout file: metadata"
+    what = (
+        "is no rollout file: its metadata has no 'rlzoo_rollouts'"
+        if text is None
+        else "cannot be used as a rollout file: metadata"
+    )
     with pytest.raises(UserError, match=what):
         RecordedRun.read(run)
 
@@ -156,7 +166,7 @@ def padded(chosen=None):
     """Two prompts of 1 and 2 tokens, padded on the left, with two responses each of 3, 1, 2 and 3 tokens."""
     present = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None]
     rng = torch.Generator().manual_seed(0)
-    old = -torch.rand(4, 3, generator=rng)
+    old = -1 - torch.rand(4, 3, generator=rng)
     moved = old + torch.tensor([[0.5], [-0.5], [0.0], [0.1]])
     values = {"old_log_probs": old, "rewards": torch.tensor([1.0, 0.0, 0.0, 3.0])}
     updates = [(torch.tensor([3, 2]), old[[3, 2]]), (torch.tensor([0, 1]), moved[:2])]
@@ -235,3 +245,16 @@ def test_numpy_alone_writes_a_file(tmp_path):
     assert torch.equal(again.token_ids, step.token_ids)
     assert torch.equal(again.updates[1].log_probs, step.updates[1].log_probs)
     assert (again.temperature, again.max_length, again.rule, again.writer) == (1.0, None, {}, "")
+
+
+def test_responses_without_tokens_and_a_step_0_are_not_counted(tmp_path):
+    """Of four responses with an advantage the second has no token of the model: rloo clips one of three."""
+    chosen = torch.tensor([[1, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 1]])
+    step = dataclasses.replace(padded(chosen), step=0)
+    step.save(tmp_path / "000000.safetensors")
+    run = RecordedRun.read(tmp_path)
+    rloo = load_zoo()["rloo"](clip_low=0.2, clip_high=0.2)
+    profile = replay(run, rloo).profile
+    assert profile.clip_fraction == pytest.approx(1 / 3)
+    assert clip_fraction_of(run)(rloo) == pytest.approx(1 / 3)
+    assert sum(profile.both.count) == 3
