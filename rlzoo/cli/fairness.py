@@ -68,9 +68,7 @@ def fairness(
 
 
 def _print(console: Plain, drift: Drift) -> None:
-    rows = table(
-        "<", *(f">{label}" for label in drift.bin_labels()), title="log-ratio S by length in tokens, of responses that moved"
-    )
+    rows = table("<", *(f">{label}" for label in drift.bin_labels()), title="log-ratio S by length in tokens")
     rows.add_row("responses", *map(str, drift.count))
     kinds = {
         "A < 0": drift.negative,

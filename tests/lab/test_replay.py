@@ -155,7 +155,7 @@ def test_skipped_steps_are_left_out_of_the_report_but_not_of_the_adaptation(reco
         lambda: replay(recorded, policy, skip_steps=4),
         lambda: clip_fraction_of(recorded, 4)(load_zoo()["fspo"]()),
     ):
-        with pytest.raises(UserError, match="no response with an advantage after step 4"):
+        with pytest.raises(UserError, match="no response with tokens and an advantage after step 4"):
             nothing_left()
 
 
