@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, length_reweighting_error
+from rlzoo.fairness import NUM_BINS, LengthWeights, bin_edges, bin_index, length_reweighting_error
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from rlzoo.measure.intervals import Clusters, wilson
@@ -37,6 +37,11 @@ def cut_alike(rows: ResponseTable) -> torch.Tensor:
     return decided
 
 
+def clusters(rows: ResponseTable, index: torch.Tensor, clipped: torch.Tensor) -> Clusters:
+    """Clip decisions by prompt, bin and sign."""
+    return Clusters.of(index.numpy(), clipped.double().numpy(), rows.group.numpy(), (rows.advantage > 0).numpy())
+
+
 def coverage(rows: ResponseTable, clipped: torch.Tensor, num_prompts: int, num_windows: int) -> Sequence[float]:
     """Shares of intervals that hold the truth, and mean errors, over windows of so many prompts."""
     rng = np.random.default_rng(0)
@@ -49,19 +54,23 @@ def coverage(rows: ResponseTable, clipped: torch.Tensor, num_prompts: int, num_w
         prompts = np.repeat(np.arange(num_prompts), [len(part) for part in picked])
         edges = bin_edges(rows.length[drawn])
         everywhere, bins = bin_index(rows.length, edges), bin_index(rows.length[drawn], edges)
-        count, total = bin_sums(everywhere, torch.ones_like(clipped)), bin_sums(everywhere, clipped)
-        truth, error = (total / count).numpy(), float(length_reweighting_error(count, total)[0])
-        found = Clusters.of(bins.numpy(), clipped[drawn].double().numpy(), prompts)
-        filled = found.count.sum(0) > 0
+        population = clusters(rows, everywhere, clipped)
+        count, total = population.count.sum(0), population.clipped.sum(0)
+        truth = total.sum(1) / count.sum(1)
+        weights = LengthWeights.of(torch.from_numpy(count), torch.from_numpy(total))
+        error = float(length_reweighting_error(weights.conditional, weights.share)[0])
+        positive = (rows.advantage[drawn] > 0).numpy()
+        found = Clusters.of(bins.numpy(), clipped[drawn].double().numpy(), prompts, positive)
+        filled = found.count.sum((0, 2)) > 0
         for holds, (low, high) in (
             (held, found.proportions()),
-            (independent, wilson(found.clipped.sum(0), found.count.sum(0))),
+            (independent, wilson(found.clipped.sum((0, 2)), found.count.sum((0, 2)))),
         ):
             holds.append(((low <= truth) & (truth <= high))[filled].mean())
         known = found.reweighting()
-        if known is not None and known[0].interval is not None:
-            low, high = known[0].interval
-            errors.append((error, known[0].value, known[0].corrected, known[0].noise, low <= error <= high))
+        if known is not None and (interval := known.conditional.max.interval) is not None:
+            worst = known.conditional.max
+            errors.append((error, worst.value, worst.corrected, worst.noise, interval[0] <= error <= interval[1]))
     return [float(np.mean(held)), float(np.mean(independent)), *np.mean(errors, axis=0).tolist()]
 
 

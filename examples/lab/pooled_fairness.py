@@ -45,10 +45,11 @@ def main() -> None:
         rows = pooled_runs(map(ResponseTable.concat, found.values())).judged()
         size = getattr(rows, options.by)
         by_prompt = clusters(rows, bin_index(size, bin_edges(size)))
-        worst, _ = by_prompt.reweighting() or (None, None)
+        parts = by_prompt.reweighting()
+        worst = parts.conditional.max if parts else None
         if worst is None or worst.interval is None:
             continue
-        fractions = " ".join(f"{value:.2f}" for value in by_prompt.clipped.sum(0) / by_prompt.count.sum(0))
+        fractions = " ".join(f"{value:.2f}" for value in by_prompt.clipped.sum((0, 2)) / by_prompt.count.sum((0, 2)))
         error = f"{worst.value:.3f} [{worst.interval[0]:.3f}, {worst.interval[1]:.3f}]"
         print(f"| {kind} | {name} | {len(rows.length)} | {float(rows.clipped.mean()):.3f} | {error} | "
               f"{worst.corrected:.3f} | {worst.noise:.3f} | {fractions} |")  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Quiet, loading
+from rlzoo.cli.options import AsJson, MatchBySign, Quiet, loading
 from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, signed, table
 from rlzoo.errors import UserError
@@ -27,6 +27,7 @@ def compare(
     match: Annotated[
         float, typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Clip fraction at which to compare fairness.")
     ] = 0.1,
+    match_by_sign: MatchBySign = False,
     skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out of fairness.")] = 0,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write; compare.html beside the runs without it.")] = None,
@@ -45,7 +46,7 @@ def compare(
         from rlzoo.journal.tracking.store import common_parent, connected
         from rlzoo.lab.races import race
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
-        result = race(runs, match=match, skip_steps=skip_steps, told=bars.reach)
+        result = race(runs, match=match, by_sign=match_by_sign, skip_steps=skip_steps, told=bars.reach)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:

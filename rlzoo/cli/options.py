@@ -25,6 +25,9 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.lr=1e-5.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+MatchBySign = Annotated[
+    bool, typer.Option("--match-by-sign", help="Match the clip fraction apart for negative and for positive advantages.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and what it all came to.")]
 
 

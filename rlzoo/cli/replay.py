@@ -11,9 +11,10 @@ import typer
 from rich.table import Table
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Configs, Plugins, Quiet, loading, names_in
+from rlzoo.cli.options import AsJson, Configs, MatchBySign, Plugins, Quiet, loading, names_in
 from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, table
+from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.recorded import RecordedRun
@@ -34,6 +35,7 @@ def replay(
         float | None,
         typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Scale every rule's widths to this clip fraction."),
     ] = None,
+    match_by_sign: MatchBySign = False,
     sweep_width: Annotated[bool, typer.Option("--sweep-width", help="Also each rule from 1/16 to 16 times its width.")] = False,
     skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out of what is reported.")] = 0,
     cosine: Annotated[bool, typer.Option(help="Measure the angle to the unclipped gradient, if weights were kept.")] = True,
@@ -52,6 +54,10 @@ def replay(
 
     The rollouts are those of a run of rlzoo, or of any trainer that writes rollout files (docs/reference/rollout-files.md).
     """
+    if match_by_sign and match is None:
+        raise UserError("--match-by-sign needs a clip fraction to match; add --match-clip-fraction 0.1")
+    if match_by_sign and sweep_width:
+        raise UserError("--match-by-sign and --sweep-width exclude each other; give one of them")
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.recorded import RecordedRun
@@ -64,7 +70,14 @@ def replay(
     policies = [policy_for(recorded, name, config or [], set_ or [], plugin or []) for name in names]
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = study(
-            recorded, policies, match=match, skip_steps=skip_steps, sweep_width=sweep_width, with_cosine=cosine, told=bars.reach
+            recorded,
+            policies,
+            match=match,
+            by_sign=match_by_sign,
+            skip_steps=skip_steps,
+            sweep_width=sweep_width,
+            with_cosine=cosine,
+            told=bars.reach,
         )
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
@@ -102,26 +115,27 @@ def policy_for(
 
 
 def _print(console: Plain, result: Study, with_cosine: bool) -> None:
-    from rlzoo.lab.replay import widths_of
-
     run = result.run
-    matched = f", each at a clip fraction of {result.match}" if result.match else ""
+    signs = " for either sign of the advantage" if result.by_sign else ""
+    matched = f", each at a clip fraction of {result.match}{signs}" if result.match else ""
     steps = f", after step {result.skip_steps}" if result.skip_steps else ""
     console.print(f"{run.num_responses} responses to update on in {run.path}{steps}{matched}")
     for rows in rule_tables(result):
         console.print(rows)
     for rule in result.rules:
-        widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
-        console.print(f"{rule.label}: {rule.note or widths or 'no width'}")
+        console.print(f"{rule.label}: {rule.note or rule.widths or 'no width'}")
     for label in result.sweep:
         console.print(_by_width(label, result))
-    if with_cosine and run.config and result.rules[0].cosine is None:
+    unmoved = result.rules[0].replayed.profile.unmoved
+    console.print(f"{unmoved:.0%} of the responses had not moved when they were learned from; no rule can clip those")
+    if with_cosine and run.config and not result.by_sign and result.rules[0].cosine is None:
         console.print("no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)")
 
 
 def rule_tables(result: Study) -> Iterator[Table]:
     """What each rule clipped: in all, by length, and of episodes by turn."""
-    rows = table("<policy", ">clipped", ">A < 0", ">A > 0", ">lre_max", ">95 %", ">noise", ">ess", ">cosine")
+    parts = (">lre_max", ">95 %", ">noise", ">by signs", ">total")
+    rows = table("<policy", ">clipped", ">A < 0", ">A > 0", *parts, ">ess", ">cosine")
     for rule in result.rules:
         profile = rule.replayed.profile
         judged = rule.replayed.table.judged()
@@ -132,7 +146,7 @@ def rule_tables(result: Study) -> Iterator[Table]:
             rule.label,
             *map(number, numbers),
             interval(profile.lre_max_interval),
-            *map(number, (profile.lre_noise, profile.ess, cosine)),
+            *map(number, (profile.lre_noise, *profile.other_errors, profile.ess, cosine)),
         )
     yield rows
     labels = (f">{label}" for label in result.rules[0].replayed.profile.bin_labels())
@@ -157,7 +171,7 @@ def _by_turns(result: Study) -> Iterator[Table]:
         rows = table("<policy", *bins, ">lre_max", ">95 %", ">noise", title=f"clip fraction by {title}")
         for label, profile in profiles:
             found: Evenness = getattr(profile, kind)
-            worst = found.worst
+            worst = found.lre.max if found.lre else None
             errors = (number(worst.value), interval(worst.interval), number(worst.noise)) if worst else ("-", "-", "-")
             rows.add_row(label, *map(number, found.fraction), *errors)
         yield rows

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo import ops
 from rlzoo.errors import UserError
-from rlzoo.fairness import bin_edges, bin_index, bin_sums, length_reweighting_error
+from rlzoo.fairness import LengthWeights, bin_edges, bin_index, bin_sums, length_reweighting_error
 from rlzoo.integrations.rules import check_supported, per_response, rule
 from rlzoo.recording import turns
 from rlzoo.reductions import StepCounts, reduce_objective
@@ -131,10 +131,14 @@ def _metrics(result: ClipResult, advantages: Tensor, mask: Tensor) -> dict[str, 
     lengths = mask.sum(1)[counted].cpu()
     clipped = ops.per_response(result.clipped.float(), mask)[:, 0][counted].cpu()
     index = bin_index(lengths, bin_edges(lengths))
-    number, cut = bin_sums(index, torch.ones_like(clipped)), bin_sums(index, clipped)
+    positive = torch.where(mask, advantages, 0.0).sum(1)[counted].cpu() > 0
+    sides = [positive.logical_not(), positive]
+    count = torch.stack([bin_sums(index, side) for side in sides], -1)
+    weights = LengthWeights.of(count, torch.stack([bin_sums(index, clipped * side) for side in sides], -1))
+    number, cut = count.sum(-1), bin_sums(index, clipped)
     metrics = {
         "clip/fraction": float(clipped.mean()),
-        "fairness/lre_max": float(length_reweighting_error(number, cut)[0]),
+        "fairness/lre_max": float(length_reweighting_error(weights.conditional, weights.share)[0]),
     }
     present = [k for k in range(len(number)) if number[k] > 0]
     return metrics | {f"clip/fraction_length_bin_{k}": float(cut[k] / number[k]) for k in present}

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
+from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay
 from rlzoo.lab.run_records import RunRecord, find_runs
 from rlzoo.lab.study import Told, plain
 from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
@@ -59,6 +59,7 @@ class Race:
     metric: str  # the score, a key of `SCORES`
     match: float | None
     notes: tuple[str, ...]
+    by_sign: bool = False  # whether each sign of the advantage was matched apart
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON; unknown numbers are null."""
@@ -77,11 +78,12 @@ class Race:
                 "grad_clipped": contender.mean("learner/grad_clipped"),
                 "profile": contender.profile,
                 "matched_lre_max": [profile.lre_max for profile in contender.matched],
+                "matched_lre": [profile.lre for profile in contender.matched],
                 "matched_clip_fraction": [profile.clip_fraction for profile in contender.matched],
             }
             for contender in self.contenders
         ]
-        about = {"score": SCORES[self.metric], "match": self.match, "notes": self.notes}
+        about = {"score": SCORES[self.metric], "match": self.match, "match_by_sign": self.by_sign, "notes": self.notes}
         return plain({**about, "contenders": contenders, "pairs": self.pairs})
 
 
@@ -89,6 +91,7 @@ def race(
     paths: Sequence[Path],
     *,
     match: float | None = None,
+    by_sign: bool = False,
     skip_steps: int = 0,
     told: Told = lambda what, done, total: None,
 ) -> Race:
@@ -97,6 +100,7 @@ def race(
     Args:
         paths: run directories, or folders that hold some, such as a sweep's.
         match: clip fraction at which to compare length fairness; each run is replayed with its own policy's widths scaled.
+        by_sign: match it apart for negative and for positive advantages.
         skip_steps: steps at the beginning that fairness leaves out.
         told: for progress.
 
@@ -119,14 +123,16 @@ def race(
                 recorded = RecordedRun.read(run.path)
                 policy = recorded.own_rule
                 tables.append(replay(recorded, policy, skip_steps).table)
-                if match is not None:
+                if match is not None and by_sign:
+                    matched.append(match_by_sign(recorded, policy, match, skip_steps).profile)
+                elif match is not None:
                     policy = match_clip_fraction(policy, match, clip_fraction_of(recorded, skip_steps))
                     matched.append(replay(recorded, policy, skip_steps).profile)
         whole = LengthProfile.of(pooled_runs(tables)) if tables else None
         contenders.append(Contender(label, tuple(runs), estimate(list(scored[label].values())), whole, tuple(matched)))
     contenders.sort(key=lambda contender: -contender.score.iqm)
     pairs = differences({contender.label: scored[contender.label] for contender in contenders})
-    return Race(tuple(contenders), tuple(pairs), metric, match, tuple(notes))
+    return Race(tuple(contenders), tuple(pairs), metric, match, tuple(notes), by_sign)
 
 
 def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:

@@ -29,6 +29,9 @@ class Replayed:
     table: ResponseTable
     profile: LengthProfile
     states: tuple[ClipPolicy, ...]  # before each update
+    above: ClipPolicy | None = (
+        None  # judged the responses with A > 0 where each sign has widths of its own, see `replay_by_sign`
+    )
 
 
 def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:
@@ -66,6 +69,21 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     return Replayed(policy, current, whole, profile, tuple(states))
 
 
+def replay_by_sign(run: RecordedRun, below: ClipPolicy, above: ClipPolicy, skip_steps: int = 0) -> Replayed:
+    """Judge the responses with A < 0 by one policy and those with A > 0 by another, such as one rule with two widths.
+
+    Raises:
+        UserError: as `replay`.
+    """
+    negative, positive = replay(run, below, skip_steps), replay(run, above, skip_steps)
+    table = ResponseTable.concat(
+        [negative.table.where(negative.table.advantage <= 0), positive.table.where(positive.table.advantage > 0)]
+    )
+    profile = LengthProfile.of(table)
+    assert profile is not None, "both replays have rows with an advantage"
+    return Replayed(below, negative.last, table, profile, negative.states, above)
+
+
 def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
     """Refuse a rule that needs what was not recorded.
 
@@ -88,14 +106,22 @@ def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
     return UserError(f"{str(run.path)!r} has no response with tokens and an advantage{where}")
 
 
-def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPolicy], float]:
-    """A function from a policy to its clip fraction on a run, ten times faster than a whole `replay`."""
+def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Callable[[ClipPolicy], float]:
+    """A function from a policy to its clip fraction on a run, ten times faster than a whole `replay`.
+
+    Args:
+        run: the recording.
+        skip_steps: steps at the beginning to leave out.
+        sign: -1 or 1 for the responses with a negative or a positive advantage, 0 for both.
+    """
 
     def fraction(policy: ClipPolicy) -> float:
         refuse_missing(run, policy)
         if policy.is_adaptive:
-            return replay(run, policy, skip_steps).profile.clip_fraction
-        clipped = [_clipped(policy, update.inputs) for update in run.updates if not skip_steps or update.step > skip_steps]
+            rows = replay(run, policy, skip_steps).table.judged()
+            return float(rows.clipped[(rows.advantage * sign > 0) | (sign == 0)].mean())
+        updates = [update for update in run.updates if not skip_steps or update.step > skip_steps]
+        clipped = [_clipped(policy, update.inputs, sign) for update in updates]
         if not any(map(len, clipped)):
             raise _nothing_left(run, skip_steps)
         return float(torch.cat(clipped).mean())
@@ -104,11 +130,13 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0) -> Callable[[ClipPol
 
 
 @torch.no_grad()
-def _clipped(policy: ClipPolicy, inputs: ClipInputs) -> torch.Tensor:
-    """The clip decision of each response with an advantage; a token rule's is its share of clipped tokens."""
+def _clipped(policy: ClipPolicy, inputs: ClipInputs, sign: int) -> torch.Tensor:
+    """The clip decision of each response with an advantage of the sign; a token rule's is its share of clipped tokens."""
     mask = inputs.response_mask
     share = ops.per_response(judge(policy, inputs).clipped.float(), mask)
-    return share[(inputs.advantages.expand(mask.shape).masked_fill(~mask, 0.0) != 0).any(-1)].double()
+    advantages = inputs.advantages.expand(mask.shape).masked_fill(~mask, 0.0)
+    counted = (advantages != 0).any(-1)
+    return share[counted & (advantages.sum(-1) * sign > 0) if sign else counted].double()
 
 
 def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> ClipPolicy:
@@ -135,6 +163,22 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
             narrow = middle
     # a step function: the nearer of the two sides of the jump
     return min(policy.scaled(narrow), policy.scaled(wide), key=lambda side: abs(fraction(side) - target))
+
+
+def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_steps: int = 0) -> Replayed:
+    """The policy on a run, its widths scaled apart for each sign of the advantage, so that either clips a wanted share.
+
+    At one width for both signs, rules clip negative advantages several times as often as positive ones, each to another
+    extent. A rule that adapts to a share takes it for either sign by itself.
+
+    Raises:
+        UserError: no width gives that share for one of the signs; the message says what is possible.
+    """
+    if (told := policy.targeting(target)) is not None:
+        return replay(run, told, skip_steps)
+    sides = (match_clip_fraction(policy, target, clip_fraction_of(run, skip_steps, sign)) for sign in (-1, 1))
+    below, above = sides
+    return replay_by_sign(run, below, above, skip_steps)
 
 
 def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> tuple[float, float]:

@@ -9,13 +9,17 @@ import numpy as np
 
 from rlzoo.journal.tracking.record import run_id_of
 from rlzoo.lab.races import SCORES, Contender, Race
-from rlzoo.lab.replay import widths_of
 from rlzoo.lab.study import Study
 from rlzoo.measure.figures import Series, forest, lines, profile
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.report import ReportSection, Row, Table, render
 
 MEGABYTE = 2**20
+PARTS = (
+    "`lre_max` is given the sign of the advantage: every length bin is taken with the mix of signs of the whole. `by signs` is "
+    "what the mix of signs alone would give, if either sign were clipped alike at every length, and `total` what the bins come "
+    "to. Compare errors only at the same clip fraction."
+)
 
 
 def race_report(race: Race) -> str:
@@ -86,11 +90,24 @@ def _fairness(race: Race) -> ReportSection:
             errors = [matched.lre_max for matched in contender.matched if matched.lre_max is not None]
             noise = [matched.lre_noise for matched in contender.matched if matched.lre_noise is not None]
             at_match: Row = [fmean(errors), (min(errors), max(errors)), fmean(noise)] if errors and noise else [None] * 3
+            others = [matched.other_errors for matched in contender.matched if None not in matched.other_errors]
+            at_match += [fmean(part) for part in zip(*others, strict=True)] if others else [None] * 2
             found = contender.profile
             rows.append([contender.label, found.clip_fraction, found.lre_max, *at_match, found.ess])
-    columns = ["policy", "clip fraction", "lre_max", "lre_max, matched", "lowest and highest", "noise", "ess"]
-    matched = "as they were" if race.match is None else f"replayed with widths scaled to a clip fraction of {race.match}"
-    text = f"As trained, pooled over seeds; and each run {matched}. Compare `lre_max` only at the same clip fraction."
+    columns = [
+        "policy",
+        "clip fraction",
+        "lre_max",
+        "lre_max, matched",
+        "lowest and highest",
+        "noise",
+        "by signs",
+        "total",
+        "ess",
+    ]
+    signs = " for either sign of the advantage" if race.by_sign else ""
+    matched = "as they were" if race.match is None else f"replayed with widths scaled to a clip fraction of {race.match}{signs}"
+    text = f"As trained, pooled over seeds; and each run {matched}. {PARTS}"
     figure = profile(_clip_fractions(profiles, "both"))
     return ReportSection("By response length", [text], [figure], [Table("Length fairness", columns, rows)])
 
@@ -118,7 +135,9 @@ def study_report(study: Study) -> str:
         **({"task": run.config.task.name} if run.config else {}),
         "model": run.steps[0].model or "not recorded",
         "responses": str(run.num_responses),
-        "clip fraction": "as configured" if study.match is None else f"matched at {study.match}",
+        "clip fraction": "as configured"
+        if study.match is None
+        else f"matched at {study.match}{' for either sign' if study.by_sign else ''}",
         "steps left out": str(study.skip_steps),
     }
     sections = [_summary(study), _by_length(study)]
@@ -133,15 +152,16 @@ def _summary(study: Study) -> ReportSection:
     rows: list[Row] = []
     for rule in study.rules:
         found, mean = rule.replayed.profile, rule.cosine.mean if rule.cosine else None
-        widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(rule.replayed.policy).items())
-        lre = (found.lre_max, found.lre_max_corrected, found.lre_max_interval, found.lre_mean, found.lre_noise)
-        rows.append([rule.label, found.clip_fraction, *lre, found.ess, mean, widths])
-    columns = ["policy", "clip fraction", "lre_max", "corrected", "95 %", "lre_mean", "noise", "ess", "cosine", "widths"]
+        worst = found.lre.conditional.max if found.lre else None
+        lre = (worst.value, worst.corrected, worst.interval, worst.noise) if worst else (None,) * 4
+        rows.append([rule.label, found.clip_fraction, *lre, *found.other_errors, found.ess, mean, rule.widths])
+    lre_columns = ("lre_max", "corrected", "95 %", "noise", "by signs", "total")
+    columns = ["policy", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
     paragraphs = [
         "Every rule judged the same recorded log-probs, update by update. `lre_max` is the largest relative error of the "
-        "weight that clipping leaves to a length bin; compare it only at the same clip fraction. `noise` is the `lre_max` to "
-        "expect of so many prompts if every length were clipped alike, and `corrected` is `lre_max` without what noise "
-        "adds. The interval draws prompts with all their responses and epochs.",
+        f"weight that clipping leaves to a length bin. {PARTS} `noise` is the `lre_max` to expect of so many prompts if every "
+        "length were clipped alike, and `corrected` is `lre_max` without what noise adds. The interval draws prompts with all "
+        "their responses and epochs.",
         *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
     ]
     return ReportSection("What each rule clips", paragraphs, (), [Table("All responses with an advantage", columns, rows)])

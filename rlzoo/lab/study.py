@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlzoo.errors import UserError
 from rlzoo.lab.cosine import Cosine, cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import Replayed, clip_fraction_of, match_clip_fraction, replay, widths_of
+from rlzoo.lab.replay import Replayed, clip_fraction_of, match_by_sign, match_clip_fraction, replay, widths_of
 from rlzoo.measure.turns import TurnProfile
 from rlzoo.policy import ClipPolicy
 
@@ -28,6 +28,14 @@ class Rule:
     replayed: Replayed
     cosine: Cosine | None  # None if the run kept no weights
     note: str = ""  # why its clip fraction was not matched
+
+    @property
+    def widths(self) -> str:
+        """The widths, for people; by sign of the advantage where they were matched so."""
+        above = self.replayed.above
+        if above is None:
+            return _widths(self.replayed.policy)
+        return f"A < 0: {_widths(self.replayed.policy)}; A > 0: {_widths(above)}"
 
     @property
     def measures(self) -> dict[str, float | None]:
@@ -46,6 +54,7 @@ class Study:
     match: float | None
     skip_steps: int
     sweep: Mapping[str, Mapping[float, Rule]]  # by policy and factor of its width
+    by_sign: bool = False  # whether each sign of the advantage was matched apart
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON; unknown numbers are null."""
@@ -53,6 +62,7 @@ class Study:
             {
                 "policy": rule.label,
                 "settings": rule.replayed.policy,
+                "settings_above": rule.replayed.above,
                 "note": rule.note,
                 "profile": rule.replayed.profile,
                 "turns": TurnProfile.of(rule.replayed.table),
@@ -72,6 +82,7 @@ class Study:
                 "run_policy": self.run.rule.name if self.run.rule else None,
                 "num_responses": self.run.num_responses,
                 "matched_clip_fraction": self.match,
+                "matched_by_sign": self.by_sign,
                 "skip_steps": self.skip_steps,
                 "rules": rules,
                 "sweep": sweep,
@@ -88,6 +99,7 @@ def study(
     policies: Sequence[ClipPolicy],
     *,
     match: float | None = None,
+    by_sign: bool = False,
     skip_steps: int = 0,
     sweep_width: bool = False,
     with_cosine: bool = True,
@@ -99,23 +111,18 @@ def study(
         run: the recording.
         policies: the rules with their settings, of different names.
         match: clip fraction to scale every rule's widths to; a rule without a width stays as it is, with a note.
+        by_sign: match it apart for negative and for positive advantages. Widths are not swept then, and there is no cosine.
         skip_steps: steps at the beginning that the results leave out.
         sweep_width: also replay every rule that has a width at each of `FACTORS` times its width.
         with_cosine: measure the angle to the unclipped gradient, if the run kept weights.
         told: for progress.
     """
-    fraction = clip_fraction_of(run, skip_steps)
+    sweep_width, with_cosine = sweep_width and not by_sign, with_cosine and not by_sign
     candidates: dict[str, Replayed] = {}
     notes: dict[str, str] = {}
     for number, policy in enumerate(policies):
         told("matching" if match else "replaying", number, len(policies))
-        chosen = policy
-        if match is not None:
-            try:
-                chosen = match_clip_fraction(policy, match, fraction)
-            except UserError as error:
-                notes[policy.name] = str(error)
-        candidates[policy.name] = replay(run, chosen, skip_steps)
+        candidates[policy.name], notes[policy.name] = _matched(run, policy, match, by_sign=by_sign, skip_steps=skip_steps)
     edges = next(iter(candidates.values())).profile.edges
 
     def measured(replayed: Mapping[str, Replayed]) -> dict[str, Cosine]:
@@ -135,8 +142,27 @@ def study(
         found = measured(scaled)
         sweep[name] = {float(factor): Rule(name, one, found.get(factor)) for factor, one in scaled.items()}
     found = measured(candidates)
-    rules = tuple(Rule(name, one, found.get(name), notes.get(name, "")) for name, one in candidates.items())
-    return Study(run, rules, match, skip_steps, sweep)
+    rules = tuple(Rule(name, one, found.get(name), notes[name]) for name, one in candidates.items())
+    return Study(run, rules, match, skip_steps, sweep, by_sign)
+
+
+def _widths(policy: ClipPolicy) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in widths_of(policy).items())
+
+
+def _matched(
+    run: RecordedRun, policy: ClipPolicy, match: float | None, *, by_sign: bool, skip_steps: int
+) -> tuple[Replayed, str]:
+    """The rule on the run at the clip fraction, or as it is with a note that says why."""
+    note = ""
+    if match is not None:
+        try:
+            if by_sign:
+                return match_by_sign(run, policy, match, skip_steps), note
+            policy = match_clip_fraction(policy, match, clip_fraction_of(run, skip_steps))
+        except UserError as error:
+            note = str(error)
+    return replay(run, policy, skip_steps), note
 
 
 def plain(value: Any) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from rlzoo.fairness import NUM_BINS
+from rlzoo.fairness import NUM_BINS, LengthWeights
 
 Array = NDArray[Any]
 
@@ -41,26 +42,36 @@ def _wilson(share: Array, trials: Array, z: Array | float) -> tuple[Array, Array
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Clip decisions added up by prompt and length bin: a prompt's responses, over all epochs, are one observation."""
+    """Clip decisions added up by prompt, length bin and sign: a prompt's responses, over all epochs, are one observation."""
 
-    count: Array  # (m, K) rows of each prompt in each bin
-    clipped: Array  # (m, K) sum of their clip decisions
+    count: Array  # (m, K, S) rows of each prompt in each bin, by the sign of the advantage; S = 1 where it is not told apart
+    clipped: Array  # (m, K, S) sum of their clip decisions
 
     @classmethod
-    def of(cls, bins: Array, clipped: Array, prompts: Array) -> Clusters:
-        """Add up rows, given the length bin, the clip decision from 0 to 1 and any number for the prompt of each, ``(n,)``."""
+    def of(cls, bins: Array, clipped: Array, prompts: Array, positive: Array | None = None) -> Clusters:
+        """Add up rows.
+
+        Args:
+            bins: ``(n,)`` the length bin of each row.
+            clipped: ``(n,)`` its clip decision, from 0 to 1.
+            prompts: ``(n,)`` any number for its prompt.
+            positive: ``(n,)`` bool, whether its advantage is above 0; None: signs are not told apart.
+        """
         inside = bins[:, None] == np.arange(NUM_BINS)
-        return cls.add_up(inside.astype(float), inside * clipped[:, None], prompts)
+        return cls.add_up(inside.astype(float), inside * clipped[:, None], prompts, positive)
 
     @classmethod
-    def add_up(cls, count: Array, clipped: Array, prompts: Array) -> Clusters:
+    def add_up(cls, count: Array, clipped: Array, prompts: Array, positive: Array | None = None) -> Clusters:
         """Add up rows that have something in every bin, each ``(n, K)``."""
         names, index = np.unique(prompts, return_inverse=True)
+        signs = 1 if positive is None else 2
+        cell = index * signs + (0 if positive is None else positive.astype(int))
         sums = [
-            np.stack([np.bincount(index, weights=column, minlength=len(names)) for column in values.T], axis=1)
+            np.stack([np.bincount(cell, weights=column, minlength=signs * len(names)) for column in values.T], axis=1)
             for values in (count, clipped)
         ]
-        return cls(*sums)
+        by_prompt = (total.reshape(len(names), signs, NUM_BINS).swapaxes(1, 2) for total in sums)
+        return cls(*by_prompt)
 
     def proportions(self) -> tuple[Array, Array]:
         """95 % intervals of the clip fraction of each bin, ``(K,)`` low and high; NaN for an empty bin.
@@ -71,43 +82,77 @@ class Clusters:
         effect of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). In a bin with a fraction of 0
         or 1, every prompt counts as one row.
         """
-        number = self.count.sum(0)
+        count, clipped = self.count.sum(-1), self.clipped.sum(-1)
+        number = count.sum(0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = self.clipped.sum(0) / number
-            prompts = _effective_prompts(self.count)
+            share = clipped.sum(0) / number
+            prompts = _effective_prompts(count)
             degrees = np.maximum(np.nan_to_num(prompts) - 1, 0.0)
             simple = share * (1 - share) / number  # what independent rows would have
-            effect = np.square(_influence(self.count, self.clipped)).sum(0) / simple
+            effect = np.square(_influence(count, clipped)).sum(0) / simple
             known = (simple > 0) & (degrees > 0)
             pooled = (degrees * effect)[known].sum() / degrees[known].sum()
             effect = np.where(known, (degrees * effect + PRIOR_DEGREES * pooled) / (degrees + PRIOR_DEGREES), np.nan)
             effective = np.where(effect > 0, number / np.maximum(effect, 1.0), prompts)
             return _wilson(share, effective, _t_quantile(prompts))
 
-    def reweighting(self) -> tuple[Reweighting, Reweighting] | None:
-        """``lre_max`` and ``lre_mean`` with what noise does to them; None where everything is clipped."""
-        number = self.count.sum(0)
-        accepted = self.count - self.clipped
-        if not accepted.sum() > 0:
+    def reweighting(self) -> Decomposition | None:
+        """The length reweighting errors with what noise does to them; None where everything is clipped.
+
+        The influence of a prompt on a weight is twice the change when half of the prompt is left out. It lies between the
+        infinitesimal jackknife, which is too small with few prompts, and the one that deletes whole prompts, which is too
+        large, and is close to CR2 of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
+        """
+        count, clipped = self.count.sum(0), self.clipped.sum(0)
+        if not (count - clipped).sum() > 0:
             return None
-        share = number / number.sum()
-        mean = accepted.sum() / number.sum()
-        with np.errstate(invalid="ignore", divide="ignore"):
-            weight = np.where(number > 0, accepted.sum(0) / number / mean, 1.0)
-            moved = _influence(self.count, accepted)
-        whole = _influence(self.count.sum(1, keepdims=True), accepted.sum(1, keepdims=True))
-        influence = np.where(number > 0, (moved - weight * whole) / mean, 0.0)  # of each prompt on each weight
-        quantile = _t_quantile(_effective_prompts(self.count))
-        deviation = weight - 1
-        signs = share * (1 - 2 * (np.arange(2**NUM_BINS)[:, None] >> np.arange(NUM_BINS) & 1))
-        worst = (np.abs(deviation) + quantile * np.sqrt(np.square(influence).sum(0))).max()
-        spread = np.sqrt(np.square(influence @ signs.T).sum(0))
-        mean_high = (signs @ deviation + quantile[number > 0].max() * spread).max()
-        noise = _draws(influence)
-        return (
-            _reweighting(deviation, noise, lambda values: np.abs(values).max(-1), float(worst)),
-            _reweighting(deviation, noise, lambda values: np.abs(values) @ share, float(mean_high)),
+        found = _weights(count, clipped)
+        without = _weights(count - self.count / 2, clipped - self.clipped / 2)
+        share = found.share.numpy()
+        quantile = _t_quantile(_effective_prompts(self.count.sum(-1)))
+        parts = (
+            _length_error((weight - 1).numpy(), 2 * torch.nan_to_num(weight - half).numpy(), share, quantile)
+            for weight, half in (
+                (found.conditional, without.conditional),
+                (found.composition, without.composition),
+                (found.total, without.total),
+            )
         )
+        return Decomposition(*parts)
+
+
+def _weights(count: Array, clipped: Array) -> LengthWeights:
+    return LengthWeights.of(torch.from_numpy(count), torch.from_numpy(clipped))
+
+
+def _length_error(deviation: Array, influence: Array, share: Array, quantile: Array) -> LengthError:
+    """The errors of ``w - 1``, ``(K,)``, given the influence of each prompt on it, ``(m, K)``."""
+    signs = share * (1 - 2 * (np.arange(2**NUM_BINS)[:, None] >> np.arange(NUM_BINS) & 1))
+    worst = (np.abs(deviation) + quantile * np.sqrt(np.square(influence).sum(0))).max()
+    spread = np.sqrt(np.square(influence @ signs.T).sum(0))
+    mean_high = (signs @ deviation + quantile[share > 0].max() * spread).max()
+    noise = _draws(influence)
+    return LengthError(
+        _reweighting(deviation, noise, lambda values: np.abs(values).max(-1), float(worst)),
+        _reweighting(deviation, noise, lambda values: np.abs(values) @ share, float(mean_high)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LengthError:
+    """The length reweighting error over the bins."""
+
+    max: Reweighting  # the largest |w_k - 1|
+    mean: Reweighting  # the sum of p_k |w_k - 1|
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """The length reweighting error in parts; the weights of each are defined in `rlzoo.fairness.LengthWeights`."""
+
+    conditional: LengthError  # given the sign of the advantage: what the rule does to lengths
+    composition: LengthError  # from the mix of signs alone: what it does to signs, seen by length
+    total: LengthError  # what lengths come to
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, effective_sample_size
-from rlzoo.measure.intervals import Clusters, Interval
+from rlzoo.measure.intervals import Clusters, Decomposition, Interval, LengthError
 from rlzoo.measure.response_table import ResponseTable
 
 MOVED = 1e-5  # nats, root mean square per token: below it a log-ratio is rounding, not a step of the optimizer
@@ -40,8 +40,9 @@ class Fractions:
 
 
 def clusters(rows: ResponseTable, index: torch.Tensor) -> Clusters:
-    """Clip decisions by prompt and bin; ``index`` ``(n,)`` is the bin of each row."""
-    return Clusters.of(index.numpy(), rows.clipped.double().numpy(), rows.group.numpy())
+    """Clip decisions by prompt, bin and sign; ``index`` ``(n,)`` is the bin of each row."""
+    positive = (rows.advantage > 0).numpy()
+    return Clusters.of(index.numpy(), rows.clipped.double().numpy(), rows.group.numpy(), positive)
 
 
 def labels(edges: Sequence[float]) -> list[str]:
@@ -61,13 +62,8 @@ class LengthProfile:
     both: Fractions
     below: Fractions  # A < 0
     above: Fractions  # A > 0
-    lre_max: float | None  # None when everything is clipped
-    lre_mean: float | None
-    lre_max_corrected: float | None  # without what noise adds, see `rlzoo.measure.intervals.Reweighting`
-    lre_mean_corrected: float | None
-    lre_max_interval: Interval | None  # 95 %; holds both the error and the corrected one
-    lre_mean_interval: Interval | None
-    lre_noise: float | None  # lre_max to expect of so many prompts if every length were clipped alike
+    lre: Decomposition | None  # None when everything is clipped
+    unmoved: float  # share of the rows whose log-ratios were still 0, which no rule can clip
     ess: float  # of the weights with which responses reach the gradient
     ess_by_length: tuple[float, ...]
     gradient_mass: tuple[float, ...]  # shares of sum |dJ/dlog_probs|, adding up to 1
@@ -86,7 +82,6 @@ class LengthProfile:
             return None
         edges = bin_edges(rows.length)
         index = bin_index(rows.length, edges)
-        worst, mean = clusters(rows, index).reweighting() or (None, None)
         mass = bin_sums(index, rows.gradient_mass)
         sides = {sign: rows.advantage * sign > 0 for sign in (-1, 1)}
         sigma_root, standardised, drift = _gaussian(rows, index)
@@ -97,13 +92,8 @@ class LengthProfile:
             both=Fractions.of(rows, index),
             below=Fractions.of(rows.where(sides[-1]), index[sides[-1]]),
             above=Fractions.of(rows.where(sides[1]), index[sides[1]]),
-            lre_max=worst.value if worst else None,
-            lre_mean=mean.value if mean else None,
-            lre_max_corrected=worst.corrected if worst else None,
-            lre_mean_corrected=mean.corrected if mean else None,
-            lre_max_interval=worst.interval if worst else None,
-            lre_mean_interval=mean.interval if mean else None,
-            lre_noise=worst.noise if worst else None,
+            lre=clusters(rows, index).reweighting(),
+            unmoved=1 - float(_moved(rows).double().mean()),
             ess=effective_sample_size(rows.weight),
             ess_by_length=_by_bin(index, rows.weight, effective_sample_size),
             gradient_mass=tuple((mass / mass.sum()).tolist()),
@@ -111,6 +101,26 @@ class LengthProfile:
             standardised=standardised,
             drift=drift,
         )
+
+    @property
+    def lre_max(self) -> float | None:
+        """The headline: the largest length reweighting error given the sign of the advantage."""
+        return None if self.lre is None else self.lre.conditional.max.value
+
+    @property
+    def lre_max_interval(self) -> Interval | None:
+        """The 95 % interval of `lre_max`; it holds both the error and the corrected one."""
+        return None if self.lre is None else self.lre.conditional.max.interval
+
+    @property
+    def other_errors(self) -> tuple[float | None, float | None]:
+        """The largest errors of the composition by sign alone, and in total."""
+        return (None, None) if self.lre is None else (self.lre.composition.max.value, self.lre.total.max.value)
+
+    @property
+    def lre_noise(self) -> float | None:
+        """The `lre_max` to expect of so many prompts if every length were clipped alike."""
+        return None if self.lre is None else self.lre.conditional.max.noise
 
     def bin_labels(self) -> list[str]:
         """The lengths that each bin holds; see `labels`."""
@@ -122,15 +132,14 @@ class LengthProfile:
             "clip/fraction": self.clip_fraction,
             "fairness/ess": self.ess,
             "ratio/drift_long": self.drift,
-            "fairness/lre_max_corrected": self.lre_max_corrected,
-            "fairness/lre_mean_corrected": self.lre_mean_corrected,
-            "fairness/lre_noise": self.lre_noise,
+            "ratio/unmoved": self.unmoved,
         }
-        for name, error, interval in (
-            ("fairness/lre_max", self.lre_max, self.lre_max_interval),
-            ("fairness/lre_mean", self.lre_mean, self.lre_mean_interval),
-        ):
-            found[name], (found[f"{name}_ci_low"], found[f"{name}_ci_high"]) = error, interval or (None, None)
+        if self.lre is not None:
+            found |= error_metrics("fairness/lre", self.lre.conditional)
+            found["fairness/lre_noise"] = self.lre.conditional.max.noise
+            for name, part in (("composition", self.lre.composition), ("total", self.lre.total)):
+                found[f"fairness/lre_{name}_max"] = part.max.value
+                found[f"fairness/lre_{name}_mean"] = part.mean.value
         for k in range(NUM_BINS):
             found[f"clip/length_bin_{k}_edge"] = self.edges[k + 1]
             found[f"fairness/ess_length_bin_{k}"] = self.ess_by_length[k]
@@ -144,6 +153,21 @@ class LengthProfile:
         return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
 
 
+def error_metrics(name: str, error: LengthError) -> dict[str, float | None]:
+    """A length reweighting error by metric names: the error, the corrected one, and the ends of its interval."""
+    found: dict[str, float | None] = {}
+    for end, one in (("max", error.max), ("mean", error.mean)):
+        low, high = one.interval or (None, None)
+        found |= {f"{name}_{end}": one.value, f"{name}_{end}_corrected": one.corrected}
+        found |= {f"{name}_{end}_ci_low": low, f"{name}_{end}_ci_high": high}
+    return found
+
+
+def _moved(rows: ResponseTable) -> torch.Tensor:
+    """Whether the log-ratios of each row are more than rounding."""
+    return rows.token_log_ratio_squared > MOVED**2 * rows.length
+
+
 def _by_bin(index: torch.Tensor, values: torch.Tensor, statistic: Callable[[torch.Tensor], float]) -> tuple[float, ...]:
     picked = [values[index == k] for k in range(NUM_BINS)]
     return tuple(statistic(part) if len(part) else math.nan for part in picked)
@@ -151,7 +175,7 @@ def _by_bin(index: torch.Tensor, values: torch.Tensor, statistic: Callable[[torc
 
 def _gaussian(rows: ResponseTable, index: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...], float]:
     """Spread by bin, standardised quantiles and drift of the summed log-ratio S, over the rows whose update moved them."""
-    moved = rows.token_log_ratio_squared > MOVED**2 * rows.length
+    moved = _moved(rows)
     total, length = rows.token_log_ratio_sum[moved].double(), rows.length[moved].double()
     mu = float(total.sum() / length.sum()) if len(total) else math.nan
     scaled = (total - mu * length) / length.sqrt()

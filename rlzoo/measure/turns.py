@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
-from rlzoo.measure.intervals import Clusters, Reweighting
-from rlzoo.measure.profile import clusters, labels
+from rlzoo.measure.intervals import Clusters, LengthError
+from rlzoo.measure.profile import clusters, error_metrics, labels
 from rlzoo.measure.response_table import ResponseTable
 
 
@@ -16,16 +16,15 @@ class Evenness:
     """Clip fractions of six bins, and the reweighting error over them."""
 
     fraction: tuple[float, ...]  # NaN where a bin is empty
-    worst: Reweighting | None  # lre_max; None where everything is clipped
-    mean: Reweighting | None
+    lre: LengthError | None  # given the sign of the advantage; None where everything is clipped
 
     @classmethod
     def of(cls, found: Clusters) -> Evenness:
         """Of clip decisions added up by prompt and bin."""
-        count, clipped = found.count.sum(0), found.clipped.sum(0)
+        count, clipped = found.count.sum((0, 2)), found.clipped.sum((0, 2))
         fraction = (float(clipped[k] / count[k]) if count[k] > 0 else math.nan for k in range(NUM_BINS))
-        worst, mean = found.reweighting() or (None, None)
-        return cls(tuple(fraction), worst, mean)
+        parts = found.reweighting()
+        return cls(tuple(fraction), parts.conditional if parts else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,9 @@ class TurnProfile:
             return None
         tokens, clipped = rows.turn_tokens.double().numpy(), rows.turn_clipped.double().numpy()
         edges = bin_edges(rows.turns)
+        positive = (rows.advantage > 0).numpy()
         return cls(
-            by_turn=Evenness.of(Clusters.add_up(tokens, clipped, rows.group.numpy())),
+            by_turn=Evenness.of(Clusters.add_up(tokens, clipped, rows.group.numpy(), positive)),
             by_number=Evenness.of(clusters(rows, bin_index(rows.turns, edges))),
             edges=tuple(edges.tolist()),
         )
@@ -63,10 +63,10 @@ class TurnProfile:
         found |= {f"clip/fraction_num_turns_bin_{k}": value for k, value in enumerate(self.by_number.fraction)}
         found |= {f"clip/num_turns_bin_{k}_edge": self.edges[k + 1] for k in range(NUM_BINS)}
         for kind, evenness in (("turn", self.by_turn), ("num_turns", self.by_number)):
-            for end, error in (("max", evenness.worst), ("mean", evenness.mean)):
-                if error is not None:
-                    name = f"fairness/lre_{kind}_{end}"
-                    found[name] = error.value
-                    if error.interval is not None:
-                        found[f"{name}_ci_low"], found[f"{name}_ci_high"] = error.interval
+            if evenness.lre is not None:
+                found |= {
+                    name: value
+                    for name, value in error_metrics(f"fairness/lre_{kind}", evenness.lre).items()
+                    if value is not None and not name.endswith("_corrected")
+                }
         return {name: value for name, value in found.items() if not math.isnan(value)}

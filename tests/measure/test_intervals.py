@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rlzoo.fairness import length_reweighting_error
+from rlzoo.fairness import LengthWeights, length_reweighting_error
 from rlzoo.measure.intervals import Clusters, bootstrap_mean, wilson
 
 SHARES = {
@@ -60,7 +60,8 @@ def drawn(rng, fractions, num_prompts, epochs, group_size=8):
 def truth_of(name, epochs):
     bins, clipped, _ = drawn(np.random.default_rng(99), SHARES[name], 40_000, epochs)
     count, total = np.bincount(bins), np.bincount(bins, weights=clipped)
-    worst, mean = length_reweighting_error(torch.tensor(count), torch.tensor(total))
+    weights = LengthWeights.of(torch.tensor(count)[:, None], torch.tensor(total)[:, None])
+    worst, mean = length_reweighting_error(weights.total, weights.share)
     return total / count, (float(worst), float(mean))
 
 
@@ -72,10 +73,10 @@ def test_intervals_by_length_hold_the_truth_where_responses_share_a_prompt_and_e
         share, _ = truth_of(name, epochs)
         for _ in range(100):
             found = Clusters.of(*drawn(rng, fractions, num_prompts, epochs))
-            filled = found.count.sum(0) > 0
+            filled = found.count.sum((0, 2)) > 0
             low, high = found.proportions()
             held.append(((low <= share) & (share <= high))[filled].mean())
-            low, high = wilson(found.clipped.sum(0), found.count.sum(0))
+            low, high = wilson(found.clipped.sum((0, 2)), found.count.sum((0, 2)))
             independent.append(((low <= share) & (share <= high))[filled].mean())
     assert np.mean(held) >= 0.935
     assert np.mean(independent) < (0.93 if epochs == 1 else 0.7)  # what is counted as if each row were a draw of its own
@@ -85,7 +86,7 @@ def test_rows_that_are_independent_have_nearly_wilsons_interval():
     rng = np.random.default_rng(0)
     bins, clipped = np.repeat(np.arange(6), 500), (rng.random(3000) < 0.1).astype(float)
     found = Clusters.of(bins, clipped, np.arange(3000))
-    for ends, expected in zip(found.proportions(), wilson(found.clipped.sum(0), found.count.sum(0)), strict=True):
+    for ends, expected in zip(found.proportions(), wilson(found.clipped.sum((0, 2)), found.count.sum((0, 2))), strict=True):
         assert ends == pytest.approx(expected, abs=5e-4)
 
 
@@ -96,7 +97,7 @@ def test_the_interval_of_lre_holds_the_truth_and_both_estimates(epochs):
         _, truth = truth_of(name, epochs)
         for _ in range(30):
             errors = Clusters.of(*drawn(rng, SHARES[name], num_prompts, epochs)).reweighting()
-            for error, found in zip(truth, errors, strict=True):
+            for error, found in zip(truth, (errors.total.max, errors.total.mean), strict=True):
                 low, high = found.interval
                 assert low <= found.corrected <= found.value <= high
                 held.append(low <= error <= high)
@@ -106,7 +107,7 @@ def test_the_interval_of_lre_holds_the_truth_and_both_estimates(epochs):
 def measured(name, num_prompts):
     """``lre_max`` of runs with four epochs: as measured, corrected, and the mean of its noise floor."""
     rng, num_runs = np.random.default_rng(2), 200 if num_prompts < 100 else 80
-    found = [Clusters.of(*drawn(rng, SHARES[name], num_prompts, 4)).reweighting()[0] for _ in range(num_runs)]
+    found = [Clusters.of(*drawn(rng, SHARES[name], num_prompts, 4)).reweighting().total.max for _ in range(num_runs)]
     values, corrected, noise = np.array([(error.value, error.corrected, error.noise) for error in found]).T
     return values, corrected, noise.mean()
 
@@ -138,7 +139,7 @@ def test_the_corrected_lre_is_0_half_of_the_time_where_every_length_is_clipped_a
 @pytest.mark.parametrize("num_prompts", [24, 240])
 def test_the_noise_floor_is_the_lre_of_whole_prompts_that_are_clipped_alike(num_prompts, epochs):
     rng = np.random.default_rng(3)
-    found = [Clusters.of(*drawn(rng, [0.1] * 6, num_prompts, epochs)).reweighting()[0] for _ in range(150)]
+    found = [Clusters.of(*drawn(rng, [0.1] * 6, num_prompts, epochs)).reweighting().total.max for _ in range(150)]
     # the standard error of the mean of 150 such values is about 3 %
     assert np.mean([error.noise for error in found]) == pytest.approx(np.mean([error.value for error in found]), rel=0.08)
 
@@ -148,12 +149,67 @@ def test_the_noise_floor_of_independent_rows_is_that_of_six_normals():
     # sqrt(.1 x .9 / 100) = .03, relative to .9: .033; the largest of six absolute ones is 1.6 times that, about .054
     rows = np.arange(600)
     clipped = (np.random.default_rng(1).random(600) < 0.1).astype(float)
-    assert Clusters.of(rows % 6, clipped, rows).reweighting()[0].noise == pytest.approx(0.054, rel=0.2)
-    nothing = Clusters.of(rows % 6, np.zeros(600), rows).reweighting()[0]
+    assert Clusters.of(rows % 6, clipped, rows).reweighting().total.max.noise == pytest.approx(0.054, rel=0.2)
+    nothing = Clusters.of(rows % 6, np.zeros(600), rows).reweighting().total.max
     assert (nothing.value, nothing.corrected, nothing.interval, nothing.noise) == (0, 0, None, 0)
     assert Clusters.of(rows % 6, np.ones(600), rows).reweighting() is None
 
 
+RISK = np.array([[3.0, 0.5], [3.0, 0.5], [2.9, 0.5], [2.9, 0.4], [2.8, 0.4], [2.8, 0.4]])
+"""How often responses with A < 0 and A > 0 are clipped by length, relative to a fraction for all."""
+
+
+def drawn_by_sign(rng, num_prompts, epochs, risk):
+    """As `drawn`; the share of A < 0 rises from .2 to .5 with the bin, and A < 0 is clipped more often."""
+    group_size = 8
+    place = rng.random((num_prompts, 1)) * 6 + rng.normal(0, 0.6, (num_prompts, group_size))
+    bins = np.clip(place, 0, 5.999).astype(int)
+    positive = rng.random(bins.shape) > 0.2 + 0.06 * bins
+    factor = rng.beta(0.5, 4.5, (num_prompts, 1))
+    chance = np.clip(risk[bins, positive.astype(int)] * factor, 1e-4, 0.95)
+    chance = chance if epochs == 1 else rng.beta(1.5 * chance, 1.5 * (1 - chance))
+    clipped = rng.random((num_prompts, group_size, epochs)) < chance[..., None]
+    columns = (bins[..., None], np.arange(num_prompts)[:, None, None], positive[..., None])
+    rows = [np.broadcast_to(values, clipped.shape).ravel() for values in columns]
+    return rows[0], clipped.ravel().astype(float), rows[1], rows[2]
+
+
+PARTS = ("conditional", "composition", "total")
+
+
+@functools.cache
+def parts_of(epochs):
+    found = Clusters.of(*drawn_by_sign(np.random.default_rng(98), 60_000, epochs, RISK))
+    weights = LengthWeights.of(*(torch.tensor(values.sum(0)) for values in (found.count, found.clipped)))
+    return {part: [float(v) for v in length_reweighting_error(getattr(weights, part), weights.share)] for part in PARTS}
+
+
+def test_a_rule_that_is_uneven_by_sign_is_seen_in_its_parts():
+    parts = parts_of(1)
+    assert parts["conditional"][0] < 0.02 < min(parts["composition"][0], parts["total"][0])
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("num_prompts", [24, 240])
+def test_the_intervals_of_every_part_hold_the_truth(num_prompts, epochs):
+    rng, held = np.random.default_rng(11), {part: [] for part in PARTS}
+    for _ in range(150):
+        found = Clusters.of(*drawn_by_sign(rng, num_prompts, epochs, RISK)).reweighting()
+        for part, truth in parts_of(epochs).items():
+            for error, one in zip(truth, (getattr(found, part).max, getattr(found, part).mean), strict=True):
+                assert one.interval[0] <= one.corrected <= one.value <= one.interval[1]
+                held[part].append(one.interval[0] <= error <= one.interval[1])
+    assert all(np.mean(values) >= 0.92 for values in held.values()), {part: np.mean(values) for part, values in held.items()}
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("num_prompts", [48, 240])
+def test_the_noise_floor_given_the_sign_is_the_lre_of_a_rule_that_is_even_given_the_sign(num_prompts, epochs):
+    rng, even = np.random.default_rng(5), np.tile([2.9, 0.45], (6, 1))
+    found = [Clusters.of(*drawn_by_sign(rng, num_prompts, epochs, even)).reweighting().conditional.max for _ in range(150)]
+    assert np.mean([error.noise for error in found]) == pytest.approx(np.mean([error.value for error in found]), rel=0.1)
+
+
 def test_one_prompt_has_no_interval():
     found = Clusters.of(np.array([0, 1, 2]), np.array([0.0, 1.0, 0.0]), np.zeros(3))
-    assert found.reweighting()[0].interval is None
+    assert found.reweighting().total.max.interval is None

@@ -1,0 +1,238 @@
+"""Every experiment behind docs/explanation/which-rule-wins.md, with one command that can be interrupted and started again.
+
+    python -m examples.lab.reproduce [--quick] [--output FOLDER] [--results FOLDER] [--only NAME,NAME]
+
+Runs go to ``--output``, the csv files and figures of the page to ``--results``. What is finished is not done again.
+``--quick`` does everything in small, within minutes: one or two seeds, few steps. Its numbers say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlzoo.lab.run_records import RunRecord, find_runs
+
+ROOT = Path(__file__).resolve().parents[2]
+TUNING_SEED = 101  # not raced
+FRACTION = "0.1"
+RULES = ("fspo", "fspo-adaptive", "gspo", "rloo", "grpo")
+WITH_WIDTH = ("fspo", "gspo", "rloo", "grpo")
+NORMS = {"always": "0.05", "never": "null"}  # limits of the gradient norm: below every norm of these runs, and none
+BANDS = {  # the exponent of the band, and the width from which the calibration starts
+    "alpha-0": (0.0, 0.075),
+    "alpha-0.5": (0.5, 0.015),
+    "alpha-1": (1.0, 0.0025),
+}
+LIGHT = ("tracking.mlflow=false",)
+NO_WEIGHTS = (*LIGHT, "checkpoint.every=0", "checkpoint.keep_for_replay=0")
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """Where runs and results go, and how much is done."""
+
+    runs: Path
+    results: Path
+    quick: bool
+
+    def seeds(self, number: int) -> str:
+        """So many seeds from 0 on; with ``--quick`` two."""
+        return ",".join(map(str, range(2 if self.quick else number))) + ","
+
+    def short(self, steps: int = 4) -> list[str]:
+        """Arguments of a run that make it short with ``--quick``."""
+        return ["--steps", str(steps), "--set", "eval.num_problems=32"] if self.quick else []
+
+    def skip_steps(self) -> list[str]:
+        """Steps at the beginning that a replay leaves out."""
+        return ["--skip-steps", "1"] if self.quick else []
+
+    def calibrated(self, name: str, *arguments: str) -> Path:
+        """The config with the widths that clip a tenth on the tuning seed; ``arguments`` are those of `rlzoo calibrate`."""
+        file = self.runs / "widths" / f"{name}.yaml"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pilots = ["--steps", "3", "--pilots", "2"] if self.quick else ["--steps", "20", "--pilots", "6"]
+            rlzoo("calibrate", *arguments, "--seed", str(TUNING_SEED), *pilots, "--target-clip-fraction", FRACTION,
+                  "--output", str(file))  # fmt: skip
+        return file
+
+    def sweep(self, name: str, clips: str, seeds: str, settings: Iterable[str], *arguments: str) -> Path:
+        """Finish the runs of a sweep; the folder with them."""
+        folder = self.runs / name
+        words = [word for setting in settings for word in ("--set", setting)]
+        rlzoo("sweep", "--clip", clips, "--seeds", seeds, *words, *arguments, *self.short(), "--output", str(folder), "--quiet")
+        return folder
+
+    def write(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write a csv file of the results."""
+        self.results.mkdir(parents=True, exist_ok=True)
+        listed = list(rows)
+        with (self.results / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(listed[0]), lineterminator="\n")
+            writer.writeheader()
+            for row in listed:
+                writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+
+    def script(self, module: str, *arguments: str, to: str | None = None) -> None:
+        """Run another script of the lab; ``to`` is the result that its output is."""
+        command = [sys.executable, "-m", f"examples.lab.{module}", *arguments]
+        self.results.mkdir(parents=True, exist_ok=True)
+        if to is None:
+            subprocess.run(command, cwd=ROOT, check=True)
+            return
+        with (self.results / to).open("w") as file:
+            subprocess.run(command, cwd=ROOT, check=True, stdout=file)
+
+
+def rlzoo(*arguments: str) -> None:
+    """Run a command of rlzoo; a failure ends the script with the command's message."""
+    print("rlzoo", *arguments, flush=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-P", "-m", "rlzoo", *arguments], env=environment, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def merged(files: Mapping[str, Path], to: Path) -> Path:
+    """One config with the widths of several rules under ``per_clip``."""
+    found = {name: {"clip": {**yaml.safe_load(file.read_text())["clip"]}} for name, file in files.items()}
+    for settings in found.values():
+        settings["clip"].pop("name")
+    to.write_text(yaml.safe_dump({"per_clip": found}))
+    return to
+
+
+def trained(record: RunRecord) -> dict[str, Any]:
+    """What a run came to, with the settings that differ between the runs of the page."""
+    settings, accuracies = record.settings, record.accuracies
+    names = ("clip.alpha", "clip.width_low", "clip.width_high", "clip.width_ceiling", "clip.clip_low", "clip.clip_high")
+    return {
+        "rule": record.policy,
+        "seed": record.seed,
+        **{name: settings.get(name) for name in names},
+        "lr": settings["learner.lr"],
+        "max_grad_norm": settings["learner.max_grad_norm"],
+        "eval_samples": settings["eval.num_samples"],
+        "before": accuracies[0] if accuracies else None,
+        "accuracy": accuracies[-1] if accuracies else None,
+        "reward_last_quarter": record.mean("reward/mean", 0.25),
+        "length_last_quarter": record.mean("response/length_mean", 0.25),
+        "clip_fraction": record.mean("clip/fraction"),
+        "norm_clipped": record.mean("learner/grad_clipped"),
+        "seconds": record.seconds,
+    }
+
+
+def numbers(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """A row for each run in the folders, each folder a cell of the experiment."""
+    return [{"cell": cell, **trained(record)} for cell, folder in folders.items() for record in find_runs([folder])[0]]
+
+
+def races(lab: Lab) -> None:
+    """Experiment 1: five rules, five seeds, each rule at its usual settings and a clip fraction of a tenth."""
+    files = {name: lab.calibrated(name, "--clip", name) for name in WITH_WIDTH}
+    config = merged(files, lab.runs / "widths" / "race.yaml")
+    folder = lab.sweep("race", ",".join(RULES), lab.seeds(5), LIGHT, "--config", str(config))
+    lab.write("race.csv", numbers({"race": folder}))
+    lab.script("evenness", str(folder), *lab.skip_steps(), to="evenness.csv")
+
+
+def factorial(lab: Lab) -> None:
+    """Experiment 2: the band alone varies. The weight of a response, the estimator and the norm clipping are the same."""
+    folders = {}
+    for norm, limit in NORMS.items():
+        same = (*NO_WEIGHTS, "eval.num_samples=16", f"learner.max_grad_norm={limit}")
+        for name, (alpha, width) in BANDS.items():
+            band = (f"clip.alpha={alpha}",)
+            start = (*band, f"clip.width_low={width}", f"clip.width_high={width}", f"clip.width_ceiling={3 * width}")
+            words = [word for setting in (*start, f"learner.max_grad_norm={limit}") for word in ("--set", setting)]
+            config = lab.calibrated(f"{name}-{norm}", "--clip", "alpha-band", *words)
+            cell = f"{name}/{norm}"
+            folders[cell] = lab.sweep(
+                f"factorial/{name}-{norm}", "alpha-band", lab.seeds(12), (*same, *band), "--config", str(config)
+            )
+        folders[f"adaptive/{norm}"] = lab.sweep(f"factorial/adaptive-{norm}", "fspo-adaptive", lab.seeds(12), same)
+    lab.write("factorial.csv", numbers(folders))
+
+
+def staleness(lab: Lab) -> None:
+    """Experiment 5: batches of 512 responses and sixteen updates, the last of which learns from responses 15 updates old."""
+    settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
+    words = [] if lab.quick else ["--steps", "20"]
+    folder = lab.sweep("stale", "fspo,gspo", lab.seeds(3), settings, *words)
+    skip = lab.skip_steps() or ["--skip-steps", "5"]
+    lab.script("evenness", str(folder), "--by-update", "--clip", "fspo,gspo,rloo", *skip, to="staleness.csv")
+
+
+def widths(lab: Lab) -> None:
+    """Experiment 7: how much the width matters, for every rule with a width, by replay of one run of each of three rules."""
+    rows = []
+    for made in ("fspo", "gspo", "grpo"):
+        run = lab.runs / "race" / f"{made}-0"
+        command = [sys.executable, "-P", "-m", "rlzoo", "replay", str(run), "--clip", every_width(), "--match-clip-fraction"]
+        command += [
+            FRACTION,
+            "--sweep-width",
+            "--no-cosine",
+            "--json",
+            "--quiet",
+            *(lab.skip_steps() or ["--skip-steps", "10"]),
+        ]
+        study = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for rule, factors in study["sweep"].items():
+            for one in factors:
+                known = {"clip_fraction", "lre_max", "lre_noise", "ess"}
+                numbers = {name: one[name] for name in sorted(known)}
+                rows.append({"rollouts_of": made, "rule": rule, "factor": one["factor"], **numbers})
+    lab.write("widths.csv", rows)
+
+
+def every_width() -> str:
+    """The rules that judge recorded rollouts of any rule and have a width."""
+    from rlzoo.zoo import load_zoo
+
+    zoo = load_zoo()
+    names = [name for name in zoo if zoo[name].width_fields() and not zoo[name].needs and zoo[name].scope != "batch"]
+    return ",".join(name for name in names if not zoo[name]().is_adaptive)
+
+
+EXPERIMENTS: dict[str, Callable[[Lab], None]] = {
+    "races": races,
+    "factorial": factorial,
+    "staleness": staleness,
+    "widths": widths,
+}
+
+
+def main() -> None:
+    """Do the experiments, one after the other."""
+    parser = argparse.ArgumentParser(description="Every experiment behind docs/explanation/which-rule-wins.md.")
+    parser.add_argument("--output", type=Path, default=Path("runs/lab"), help="folder of the runs (default: %(default)s)")
+    parser.add_argument("--results", type=Path, help="folder of the csv files and figures (default: results in --output)")
+    parser.add_argument("--only", default=",".join(EXPERIMENTS), help="experiments, with commas (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="everything in small, to see that it runs")
+    options = parser.parse_args()
+    runs = options.output.resolve()
+    lab = Lab(runs, (options.results or runs / "results").resolve(), options.quick)
+    for name in options.only.split(","):
+        if name not in EXPERIMENTS:
+            parser.error(f"--only: there is no experiment {name!r} (known: {', '.join(EXPERIMENTS)})")
+    for name in options.only.split(","):
+        print(f"== {name}", flush=True)
+        EXPERIMENTS[name](lab)
+
+
+if __name__ == "__main__":
+    main()
