@@ -127,15 +127,15 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     for label in result.sweep:
         console.print(_by_width(label, result))
     unmoved = result.rules[0].replayed.profile.unmoved
-    console.print(f"{unmoved:.0%} of the responses had not moved when they were learned from; no rule can clip those")
+    console.print(f"{unmoved:.0%} of the responses had not moved yet; no rule can clip those")
     if with_cosine and run.config and not result.by_sign and result.rules[0].cosine is None:
         console.print("no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)")
 
 
 def rule_tables(result: Study) -> Iterator[Table]:
     """What each rule clipped: in all, by length, and of episodes by turn."""
-    parts = (">lre_max", ">95 %", ">noise", ">by signs", ">total")
-    rows = table("<policy", ">clipped", ">A < 0", ">A > 0", *parts, ">ess", ">cosine")
+    rows = table("<policy", ">clipped", ">A < 0", ">A > 0", ">lre_max", ">95 %", ">noise", ">ess", ">cosine")
+    parts = table("<policy", ">given sign", ">corrected", ">by signs", ">total", title="length reweighting error in parts")
     for rule in result.rules:
         profile = rule.replayed.profile
         judged = rule.replayed.table.judged()
@@ -146,9 +146,12 @@ def rule_tables(result: Study) -> Iterator[Table]:
             rule.label,
             *map(number, numbers),
             interval(profile.lre_max_interval),
-            *map(number, (profile.lre_noise, *profile.other_errors, profile.ess, cosine)),
+            *map(number, (profile.lre_noise, profile.ess, cosine)),
         )
+        corrected = profile.lre.conditional.max.corrected if profile.lre else None
+        parts.add_row(rule.label, *map(number, (profile.lre_max, corrected, *profile.other_errors)))
     yield rows
+    yield parts
     labels = (f">{label}" for label in result.rules[0].replayed.profile.bin_labels())
     by_length = table("<policy", *labels, title="clip fraction by length in tokens")
     for rule in result.rules:

@@ -176,7 +176,12 @@ def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_step
     """
     if (told := policy.targeting(target)) is not None:
         return replay(run, told, skip_steps)
-    sides = (match_clip_fraction(policy, target, clip_fraction_of(run, skip_steps, sign)) for sign in (-1, 1))
+    sides = []
+    for sign, named in ((-1, "A < 0"), (1, "A > 0")):
+        try:
+            sides.append(match_clip_fraction(policy, target, clip_fraction_of(run, skip_steps, sign)))
+        except UserError as error:
+            raise UserError(f"where {named}: {error}") from error
     below, above = sides
     return replay_by_sign(run, below, above, skip_steps)
 

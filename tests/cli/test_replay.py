@@ -35,7 +35,10 @@ def test_replay_as_json_has_everything_the_table_has(rlzoo, run):
     assert (own["policy"], other["policy"]) == ("fspo", "grpo")
     assert own["settings"]["width_high"] == 0.015  # as the run was configured
     assert other["settings"]["clip_high"] == 0.2  # the published setting
-    assert own["profile"]["lre_max_interval"][0] <= own["profile"]["lre_max"]
+    parts = own["profile"]["lre"]
+    for part in ("conditional", "composition", "total"):
+        worst = parts[part]["max"]
+        assert worst["interval"][0] <= worst["corrected"] <= worst["value"] <= worst["interval"][1]
     assert own["cosine"]["num_updates"] == 8
     widths = answer["sweep"]["fspo"]
     assert [point["factor"] for point in widths] == [2.0**power for power in range(-4, 5)]
@@ -83,3 +86,19 @@ def test_replay_refuses_what_it_cannot_read(refused, run, tmp_path):
     assert "is neither a run directory nor a folder with rollout files" in refused("replay", tmp_path, "--clip", "fspo")
     assert "unknown clip policy 'fsop'" in refused("replay", run, "--clip", "fsop")
     assert "give policies with commas" in refused("replay", run, "--clip", ",")
+
+
+def test_the_clip_fraction_is_matched_for_either_sign(rlzoo, run):
+    code, out, _ = rlzoo("replay", run, "--clip", "fspo,gspo", "--match-clip-fraction", "0.2", "--match-by-sign")
+    assert code == 0
+    assert "each at a clip fraction of 0.2 for either sign of the advantage" in " ".join(out.split())
+    for name in ("fspo", "gspo"):
+        row = next(line.split() for line in out.splitlines() if line.startswith(f"{name} "))
+        assert [float(value) for value in row[1:4]] == pytest.approx([0.2] * 3, abs=0.02)
+        assert f"{name}: A < 0: " in out
+
+
+def test_matching_by_sign_needs_a_clip_fraction(rlzoo, run):
+    code, _, err = rlzoo("replay", run, "--clip", "fspo", "--match-by-sign")
+    assert code == 2
+    assert "--match-by-sign needs a clip fraction to match; add --match-clip-fraction 0.1" in err

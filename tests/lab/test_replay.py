@@ -10,7 +10,7 @@ from rlzoo import load_zoo
 from rlzoo.errors import UserError
 from rlzoo.lab.cosine import cosines
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
+from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay
 from rlzoo.testing.data import filled
 from tests.quick import quick_run
 
@@ -183,3 +183,30 @@ def test_recorded_rows_are_laid_out_as_they_were(recorded):
     assert bool((update.inputs.log_probs[update.inputs.response_mask] <= 0).all())
     # before its first update the model is the one that sampled
     torch.testing.assert_close(update.inputs.log_probs, update.inputs.old_log_probs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["fspo", "gspo", "grpo", "rloo"])
+def test_matched_by_sign_either_sign_clips_the_share_and_no_row_is_lost(recorded, name):
+    policy, target = load_zoo()[name](), 0.2
+    matched = match_by_sign(recorded, policy, target)
+    rows, whole = matched.table.judged(), replay(recorded, policy).table.judged()
+    assert sorted(rows.length.tolist()) == sorted(whole.length.tolist())
+    for sign, judge in ((-1, matched.policy), (1, matched.above)):
+        side = rows.advantage * sign > 0
+        # a share of few responses is a step function; of tokens it is nearly continuous
+        assert float(rows.clipped[side].mean()) == pytest.approx(target, abs=max(0.02, 1.5 / float(side.sum())))
+        alone = replay(recorded, judge).table.judged()  # the side is judged as by the rule with these widths
+        of_side = alone.advantage * sign > 0
+        assert sorted(rows.clipped[side].tolist()) == sorted(alone.clipped[of_side].tolist())
+
+
+def test_a_rule_that_adapts_to_a_share_is_matched_by_sign_as_it_is(recorded):
+    policy = load_zoo()["fspo-adaptive"]()
+    matched = match_by_sign(recorded, policy, 0.3)
+    assert matched.above is None
+    assert torch.equal(matched.table.clipped, replay(recorded, policy.targeting(0.3)).table.clipped)
+
+
+def test_a_rule_that_never_clips_one_sign_is_refused_with_that_sign(recorded):
+    with pytest.raises(UserError, match="where A < 0: clip policy 'cispo' clips 0 to 0 of these responses whatever its width"):
+        match_by_sign(recorded, load_zoo()["cispo"](), 0.2)
