@@ -1,0 +1,224 @@
+"""The law of the summed log-ratio without reinforcement learning: how its variance grows with the length of a response.
+
+    python -m examples.lab.length_law --output FOLDER [--results FOLDER] [--quick]
+
+SmolLM2-135M-Instruct writes documents. Its weights take one step of a given kind, and the log-ratio of every token is measured
+in float32. A response of L tokens is a window of a document, its prompt is what comes before it, so windows of every length
+have the same mix of positions. The steps, each scaled to the same spread of token log-ratios:
+
+- ``random``: every weight moves by the same amount up or down, at random.
+- ``mean``: the first Adam step (the sign of the gradient) of a policy gradient that takes the mean over a response's tokens.
+- ``sum``: the same with the sum over its tokens, which weighs a response by its length.
+
+The gradients are those of other responses of 16 to 512 tokens, to other prompts, whose reward is their share of commas and full
+stops. The model of the variance is ``Var(S | L) = a L + b L^2``: a is the variance of a token times what neighbours add, b the
+variance of what all tokens of a response have in common. It is fitted on every other length and tested on those between.
+What is computed is kept in FOLDER, and the same command resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlzoo.learner.log_probs import chunked_log_probs
+from rlzoo.models.pretrained import load_pretrained
+from rlzoo.rollout.sampler import HFSampler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Array = NDArray[np.float64]
+Document = tuple[tuple[int, ...], tuple[int, ...]]  # ids of the prompt and of the response
+Row = dict[str, float]
+TOPICS = tuple(
+    topic.strip()
+    for topic in """
+    the history of bridges; how bread is made; the life of a river; why the sky is blue; a lost dog; the first
+    train; planting a garden; the rules of chess; a storm at sea; how a clock works; the city of Rome; learning
+    to swim; the moon landing; a family dinner; how vaccines work; the deep ocean; a haunted house; the price of
+    gold; building a boat; the human heart; a mountain hike; how computers add; the art of painting; an old
+    letter; the honey bee; a trip to the market; how volcanoes erupt; the invention of paper; a school play; the
+    desert at night; how music is written; the work of a nurse; a chess tournament; the bicycle; why leaves
+    change color; a detective story; the water cycle; a robot that dreams; how glass is made; the Olympic games
+    """.split(";")
+)
+KINDS = ("random", "mean", "sum")
+SPREAD = 0.02  # nats: root mean square of the token log-ratios of every step
+TRAINING_TOPICS = 4  # the first of them; their responses give the gradients and are not measured
+GROUP = 8
+PER_DOCUMENT = 8  # windows of one length from one document, at most
+LENGTHS = (16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is measured."""
+
+    model: str = "smollm2"
+    prompt: str = "Write a long text about {topic}."
+    topics: tuple[str, ...] = TOPICS
+    length: int = 2048  # tokens of a document
+    training_length: int = 512  # of the longest response that gives a gradient
+    probe: int = 512  # of two documents, on which the size of a step is set
+    batch: int = 12  # prompts that are sampled together
+    kinds: tuple[str, ...] = KINDS
+
+
+QUICK = Settings("embedded", "{topic}=", tuple(f"{1 + i % 9}+{1 + i // 9}+7+3" for i in range(24)), 181, 64, 64)
+
+
+def documents(folder: Path, options: Settings) -> tuple[list[Document], list[Document]]:
+    """Documents that give the gradients and those that are measured, sampled at temperature 1 and never ended."""
+    model, tokenizer = load_pretrained(options.model)
+    prompts = [options.prompt.format(topic=topic) for topic in options.topics]
+    chat = options.model != "embedded"
+    how = {"end_ids": frozenset[int](), "chat_template": chat, "batch_size": options.batch}
+    found = []
+    for name, texts, samples, limit in (
+        ("training", prompts[:TRAINING_TOPICS], GROUP, options.training_length),
+        ("measured", prompts[TRAINING_TOPICS:], 1, options.length),
+    ):
+        sampler = HFSampler(model, tokenizer, max_new_tokens=limit, **how)
+        listed: list[Document] = []
+        for start in range(0, len(texts), options.batch):
+            file = folder / f"{name}-{start}.json"
+            if not file.exists():
+                rollouts = sampler.sample(texts[start : start + options.batch], samples, seed=start, first_row=0)
+                file.write_text(json.dumps([[rollout.prompt_ids, rollout.response_ids] for rollout in rollouts]))
+                print(f"{name}: {start + options.batch} of {len(texts)} prompts sampled", flush=True)
+            listed += [(tuple(prompt), tuple(response)) for prompt, response in json.loads(file.read_text())]
+        found.append(listed)
+    return found[0], found[1]
+
+
+def log_probs(model: PreTrainedModel, document: Document) -> Tensor:
+    """The log-probability of every token of the response, ``(T,)``, with a gradient where it is asked for."""
+    prompt, response = document
+    ids = torch.tensor([[*prompt, *response]])
+    hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
+    return chunked_log_probs(hidden, ids[0, len(prompt) :], model.get_output_embeddings(), 1.0)[0]
+
+
+def directions(
+    model: PreTrainedModel, training: Sequence[Document], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, list[Tensor]]:
+    """The direction of each kind of step, a sign for every weight."""
+    punctuation = torch.tensor([any(c in tokenizer.decode([i]) for c in ",.#") for i in range(len(tokenizer))])
+    generator = torch.Generator().manual_seed(0)
+    parameters = list(model.parameters())
+    found = {"random": [torch.randn(p.shape, generator=generator).sign() for p in parameters]}
+    longest = len(training[0][1])
+    lengths = [round(16 * (longest / 16) ** (index / (GROUP - 1))) for index in range(GROUP)]
+    cut = [(prompt, response[: lengths[index % GROUP]]) for index, (prompt, response) in enumerate(training)]
+    rewards = torch.tensor([float(punctuation[list(response)].float().mean()) for _, response in cut]).view(-1, GROUP)
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).flatten().tolist()
+    for kind in ("mean", "sum"):
+        model.zero_grad()
+        for document, advantage in zip(cut, advantages, strict=True):
+            each = log_probs(model, document)
+            (advantage * (each.mean() if kind == "mean" else each.sum())).backward()
+        found[kind] = [torch.zeros_like(p) if p.grad is None else p.grad.sign() for p in parameters]
+    model.zero_grad()
+    return found
+
+
+@torch.no_grad()
+def move(model: PreTrainedModel, direction: Sequence[Tensor], size: float) -> None:
+    """Add a multiple of the direction to the weights."""
+    for parameter, sign in zip(model.parameters(), direction, strict=True):
+        parameter.add_(sign, alpha=size)
+
+
+@torch.no_grad()
+def measured(folder: Path, options: Settings, documents: Sequence[Document], training: Sequence[Document]) -> dict[str, Array]:
+    """Token log-ratios ``(D, T)`` of every kind of step."""
+    model, tokenizer = load_pretrained(options.model)
+    weights = [p.clone() for p in model.parameters()]
+
+    def restore() -> None:
+        for parameter, weight in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(weight)
+
+    def of(name: str) -> Array:
+        rows = []
+        for number, document in enumerate(documents):
+            file = folder / f"{name}-{number}.npy"
+            if not file.exists():
+                np.save(file, log_probs(model, document).double().numpy())
+                print(f"{name}: {number + 1} of {len(documents)} documents", flush=True)
+            rows.append(np.load(file))
+        return np.stack(rows)
+
+    with torch.enable_grad():
+        steps = directions(model, training, tokenizer)
+    before = of("base")
+    probe = [(prompt, response[: options.probe]) for prompt, response in documents[:2]]
+    base = torch.cat([log_probs(model, document) for document in probe])
+    found = {}
+    for kind in options.kinds:
+        size = 1e-6
+        for _ in range(3):  # the spread is nearly proportional to the size of a small step
+            move(model, steps[kind], size)
+            spread = float((torch.cat([log_probs(model, document) for document in probe]) - base).square().mean().sqrt())
+            restore()
+            size *= SPREAD / spread
+        move(model, steps[kind], size)
+        found[kind] = of(kind) - before
+        restore()
+        print(
+            f"{kind}: a step of {size:.3g} for every weight, spread {float(np.sqrt(np.square(found[kind]).mean())):.4f}",
+            flush=True,
+        )
+    return found
+
+
+def windows(log_ratios: dict[str, Array]) -> list[Row]:
+    """Disjoint windows of every length, up to `PER_DOCUMENT` of a length from a document, spread evenly over it."""
+    some = next(iter(log_ratios.values()))
+    sums = {kind: np.concatenate([np.zeros((len(values), 1)), values.cumsum(1)], 1) for kind, values in log_ratios.items()}
+    rows: list[Row] = []
+    for document in range(len(some)):
+        for length in (length for length in LENGTHS if length <= some.shape[1]):
+            number = some.shape[1] // length
+            chosen = np.unique(np.linspace(0, number - 1, min(number, PER_DOCUMENT)).round().astype(int))
+            for start in (chosen * length).tolist():
+                found = {kind: float(total[document, start + length] - total[document, start]) for kind, total in sums.items()}
+                rows.append({"document": document, "start": start, "length": length, **found})
+    return rows
+
+
+def main() -> None:
+    """Sample, step, measure, write the windows."""
+    parser = argparse.ArgumentParser(description="How the variance of the summed log-ratio grows with length.")
+    parser.add_argument("--output", type=Path, required=True, help="folder of what is computed, and what is resumed from")
+    parser.add_argument("--results", type=Path, help="folder of the csv file (default: --output)")
+    parser.add_argument("--quick", action="store_true", help="the shipped model and short documents, within a minute")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of steps (default: %(default)s)")
+    parsed = parser.parse_args()
+    options = QUICK if parsed.quick else Settings(kinds=tuple(parsed.kinds.split(",")))
+    parsed.output.mkdir(parents=True, exist_ok=True)
+    training, listed = documents(parsed.output, options)
+    rows = windows(measured(parsed.output, options, listed, training))
+    results = parsed.results or parsed.output
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / "length-law.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
+        )
+
+
+if __name__ == "__main__":
+    main()
