@@ -41,18 +41,16 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Document = tuple[tuple[int, ...], tuple[int, ...]]  # ids of the prompt and of the response
 Row = dict[str, float]
-TOPICS = tuple(
-    topic.strip()
-    for topic in """
-    the history of bridges; how bread is made; the life of a river; why the sky is blue; a lost dog; the first
-    train; planting a garden; the rules of chess; a storm at sea; how a clock works; the city of Rome; learning
-    to swim; the moon landing; a family dinner; how vaccines work; the deep ocean; a haunted house; the price of
-    gold; building a boat; the human heart; a mountain hike; how computers add; the art of painting; an old
-    letter; the honey bee; a trip to the market; how volcanoes erupt; the invention of paper; a school play; the
-    desert at night; how music is written; the work of a nurse; a chess tournament; the bicycle; why leaves
-    change color; a detective story; the water cycle; a robot that dreams; how glass is made; the Olympic games
-    """.split(";")
-)
+TOPICS = (
+    "the history of bridges", "how bread is made", "the life of a river", "why the sky is blue", "a lost dog",
+    "the first train", "planting a garden", "the rules of chess", "a storm at sea", "how a clock works",
+    "the city of Rome", "learning to swim", "the moon landing", "a family dinner", "how vaccines work",
+    "the deep ocean", "a haunted house", "the price of gold", "building a boat", "the human heart", "a mountain hike",
+    "how computers add", "the art of painting", "an old letter", "the honey bee", "a trip to the market",
+    "how volcanoes erupt", "the invention of paper", "a school play", "the desert at night", "how music is written",
+    "the work of a nurse", "a chess tournament", "the bicycle", "why leaves change color", "a detective story",
+    "the water cycle", "a robot that dreams", "how glass is made", "the Olympic games",
+)  # fmt: skip
 KINDS = ("random", "mean", "sum")
 SPREAD = 0.02  # nats: root mean square of the token log-ratios of every step
 TRAINING_TOPICS = 4  # the first of them; their responses give the gradients and are not measured
