@@ -60,7 +60,11 @@ class Ledger:
     def found(self, last: FSPOAdaptive, edges: Tensor) -> tuple[list[float], Tensor, Tensor]:
         """The largest of each of the columns but the last; and counts and clipped rows in the bins of the pooled lengths."""
         offsets = torch.stack([*self.offsets, self.offsets_of(last)])
-        weight, length, excess = torch.stack(self.weights).sum(0), torch.cat(self.length), torch.cat(self.excess)
+        weight, length, excess = (
+            torch.stack(self.weights).sum(0).clamp(min=1e-9),
+            torch.cat(self.length),
+            torch.cat(self.excess),
+        )
         counted = torch.cat(self.counted)  # (n, K)
         mean = counted.T @ excess / weight
         by_offsets = (offsets[-1] - offsets[0]) / last.rate / weight

@@ -40,7 +40,8 @@ class FSPOAdaptive(ClipPolicy):
         more for the nearer one: clip fraction_j is the share so weighted, and weight_j is how many responses counted for
         knot j, divided by the mean over knots and signs, at most 3. The step is that of online quantile regression: what
         was clipped too little narrows the band and what was clipped too much widens it. Whatever the law of S, the
-        weighted mean of clip fraction_j - target over any updates is (change of offset_j) / (rate sum of weight_j).
+        weighted mean of clip fraction_j - target over many updates is (change of offset_j) / (rate sum of weight_j), while
+        the offset is off its limits of +-20.
 
     Differences from GRPO:
         The ratio is the response's, so a response is clipped whole; what is set is how much is clipped, not how wide the

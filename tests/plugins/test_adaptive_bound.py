@@ -18,7 +18,6 @@ from tests.plugins.test_fspo_adaptive import ADAPTIVE, decisions, sampled
 
 BELOW, ABOVE = 0, 1
 TARGET, RATE, LIMIT, HEAVIEST = 0.1, 2.0, 20.0, 3.0  # the rule's defaults, and its two limits
-START = {"offsets_low": (0.0,), "offsets_high": (0.0,), "lengths": (64.0,)}
 
 
 @dataclass
@@ -201,22 +200,27 @@ def test_lengths_that_grow_sixteenfold_stay_level_while_they_grow():
             assert float(part.mean()) == pytest.approx(TARGET, abs=0.04)
 
 
-def test_with_one_knot_an_adversary_cannot_move_the_mean_error_further_than_the_range_of_the_edge():
-    # it clips all where the offset is below 1.5 and nothing above: the edge of a band between -1.5 and 1.5 is never right
+@pytest.mark.parametrize("per_batch", [None, 4])
+def test_with_one_knot_an_adversary_cannot_move_the_mean_error_further_than_the_range_of_the_edge(per_batch):
+    # all are clipped where the offset is below 1.5 and none above, and none in the first update of a batch
+    calls = itertools.count()
+
     def adversary(policy, length, total, advantage):
-        return torch.full_like(length, float(policy.offsets_high[0] < 1.5)) * (advantage > 0)
+        at_ratio_one = per_batch is not None and next(calls) % per_batch == 0
+        return torch.full_like(length, float(policy.offsets_high[0] < 1.5 and not at_ratio_one))
 
     def draw(number, rng):
         return torch.full((8,), 64.0), torch.zeros(8), torch.ones(8)
 
-    (stretch,), _ = stretches(ADAPTIVE(**START), 400, draw, decide=adversary)
+    policy = ADAPTIVE(lengths=(64.0,), offsets_low=(1.5,), offsets_high=(1.5,))
+    (stretch,), _ = stretches(policy, 400, draw, decide=adversary)
     assert_identity(stretch)
     # the weight is 2: all responses are of one sign
-    low, high = 1.5 - 2 * RATE * TARGET, 1.5 + 2 * RATE * (1 - TARGET)
-    assert stretch.low[ABOVE, 0] >= min(0.0, low) - 1e-9
+    low, high = 1.5 - (per_batch or 1) * 2 * RATE * TARGET, 1.5 + 2 * RATE * (1 - TARGET)
+    assert stretch.low[ABOVE, 0] >= low - 1e-9
     assert stretch.high[ABOVE, 0] <= high + 1e-9
-    assert abs(stretch.mean_error[ABOVE, 0]) <= high / (RATE * stretch.weight[ABOVE, 0])
     assert stretch.weight[ABOVE, 0] == 800
+    assert abs(stretch.mean_error[ABOVE, 0]) <= (high - low) / (RATE * 800)
 
 
 def widening(policy, half_width=0.5):
