@@ -25,6 +25,7 @@ QUICK = {
     "clip_by_length.py": "RUN clip-by-length.svg",
     "custom_reward.py": "",
     "custom_task.py": "",
+    "lab/adaptive_bound.py": "RUN",
     "lab/interval_coverage.py": "RUN --steps 1 --windows 5",
     "lab/mismatch_by_length.py": "RUN",
     "lab/pooled_fairness.py": "RUN --clip fspo,gspo",

@@ -17,6 +17,7 @@ INERT = 1e-4  # nats: log-ratios all smaller than this tell nothing of their spr
 USUAL = 1.5  # root mean squares of the log-ratio: the width to start from, soon left behind
 FOLLOW = 0.05  # share of the way that knots move, each update, to where the lengths now are
 FURTHEST = 20.0  # no offset is larger, in nats of the width
+HEAVIEST = 3.0  # weight of one knot in one update, at most; the mean over knots and signs is 1
 
 Lengths = tuple[Annotated[float, Field(ge=1, le=1e9)], ...]
 Offsets = tuple[Annotated[float, Field(ge=-FURTHEST, le=FURTHEST)], ...]
@@ -30,14 +31,17 @@ class FSPOAdaptive(ClipPolicy):
         clamp(S) = min(S, high(L)) where A > 0
         clamp(S) = max(S, -low(L)), at most ceiling_factor low(L) where A < 0
         low(L) = width_low sqrt(L) exp(offset_low(L)), high(L) likewise: FSPO's band times a factor for every length
-        After each update, for each sign of A:
-        offset(L) += rate (clip fraction - target) of the responses of about that length
+        After each update, for each sign of A and each knot j:
+        offset_j += rate weight_j (clip fraction_j - target)
 
     Where:
-        L is the response's length, A its advantage. An offset is a value at each of a few lengths, those of the length
-        bins, and is linear in log L between them. The step is that of online quantile regression: over many updates the
-        clip fraction at every knot comes to the target, whatever the law of S, because what was clipped too little
-        narrows the band and what was clipped too much widens it.
+        L is the response's length, A its advantage. An offset is a value at each of a few lengths, the knots, which follow
+        those of the length bins; it is linear in log L between them. A response between two knots counts for both, the
+        more for the nearer one: clip fraction_j is the share so weighted, and weight_j is how many responses counted for
+        knot j, divided by the mean over knots and signs, at most 3. The step is that of online quantile regression: what
+        was clipped too little narrows the band and what was clipped too much widens it. Whatever the law of S, the
+        weighted mean of clip fraction_j - target over many updates is (change of offset_j) / (rate sum of weight_j), while
+        the offset is off its limits of +-20.
 
     Differences from GRPO:
         The ratio is the response's, so a response is clipped whole; what is set is how much is clipped, not how wide the
@@ -95,11 +99,11 @@ class FSPOAdaptive(ClipPolicy):
         length = (stats.length.sum(1) / stats.num_responses.sum(1))[filled].clamp(min=1)
         if not self.lengths:
             return self._started(length, (stats.log_ratio_squared.sum(1) / stats.num_responses.sum(1))[filled])
-        policy = self._followed(length)
-        return policy.replace(
-            offsets_low=policy._stepped(policy.offsets_low, stats, BELOW),
-            offsets_high=policy._stepped(policy.offsets_high, stats, ABOVE),
+        stepped = self.replace(
+            offsets_low=self._stepped(self.offsets_low, stats, BELOW),
+            offsets_high=self._stepped(self.offsets_high, stats, ABOVE),
         )
+        return stepped._followed(length)
 
     def _started(self, length: Tensor, square: Tensor) -> Self:
         """Knots at the mean lengths of the bins, and a band that suits how far their log-ratios lie from 0, once they do."""
@@ -108,31 +112,43 @@ class FSPOAdaptive(ClipPolicy):
         knots = sorted(set(length.tolist()))
         typical = float((square.clamp(min=INERT**2) / length).sqrt().median())
         offsets = {
-            f"offsets_{side}": [math.log(USUAL * typical / getattr(self, f"width_{side}"))] * len(knots)
-            for side in ("low", "high")
+            f"offsets_{side}": [min(max(math.log(USUAL * typical / width), -FURTHEST), FURTHEST)] * len(knots)
+            for side, width in (("low", self.width_low), ("high", self.width_high))
         }
         return self.replace(lengths=knots, **offsets)
 
     def _followed(self, length: Tensor) -> Self:
-        """Knots a step nearer to the lengths of this update, or at them if they are more; the curve stays as it is."""
-        knots = torch.tensor(self.lengths, dtype=torch.float64)
+        """Knots a step nearer to the lengths of this update, each with its offsets; or at these lengths, if they are more."""
         following = torch.tensor(sorted(set(length.tolist())), dtype=torch.float64)
-        if len(following) < len(knots):
+        if len(following) < len(self.lengths):
             return self
-        if len(following) == len(knots):
-            following = torch.exp(knots.log() + FOLLOW * (following.log() - knots.log())).clamp(min=1)
-        low, high = (interpolated(following, self.lengths, side).tolist() for side in (self.offsets_low, self.offsets_high))
-        return self.replace(lengths=following.tolist(), offsets_low=low, offsets_high=high)
+        if len(following) > len(self.lengths):
+            low, high = (interpolated(following, self.lengths, side).tolist() for side in (self.offsets_low, self.offsets_high))
+            return self.replace(lengths=following.tolist(), offsets_low=low, offsets_high=high)
+        knots = torch.tensor(self.lengths, dtype=torch.float64)
+        # an offset belongs to its knot, wherever that is: what it has added up is not mixed with its neighbours'
+        return self.replace(lengths=torch.exp(knots.log() + FOLLOW * (following.log() - knots.log())).tolist())
 
     def _stepped(self, offsets: Offsets, stats: ClipStats, sign: int) -> list[float]:
-        """Offsets of one side after a step of quantile regression: every knot by the error of the cells around it."""
+        """Offsets of one side after a step of online quantile regression, with the knots that the update was clipped by."""
+        weight, error = self.errors(stats, sign)
+        return (torch.tensor(offsets, dtype=torch.float64) + self.rate * weight * error).clamp(-FURTHEST, FURTHEST).tolist()
+
+    def errors(self, stats: ClipStats, sign: int) -> tuple[Tensor, Tensor]:
+        """What one update says of every knot: its weight, and its clip fraction less the target, float64 ``(K,)`` each.
+
+        Args:
+            stats: of an update that was clipped by this policy, which has knots.
+            sign: `BELOW` or `ABOVE`.
+        """
         filled = stats.num_responses[:, sign] > 0
         count = stats.num_responses[filled, sign]
         error = stats.num_clipped[filled, sign] / count - self.target_clip_fraction
         share = hats((stats.length[filled, sign] / count).clamp(min=1), self.lengths) * count[:, None]
-        weight = share.sum(0)
-        step = torch.where(weight > 0, (share * error[:, None]).sum(0) / weight, 0.0)
-        return (torch.tensor(offsets, dtype=torch.float64) + self.rate * step).clamp(-FURTHEST, FURTHEST).tolist()
+        seen = share.sum(0)
+        mean = stats.num_responses.sum() / (2 * len(self.lengths))
+        weight = torch.where(seen > 0, seen / mean, 0.0).clamp(max=HEAVIEST)
+        return weight, torch.where(seen > 0, (share * error[:, None]).sum(0) / seen, 0.0)
 
 
 def hats(length: Tensor, knots: Sequence[float]) -> Tensor:

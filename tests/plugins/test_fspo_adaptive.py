@@ -156,8 +156,9 @@ def test_a_step_narrows_what_was_clipped_too_little_and_widens_what_was_clipped_
     clipped = torch.tensor([1.0, 0.0, 0.0, 0.0])
     stats = ClipStats.of(torch.tensor([16.0, 32.0, 64.0]), length, torch.ones(4), clipped, clipped)
     after = policy.updated(stats)
-    # half of the short ones clipped, a tenth wanted: + .4; none of the long ones: - .1; nothing was seen where A < 0
-    assert after.offsets_high == pytest.approx((0.4, -0.1))
+    # half of the short ones clipped, a tenth wanted: .4; none of the long ones: - .1; nothing was seen where A < 0, so that
+    # either knot has twice the mean weight of two knots and two signs
+    assert after.offsets_high == pytest.approx((0.8, -0.2))
     assert after.offsets_low == (0.0, 0.0)
 
 
