@@ -65,6 +65,7 @@ def compare(
 
 def _print(console: Plain, result: Race) -> None:
     from rlzoo.lab.races import SCORES
+    from rlzoo.measure.comparison import LEVEL, MIN_SEEDS
 
     console.print(f"score: {SCORES[result.metric]}")
     matched = "" if result.match is None else f"lre@{result.match:g}"
@@ -100,5 +101,9 @@ def _print(console: Plain, result: Race) -> None:
         )
     if shown:
         console.print(pairs)
+        if any(pair.p_value is not None for pair in shown):
+            console.print(f"winners: paired t-test at {LEVEL} after Holm's correction over {len(result.pairs)} pairs")
+        if any(pair.p_value is None for pair in shown):
+            console.print(f"too few seeds: no winner is named with fewer than {MIN_SEEDS} common seeds")
     for note in result.notes:
         console.print(note)

@@ -12,7 +12,7 @@ import typer
 from rlzoo.cli.compare import compare
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
-from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading, names_in
+from rlzoo.cli.options import AsJson, Configs, Overrides, Plugins, Quiet, lasting_output, loading, names_in
 from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at once; as many as the machine has room for.")] = None,
     plugin: Plugins = None,
     quiet: Quiet = False,
+    power: Annotated[
+        bool, typer.Option("--power", help="Print the smallest difference that the sweep can show, and stop.")
+    ] = False,
+    as_json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and stop.")] = False,
 ) -> None:
     """Race policies: every policy with every seed, nested under one MLflow run; started again, it continues."""
@@ -46,6 +50,11 @@ def sweep(
     settings = (tuple(config or []), tuple(set_ or []), tuple(grid or []))
     sweep = Sweep(folder, names, parse_seeds(seeds), *settings, distinct(plugin or []), steps)
     console = Plain()
+    if as_json and not power:
+        raise UserError("--json prints the plan of --power; `rlzoo compare FOLDER --json` prints a sweep's results")
+    if power:
+        _print_power(sweep, console, as_json=as_json)
+        return
     if dry_run:
         for child in sweep.children:
             console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
@@ -57,6 +66,30 @@ def sweep(
         console.print(f"{child.name} did not finish: see {folder / 'logs' / child.name}.log", style="red")
     if failed:
         raise typer.Exit(FAILED)
+
+
+def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
+    """What the sweep can show, from its finished runs if there are some."""
+    from rlzoo.lab.power import plan
+    from rlzoo.lab.run_records import find_runs
+    from rlzoo.lab.study import plain
+
+    config = sweep.children[0].config
+    finished = [child.path for child in sweep.children if child.is_finished]
+    records = find_runs(finished)[0] if finished else []
+    found = plan(config, len(sweep.clips), len(sweep.seeds), records)
+    if as_json:
+        print(json.dumps(plain(found), indent=2))
+        return
+    problems, samples = config.eval.num_problems, config.eval.num_samples
+    console.print(f"{len(sweep.clips)} rules, {found.num_pairs} pairs, {found.num_seeds} seeds each")
+    console.print(f"a difference of {found.detects:.3f} is found in {found.power:.0%} of such sweeps")
+    console.print(f"by a paired t-test at {found.level} after Holm's correction over {found.num_pairs} pairs")
+    console.print(f"between seeds: a difference varies by {found.seed_deviation:.4f} ({found.source})")
+    console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {found.evaluation_error:.4f}")
+    console.print(f"its noise is below half of the variance between seeds with eval.num_samples={found.samples_needed}")
+    for difference, seeds in found.seeds_needed.items():
+        console.print(f"a difference of {difference} takes {seeds or 'more than 10,000'} seeds")
 
 
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 from rlzoo.errors import UserError
@@ -49,6 +49,15 @@ class Contender:
         values = [run.accuracies[-1] - run.accuracies[0] for run in self.runs if run.accuracies]
         return fmean(values) if values else None
 
+    @property
+    def sampling_share(self) -> float | None:
+        """Share of the variance of accuracy between seeds that is due to the responses drawn for the evaluation."""
+        errors = [error for run in self.runs if (error := run.accuracy_error) is not None]
+        scores = [run.accuracies[-1] for run in self.runs if run.accuracies]
+        if len(errors) < 2 or len(scores) < 2 or variance(scores) == 0:
+            return None
+        return min(1.0, fmean(error**2 for error in errors) / variance(scores))
+
 
 @dataclass(frozen=True, slots=True)
 class Race:
@@ -72,6 +81,7 @@ class Race:
                     for run in contender.runs
                 ],
                 "gain": contender.gain,
+                "sampling_share": contender.sampling_share,
                 "clip_fraction": contender.mean("clip/fraction"),
                 "response_length": contender.mean("response/length_mean", 0.25),
                 "tokens_per_second": contender.mean("throughput/tokens_per_second"),

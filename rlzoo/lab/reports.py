@@ -10,6 +10,7 @@ import numpy as np
 from rlzoo.journal.tracking.record import run_id_of
 from rlzoo.lab.races import SCORES, Contender, Race
 from rlzoo.lab.study import Study
+from rlzoo.measure.comparison import TEST
 from rlzoo.measure.figures import Series, forest, lines, profile
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.report import ReportSection, Row, Table, render
@@ -39,14 +40,14 @@ def _scores(race: Race) -> ReportSection:
     rows: list[Row] = []
     for contender in race.contenders:
         score, clipped, length = contender.score, contender.mean("clip/fraction"), contender.mean("response/length_mean", 0.25)
-        seeds = (score.num_seeds, score.mean, contender.gain, score.iqm, score.iqm_interval)
-        rows.append([contender.label, *seeds, clipped, length])
-    columns = ["policy", "seeds", "mean", "gain", "IQM", "95 %", "clip fraction", "response length"]
+        seeds = (score.num_seeds, score.mean, score.mean_interval, contender.gain, score.iqm, score.iqm_interval)
+        rows.append([contender.label, *seeds, contender.sampling_share, clipped, length])
+    columns = ["policy", "seeds", "mean", "95 %", "gain", "IQM", "95 %", "sampling", "clip fraction", "response length"]
     dots = [(contender.label, contender.score.iqm, contender.score.iqm_interval) for contender in race.contenders]
     text = (
-        "IQM is the interquartile mean over seeds with its bootstrap interval (arXiv 2108.13264). With five seeds such an "
-        "interval holds the true value about nine times out of ten, not 19 out of 20. Gain: accuracy at the end less accuracy "
-        "before the first update."
+        "Intervals are 95 %, over seeds: Student's t for the mean, a trimmed mean's for IQM, the interquartile mean (arXiv "
+        "2108.13264). Gain: accuracy at the end less accuracy before the first update. Sampling: the share of the variance "
+        "between seeds that is due to the responses drawn for the evaluation."
     )
     what = SCORES[race.metric]
     return ReportSection("Scores", [*race.notes, text], [forest(dots, xlabel=what)], [Table(what, columns, rows)])
@@ -59,8 +60,8 @@ def _pairs(race: Race) -> ReportSection:
         rows.append([pair.first, pair.second, pair.num_seeds, *difference, *better, pair.adjusted_p_value, pair.verdict])
     columns = ["first", "second", "seeds", "difference", "95 %", "P(first > second)", "95 %", "p, Holm", "verdict"]
     text = (
-        "Differences are paired by seed: the same problems, the same model to begin with. A winner is named where the paired "
-        "interval leaves 0 out and the exact sign-flip test stays below .1 after Holm's correction over all pairs."
+        f"Differences are paired by seed: the same problems, the same model to begin with. The interval is 95 % for each pair "
+        f"alone. {TEST}"
     )
     return ReportSection("Pairs", [text], (), [Table("Every pair", columns, rows)])
 

@@ -32,6 +32,12 @@ class RunRecord:
         """Its evaluations; the first is before the first update, the last after the last."""
         return [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
 
+    @property
+    def accuracy_error(self) -> float | None:
+        """Standard error of its last evaluation from sampling responses; None where it was not logged."""
+        errors = [row["eval/accuracy_se"] for row in self.metrics if "eval/accuracy_se" in row]
+        return errors[-1] if errors else None
+
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Mean of a metric over the run, or over the last part of its steps."""
         first = self.settings["steps"] * (1 - last_share)

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import RunError, UserError
 from rlzoo.processes import gather
@@ -139,15 +142,15 @@ class Rollouts:
             self.forget_ahead()
 
     def evaluate(self, version: int) -> dict[str, float]:
-        """Mean reward on held-out problems; nothing without ``eval.num_problems``."""
+        """Mean reward on held-out problems and its standard error from sampling; nothing without ``eval.num_problems``."""
         if not self.held_out:
             return {}
         self.settle()
         settings = self.config.eval
         rollouts = self._sample(self.held_out, settings.num_samples, settings.temperature, EVAL_SEED, version)
         groups = self._graded(self.held_out, rollouts, settings.num_samples)
-        rewards = [rollout.reward for group in groups for rollout in group.rollouts]
-        return {"eval/accuracy": sum(rewards) / len(rewards)}
+        rewards = torch.tensor([[rollout.reward for rollout in group.rollouts] for group in groups], dtype=torch.float64)
+        return {"eval/accuracy": float(rewards.mean()), "eval/accuracy_se": sampling_error(rewards)}
 
     def close(self) -> None:
         """End the background sampling and the sampler."""
@@ -258,3 +261,19 @@ class Rollouts:
         """Where this process's part of some problems begins and ends."""
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
         return number * index // processes, number * (index + 1) // processes
+
+
+def sampling_error(rewards: Tensor) -> float:
+    """The standard error of a mean reward that drawing other responses to the same problems would show.
+
+    Args:
+        rewards: ``(problems, samples)``. With one sample a problem's own variance is unknown; the variance of all rewards, which
+            is larger, takes its place.
+
+    Example:
+        Two problems with the rewards 1, 0 and 1, 1: variances of their means 1/4 and 0, of the mean of both 1/16, root 1/4.
+    """
+    problems, samples = rewards.shape
+    if samples > 1:
+        return float((rewards.var(1) / samples).sum().sqrt() / problems)
+    return float(rewards.var(0, correction=0).sum().sqrt() / problems**0.5)

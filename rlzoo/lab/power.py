@@ -1,0 +1,97 @@
+"""What a race can show before it is run: the smallest difference between two rules that so many seeds detect."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from rlzoo.config.run_config import RunConfig
+from rlzoo.errors import UserError
+from rlzoo.lab.run_records import RunRecord
+from rlzoo.measure.comparison import LEVEL, POWER, detectable, seeds_for
+
+USUAL_DEVIATION = 0.01
+"""Standard deviation over seeds of the difference of two rules on the default run, evaluation apart: .007 to .011 in
+docs/explanation/which-rule-wins.md, where the norm of every gradient is clipped."""
+USUAL_ACCURACY = 0.75  # of the default run after training
+DIFFERENCES = (0.01, 0.02, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """The plan of a race, and what it detects; differences are of accuracy."""
+
+    num_seeds: int
+    num_pairs: int
+    seed_deviation: float  # standard deviation over seeds of the difference of two rules, without evaluation noise
+    source: str  # where it is from
+    evaluation_error: float  # standard error of one run's accuracy from sampling responses
+    detects: float  # the smallest true difference that is found with a chance of `POWER`
+    seeds_needed: Mapping[float, int | None]  # by difference
+    samples_needed: int  # with which evaluation adds less than half of the variance between seeds
+    level: float = LEVEL
+    power: float = POWER
+
+
+def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[RunRecord] = ()) -> Power:
+    """Plan a race.
+
+    Args:
+        config: of one of its runs.
+        num_rules: rules that are compared, each with each.
+        num_seeds: seeds of each.
+        records: finished runs of such a race, at least two rules with three common seeds; none: `USUAL_DEVIATION` is taken.
+
+    Raises:
+        UserError: it has no evaluation, fewer than two rules or seeds, or the records share too little.
+    """
+    if config.eval.num_problems == 0:
+        raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set it, such as eval.num_problems=1000")
+    if num_rules < 2 or num_seeds < 2:
+        raise UserError(f"--power compares rules over seeds: {num_rules} rule and {num_seeds} seed were given, at least 2 each")
+    deviation, response, source = USUAL_DEVIATION, math.sqrt(USUAL_ACCURACY * (1 - USUAL_ACCURACY)), "that of the default run"
+    if records:
+        deviation, response = _measured(records)
+        source = f"measured on {len(records)} finished runs"
+    answers = config.eval.num_problems * config.eval.num_samples
+    error = response / math.sqrt(answers)
+    pairs = num_rules * (num_rules - 1) // 2
+    whole = math.hypot(deviation, math.sqrt(2) * error)
+    # a run's share of the variance of a difference is half of it
+    needed = math.ceil(2 * response**2 / (deviation**2 / 2) / config.eval.num_problems) if deviation else 0
+    return Power(
+        num_seeds,
+        pairs,
+        deviation,
+        source,
+        error,
+        detectable(whole, num_seeds, pairs),
+        {difference: seeds_for(difference, whole, pairs) for difference in DIFFERENCES},
+        max(1, needed),
+    )
+
+
+def _measured(records: Sequence[RunRecord]) -> tuple[float, float]:
+    """Standard deviation of paired differences without evaluation noise, and that of one response's reward."""
+    scores: dict[str, dict[int, float]] = {}
+    for record in records:
+        if record.accuracies:
+            scores.setdefault(record.policy, {})[record.seed] = record.accuracies[-1]
+    gaps = [
+        np.array([ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()])
+        for ours, theirs in itertools.combinations(scores.values(), 2)
+    ]
+    known = [gap for gap in gaps if len(gap) > 2]
+    if not known:
+        raise UserError("--power: the finished runs have no two rules with an evaluation on three common seeds")
+    errors = [error for record in records if (error := record.accuracy_error) is not None]
+    answers = records[0].settings["eval.num_problems"] * records[0].settings["eval.num_samples"]
+    mean = fmean(score for by_seed in scores.values() for score in by_seed.values())
+    error = fmean(errors) if errors else math.sqrt(max(mean * (1 - mean), 0.0) / answers)
+    variance = fmean(gap.var(ddof=1) for gap in known)
+    return math.sqrt(max(variance - 2 * error**2, 0.0)), error * math.sqrt(answers)
