@@ -199,6 +199,20 @@ def widths(lab: Lab) -> None:
     lab.write("widths.csv", rows)
 
 
+def law(lab: Lab) -> None:
+    """Experiment 4: the variance of the summed log-ratio after one step of three kinds, without reinforcement learning."""
+    lab.script(
+        "length_law", "--output", str(lab.runs / "law"), "--results", str(lab.results), *(["--quick"] if lab.quick else [])
+    )
+    figure = ["--results", str(lab.results), "--figure", str(lab.results / "length-law.svg")]
+    lab.script("length_law_fit", str(lab.results / "length-law.csv"), *figure)
+
+
+def figures(lab: Lab) -> None:
+    """The pictures of the page, from the csv files."""
+    lab.script("evenness_picture", str(lab.results / "evenness.csv"), str(lab.results / "evenness.svg"))
+
+
 def every_width() -> str:
     """The rules that judge recorded rollouts of any rule and have a width."""
     from rlzoo.zoo import load_zoo
@@ -213,6 +227,8 @@ EXPERIMENTS: dict[str, Callable[[Lab], None]] = {
     "factorial": factorial,
     "staleness": staleness,
     "widths": widths,
+    "law": law,
+    "figures": figures,
 }
 
 

@@ -267,8 +267,8 @@ def sampling_error(rewards: Tensor) -> float:
     """The standard error of a mean reward that drawing other responses to the same problems would show.
 
     Args:
-        rewards: ``(problems, samples)``. With one sample a problem's own variance is unknown; the variance of all rewards, which
-            is larger, takes its place.
+        rewards: ``(problems, samples)``. With one sample a problem's own variance is unknown, and that of all rewards, which is
+            larger, takes its place.
 
     Example:
         Two problems with the rewards 1, 0 and 1, 1: variances of their means 1/4 and 0, of the mean of both 1/16, root 1/4.
