@@ -108,7 +108,7 @@ def test_the_files_are_looked_at():
     assert {
         "rlzoo/config/run_config.py",
         "plugins/rlzoo_fspo/__init__.py",
-        "examples/lab/race.py",
+        "examples/lab/reproduce.py",
         "noxfile.py",
     } <= looked_at
     assert len(looked_at) > 150

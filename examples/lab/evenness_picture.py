@@ -1,7 +1,7 @@
 """Draws the length error of every rule on the rollouts of five rules, in total and given the sign of the advantage.
 
-``python -m examples.lab.evenness_picture evenness.csv evenness.svg``: a group of bars for each rule that made rollouts, the mean
-over its runs, with a dot for each run. The dashed line is the mean noise floor, the error that an even clip would show.
+``python -m examples.lab.evenness_picture evenness.csv evenness.svg``: a group of bars for each rule that made rollouts, the
+mean over its runs, with a dot for each run. The dashed line is the mean noise floor, the error that an even clip would show.
 """
 
 from __future__ import annotations

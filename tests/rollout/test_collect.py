@@ -1,8 +1,9 @@
 """Dynamic sampling: groups of equal rewards are replaced, and the batch keeps its size."""
 
 import pytest
+import torch
 
-from rlzoo.rollout.rollouts import collect
+from rlzoo.rollout.rollouts import collect, sampling_error
 from rlzoo.types import Problem, Rollout, RolloutGroup
 
 
@@ -34,3 +35,18 @@ def test_groups_of_equal_rewards_are_replaced_within_the_bound(texts, extra, kep
     batch = collect(rounds(*texts), 3, extra)
     assert "".join(group.problem.question for group in batch.groups) == kept
     assert (batch.num_rounds, batch.num_dropped) == (num_rounds, num_dropped)
+
+
+def test_the_sampling_error_of_an_evaluation_leaves_the_problems_out():
+    # two problems with the rewards 1, 0 and 1, 1: variances 1/2 and 0, of their means 1/4 and 0, of the mean of both 1/16
+    assert sampling_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]).double()) == pytest.approx(0.25)
+    # one response each: the variance of all rewards, 1/4, over four
+    assert sampling_error(torch.tensor([[1.0], [0.0], [1.0], [0.0]]).double()) == pytest.approx(0.25)
+
+
+def test_the_sampling_error_is_what_repetitions_show():
+    rng = torch.Generator().manual_seed(0)
+    chance = torch.rand(50, 1, generator=rng).double()
+    drawn = (torch.rand(2000, 50, 4, generator=rng) < chance).double()
+    errors = torch.tensor([sampling_error(rewards) for rewards in drawn[:200]])
+    assert float(errors.mean()) == pytest.approx(float(drawn.mean((1, 2)).std()), rel=0.05)

@@ -12,8 +12,11 @@ LARGEST_CALL = 1000  # metrics, MLflow's own limit
 Curves = Literal["curated", "all"]
 """Which metrics of a step are sent: all of them, or those that somebody looks at as a curve."""
 
-LEFT_OUT = ("ratio/standardised_", "learner/objective")
-"""What is not curated beside the ends of intervals: quantiles, and the loss with another sign."""
+LEFT_OUT = (
+    *("ratio/standardised_", "learner/objective", "eval/accuracy_se"),
+    *("fairness/lre_composition_mean", "fairness/lre_total_mean"),
+)
+"""What is not curated beside the ends of intervals: quantiles, the loss with another sign, errors of errors."""
 
 BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")
 """What is curated of the metrics by length and by number of turns; the others are read off ``metrics.jsonl``."""

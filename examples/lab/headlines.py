@@ -1,0 +1,135 @@
+"""The headline numbers of docs/explanation/which-rule-wins.md, from its csv files.
+
+``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each with its 95 % interval. A value per seed is
+taken first, the mean over the runs with that seed, which share the order of the questions; the interval is Student's t over seeds.
+Its simulated coverage is in the docstring of `rlzoo.measure.comparison.estimate`.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from rlzoo.measure.comparison import t_interval
+from rlzoo.measure.intervals import Interval
+
+Row = Mapping[str, str]
+SUMMING = ("fspo", "fspo-adaptive", "rloo")  # learners whose gradient sums over the tokens of a response
+AVERAGING = ("gspo", "grpo")  # learners that give every response the same weight
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A number of the page."""
+
+    what: str
+    value: float
+    interval: Interval | None  # 95 %
+    number: int  # seeds
+
+    def __str__(self) -> str:
+        ends = "" if self.interval is None else f" [{self.interval[0]:+.3f}, {self.interval[1]:+.3f}]"
+        return f"{self.what}: {self.value:+.3f}{ends} ({self.number} seeds)"
+
+
+def read(file: Path) -> list[Row]:
+    """The rows of a csv file."""
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def over_seeds(what: str, by_seed: Mapping[int, Iterable[float]]) -> Headline:
+    """The mean of the means of each seed."""
+    means = np.array([fmean(values) for values in by_seed.values()])
+    return Headline(what, float(means.mean()), t_interval(means), len(means))
+
+
+def evenness(rows: Sequence[Row]) -> list[Headline]:
+    """How the rules differ in their length error on the rollouts of both kinds of learners."""
+    single = [row for row in rows if row["seed"] != "all" and row["part"] == "all"]
+
+    def gap(part: str, matched: str, learners: Sequence[str], first: str, second: str) -> Headline:
+        found: dict[int, list[float]] = {}
+        cells = {(row["rollouts_of"], row["seed"], row["rule"]): row for row in single if row["matched"] == matched}
+        for (made, seed, rule), row in cells.items():
+            if rule == first and made in learners:
+                found.setdefault(int(seed), []).append(float(row[part]) - float(cells[made, seed, second][part]))
+        named = "summing" if learners == SUMMING else "averaging" if learners == AVERAGING else "all"
+        return over_seeds(f"{first} - {second}, {part}, {matched}, rollouts of {named} learners", found)
+
+    found = [
+        gap(part, matched, learners, "fspo", other)
+        for other in ("gspo", "rloo")
+        for learners in (SUMMING, AVERAGING)
+        for matched, part in (("overall", "total"), ("overall", "conditional"), ("by sign", "conditional"))
+    ]
+    everyone = (*SUMMING, *AVERAGING)
+    found += [gap("conditional", "by sign", everyone, "fspo-adaptive", other) for other in ("fspo", "gspo", "rloo")]
+    for name in ("conditional", "noise", "corrected"):
+        values: dict[int, list[float]] = {}
+        for row in single:
+            if row["rule"] == "fspo-adaptive" and row["matched"] == "by sign":
+                values.setdefault(int(row["seed"]), []).append(float(row[name]))
+        found.append(over_seeds(f"fspo-adaptive, {name}", values))
+    return found
+
+
+def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
+    """For each rule, the runs on which its error given the sign cannot be told from 0 at a fraction matched by sign, of all."""
+    found: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        if row["seed"] != "all" and row["part"] == "all" and row["matched"] == "by sign":
+            held, number = found.get(row["rule"], (0, 0))
+            found[row["rule"]] = (held + (float(row["conditional_low"]) == 0), number + 1)
+    return found
+
+
+def factorial(rows: Sequence[Row]) -> list[Headline]:
+    """Differences of accuracy between bands, and between clipping the norm of every gradient and of none."""
+    scores: dict[str, dict[int, float]] = {}
+    for row in rows:
+        scores.setdefault(row["cell"], {})[int(row["seed"])] = float(row["accuracy"])
+
+    def gap(first: str, second: str) -> Headline:
+        ours, theirs = scores[first], scores[second]
+        return over_seeds(f"{first} - {second}", {seed: [ours[seed] - theirs[seed]] for seed in ours if seed in theirs})
+
+    bands = [cell.split("/")[0] for cell in scores if cell.endswith("/always")]
+    within = [
+        gap(f"{first}/{norm}", f"{second}/{norm}")
+        for norm in ("always", "never")
+        for place, first in enumerate(bands)
+        for second in bands[place + 1 :]
+    ]
+    between: dict[int, list[float]] = {}
+    for band in bands:
+        for seed, value in scores[f"{band}/always"].items():
+            if seed in scores[f"{band}/never"]:
+                between.setdefault(seed, []).append(value - scores[f"{band}/never"][seed])
+    return [*within, over_seeds("always - never, all bands", between)]
+
+
+SOURCES: dict[str, Callable[[Sequence[Row]], list[Headline]]] = {"evenness.csv": evenness, "factorial.csv": factorial}
+
+
+def headlines(folder: Path) -> list[Headline]:
+    """All of them."""
+    return [headline for name, numbers in SOURCES.items() for headline in numbers(read(folder / name))]
+
+
+def main() -> None:
+    """Print them."""
+    folder = Path(sys.argv[1])
+    print(*headlines(folder), sep="\n")
+    for rule, (held, number) in flat(read(folder / "evenness.csv")).items():
+        print(f"{rule}: cannot be told from flat on {held} of {number} runs")
+
+
+if __name__ == "__main__":
+    main()

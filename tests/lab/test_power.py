@@ -1,0 +1,53 @@
+"""The plan of a race says what it can show, from what is known of seeds and evaluation."""
+
+import pytest
+
+from rlzoo.config.run_config import RunConfig
+from rlzoo.errors import UserError
+from rlzoo.lab.power import USUAL_DEVIATION, plan
+from rlzoo.lab.run_records import RunRecord
+from rlzoo.measure.comparison import detectable
+
+
+def config(**settings):
+    overrides = [f"eval.{name}={value}" for name, value in settings.items()]
+    return RunConfig.compose(clip="fspo", overrides=overrides)
+
+
+def record(policy, seed, accuracy, error=None):
+    row = {"step": 1, "eval/accuracy": accuracy} | ({} if error is None else {"eval/accuracy_se": error})
+    return RunRecord(None, policy, seed, {"steps": 1, "eval.num_problems": 100, "eval.num_samples": 4}, (row,), {})
+
+
+def test_a_plan_adds_the_variance_of_seeds_and_of_two_evaluations():
+    # of an accuracy of .75, 1,000 x 3 responses have the error sqrt(.1875 / 3000) = .0079, a difference sqrt(2) of it: .01118
+    found = plan(config(num_problems=1000, num_samples=3), 3, 5)
+    assert found.evaluation_error == pytest.approx(0.0079057, rel=1e-4)
+    assert (found.num_pairs, found.seed_deviation) == (3, USUAL_DEVIATION)
+    assert found.detects == pytest.approx(detectable((USUAL_DEVIATION**2 + 0.011180**2) ** 0.5, 5, 3), rel=1e-4)
+    # a run's share of the variance of a difference is .01^2 / 2; half of that .000025: .1875 / (1000 k) from k = 7.5 on
+    assert found.samples_needed == 8
+
+
+def test_more_seeds_and_fewer_pairs_detect_less():
+    few, many, pair = (plan(config(num_problems=1000), *size).detects for size in ((4, 5), (4, 12), (2, 5)))
+    assert many < pair < few
+
+
+def test_finished_runs_give_the_deviation_of_paired_differences():
+    # differences .02 .04 .06: deviation .02; each run's evaluation has the error .01, the difference sqrt(2) of it
+    scores = {"a": (0.52, 0.64, 0.76), "b": (0.5, 0.6, 0.7)}
+    records = [record(name, seed, value, 0.01) for name, values in scores.items() for seed, value in enumerate(values)]
+    found = plan(config(num_problems=100, num_samples=4), 2, 5, records)
+    assert found.seed_deviation == pytest.approx((0.02**2 - 2 * 0.01**2) ** 0.5)
+    assert found.evaluation_error == pytest.approx(0.01)
+    assert found.source == "measured on 6 finished runs"
+    with pytest.raises(UserError, match="no two rules with an evaluation on three common seeds"):
+        plan(config(num_problems=100), 2, 5, records[:4])
+
+
+def test_what_has_no_power_is_refused():
+    with pytest.raises(UserError, match="--power needs an evaluation: the run has eval"):
+        plan(config(num_problems=0), 2, 5)
+    with pytest.raises(UserError, match="1 rule and 5 seed were given, at least 2 each"):
+        plan(config(num_problems=10), 1, 5)
