@@ -1,8 +1,7 @@
 """The headline numbers of docs/explanation/which-rule-wins.md, from its csv files.
 
-``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each with its 95 % interval. A value per seed is
-taken first, the mean over the runs with that seed, which share the order of the questions; the interval is Student's t over seeds.
-Its simulated coverage is in the docstring of `rlzoo.measure.comparison.estimate`.
+``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each with its 95 % interval. Runs with one seed share
+the order of the questions, so their mean is taken first, and the interval is Student's t over seeds. Its simulated coverage is in the docstring of `rlzoo.measure.comparison.estimate`.
 """
 
 from __future__ import annotations
