@@ -1,7 +1,8 @@
 """The headline numbers of docs/explanation/which-rule-wins.md, from its csv files.
 
-``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each with its 95 % interval. Runs with one seed share
-the order of the questions, so their mean is taken first, and the interval is Student's t over seeds. Its simulated coverage is in the docstring of `rlzoo.measure.comparison.estimate`.
+``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each with its 95 % interval. Runs with one seed
+share the order of the questions, so their mean is taken first, and the interval is Student's t over seeds. The docstring of
+`rlzoo.measure.comparison.estimate` has its simulated coverage.
 """
 
 from __future__ import annotations
@@ -105,12 +106,14 @@ def factorial(rows: Sequence[Row]) -> list[Headline]:
         for norm in ("always", "never")
         for place, first in enumerate(bands)
         for second in bands[place + 1 :]
+        if {f"{first}/{norm}", f"{second}/{norm}"} <= scores.keys()
     ]
     between: dict[int, list[float]] = {}
     for band in bands:
+        without = scores.get(f"{band}/never", {})
         for seed, value in scores[f"{band}/always"].items():
-            if seed in scores[f"{band}/never"]:
-                between.setdefault(seed, []).append(value - scores[f"{band}/never"][seed])
+            if seed in without:
+                between.setdefault(seed, []).append(value - without[seed])
     return [*within, over_seeds("always - never, all bands", between)]
 
 
