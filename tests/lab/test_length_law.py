@@ -1,0 +1,74 @@
+"""The fit of the length law finds the variances that made the data, and its prediction fails where the law does not hold."""
+
+import numpy as np
+import pytest
+
+from examples.lab.length_law_fit import LENGTHS, MODELS, SPLITS, Fit, Windows, clipped, error, width
+
+SIGMA, TAU = 0.02, 0.001  # they are equal at 400 tokens
+
+
+def drawn(num_documents, seed, *, sigma=SIGMA, tau=TAU):
+    """Windows of documents whose tokens are independent but for a drift that each document has of its own."""
+    rng = np.random.default_rng(seed)
+    documents, lengths, totals = [], [], []
+    for document in range(num_documents):
+        tokens = sigma * rng.normal(size=2048) + tau * rng.normal()
+        sums = np.concatenate([[0.0], tokens.cumsum()])
+        for length in LENGTHS:
+            starts = np.arange(min(2048 // length, 8)) * length
+            documents += [document] * len(starts)
+            lengths += [length] * len(starts)
+            totals += (sums[starts + length] - sums[starts]).tolist()
+    return Windows(np.array(documents), np.array(lengths, dtype=float), np.array(totals))
+
+
+@pytest.fixture(scope="module")
+def many():
+    return drawn(1500, 0)
+
+
+def fitted(windows, split="between"):
+    chosen = SPLITS[split](windows.lengths)
+    return Fit.of(windows.lengths[chosen], windows.variances()[chosen]), chosen
+
+
+@pytest.mark.parametrize("split", list(SPLITS))
+def test_the_fit_finds_both_variances(many, split):
+    fit, _ = fitted(many, split)
+    assert fit.a**0.5 == pytest.approx(SIGMA, rel=0.03)
+    assert fit.b**0.5 == pytest.approx(TAU, rel=0.12)
+    assert fit.crossover == pytest.approx((SIGMA / TAU) ** 2, rel=0.25)
+
+
+def test_at_lengths_that_were_left_out_the_law_predicts_and_a_part_of_it_does_not(many):
+    fit, chosen = fitted(many, "beyond")
+    left_out = many.lengths[~chosen]
+    errors = {model: error(fit.variance(model, left_out), many.variances()[~chosen]) for model in MODELS}
+    assert errors["a L + b L^2"] < 0.15 < min(errors["a L"], errors["b L^2"])
+
+
+def test_independent_tokens_have_no_common_part():
+    fit, _ = fitted(drawn(1500, 1, tau=0.0))
+    assert fit.b**0.5 < 0.2 * TAU
+    assert fit.power[1] == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_band_is_as_wide_as_a_tenth_and_even_only_with_the_right_power(many):
+    constant, straight = (clipped(many, width(many, power), power) for power in (0.0, 1.0))
+    assert constant.mean() == pytest.approx(0.1, abs=0.005)
+    assert straight.mean() == pytest.approx(0.1, abs=0.005)
+    assert constant[0] < 0.01 < 0.3 < constant[-1]
+    assert straight[0] > 0.3 > 0.01 > straight[-1]
+    alone = drawn(1500, 2, tau=0.0)
+    assert clipped(alone, width(alone, 0.5), 0.5) == pytest.approx([0.1] * len(LENGTHS), abs=0.025)
+
+
+def test_the_interval_of_sigma_holds_it():
+    held = []
+    for seed in range(40):
+        windows, rng = drawn(24, 100 + seed), np.random.default_rng(seed)
+        roots = [fitted(windows.resampled(rng))[0].a ** 0.5 for _ in range(100)]
+        low, high = np.quantile(roots, [0.025, 0.975])
+        held.append(low <= SIGMA <= high)
+    assert np.mean(held) >= 0.8  # 36 of 40: percentiles of 24 documents are a little too narrow
