@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class Settings:
 
     model: str = "smollm2"
     prompt: str = "Write a long text about {topic}."
-    topics: tuple[str, ...] = TOPICS
+    topics: tuple[str, ...] = TOPICS[:16]
     length: int = 2048  # tokens of a document
     training_length: int = 512  # of the longest response that gives a gradient
     probe: int = 512  # of two documents, on which the size of a step is set
@@ -189,11 +190,42 @@ def windows(log_ratios: dict[str, Array]) -> list[Row]:
     for document in range(len(some)):
         for length in (length for length in LENGTHS if length <= some.shape[1]):
             number = some.shape[1] // length
-            chosen = np.unique(np.linspace(0, number - 1, min(number, PER_DOCUMENT)).round().astype(int))
+            count = min(number, PER_DOCUMENT)
+            chosen = ((np.arange(count) + 0.5) * number / count).astype(int)  # from the middle of equal parts
             for start in (chosen * length).tolist():
                 found = {kind: float(total[document, start + length] - total[document, start]) for kind, total in sums.items()}
                 rows.append({"document": document, "start": start, "length": length, **found})
     return rows
+
+
+def prefixes(log_ratios: dict[str, Array]) -> list[Row]:
+    """The summed log-ratio of the first tokens of every document: that of a response which was cut off there."""
+    some = next(iter(log_ratios.values()))
+    return [
+        {"document": document, "length": length, **{kind: float(v[document, :length].sum()) for kind, v in log_ratios.items()}}
+        for document in range(len(some))
+        for length in (length for length in LENGTHS if length <= some.shape[1])
+    ]
+
+
+def positions(log_ratios: dict[str, Array]) -> list[Row]:
+    """Root mean square of the token log-ratios by position in the document."""
+    some = next(iter(log_ratios.values()))
+    ends = [0, *(end for end in (4, 16, 64, 256) if end < some.shape[1]), some.shape[1]]
+    return [
+        {"first": first, "end": end, **{kind: float(np.sqrt((v[:, first:end] ** 2).mean())) for kind, v in log_ratios.items()}}
+        for first, end in itertools.pairwise(ends)
+    ]
+
+
+def write(file: Path, rows: Sequence[Row]) -> None:
+    """Write a csv file."""
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
+        )
 
 
 def main() -> None:
@@ -207,15 +239,12 @@ def main() -> None:
     options = QUICK if parsed.quick else Settings(kinds=tuple(parsed.kinds.split(",")))
     parsed.output.mkdir(parents=True, exist_ok=True)
     training, listed = documents(parsed.output, options)
-    rows = windows(measured(parsed.output, options, listed, training))
+    log_ratios = measured(parsed.output, options, listed, training)
     results = parsed.results or parsed.output
     results.mkdir(parents=True, exist_ok=True)
-    with (results / "length-law.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
-        )
+    write(results / "length-law.csv", windows(log_ratios))
+    write(results / "length-law-prefixes.csv", prefixes(log_ratios))
+    write(results / "length-law-positions.csv", positions(log_ratios))
 
 
 if __name__ == "__main__":
