@@ -40,6 +40,7 @@ QUICK = {
 SLOW = {
     "lab/make_embedded_model.py": "--steps 20 --output model",
     "lab/make_guess_model.py": "--steps 20 --output model",
+    "lab/make_long_model.py": "--steps 20 --output model",
     "lab/measure_boundary.py": "fspo",
     "lab/measure_display.py": "RUN",
     "lab/measure_log_probs.py": "--model embedded --rows 2 --tokens 32",

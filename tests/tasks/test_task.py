@@ -36,7 +36,8 @@ def reward_module(tmp_path, monkeypatch):
 
 def test_task_names_are_what_build_task_allows():
     names = [
-        "arithmetic", "environment", "guess", "math_file", "reasoning_gym:<dataset>", "retries", "tools", "<module>:<Class>",
+        "arithmetic", "environment", "guess", "math_file", "reasoning_gym:<dataset>", "recurrence", "retries",
+        "tools", "<module>:<Class>",
     ]  # fmt: skip
     assert task_names() == names
 
