@@ -3,8 +3,8 @@
     python examples/lab/make_long_model.py --output FOLDER [--seed 0] [--steps 1000] [--ratio 0.6]
 
 The model is a three-layer Qwen3 that learns ``task.name=recurrence`` from correct worked solutions. The multipliers are not
-equally frequent in them: each one is ``--ratio`` times as frequent as the one below it. So the model makes few mistakes with the
-multiplier 1 and many with the multiplier 9. In reinforcement learning all multipliers are equally frequent, so that the model
+equally frequent in them: each one is ``--ratio`` times as frequent as the one below it. So the model makes few mistakes with
+the multiplier 1 and many with the multiplier 9. In reinforcement learning all multipliers are equally frequent, so the model
 needs skills that it lacks. The solutions contain no mistakes.
 """
 

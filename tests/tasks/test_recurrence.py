@@ -68,11 +68,11 @@ def test_a_leading_zero_belongs_to_the_answer():
 
 
 def test_the_number_of_steps_is_log_uniform():
-    # a quarter of the problems has up to 250^(1/4) = 4 steps, a half up to 15.8, three quarters up to 62.9
+    # the share with at most k steps is log(k + 1) / log(251): .25, .50 and .75 at k = 3, 15 and 62
     counts = sorted(int(problem.question[7:10]) for problem in recurrence(seed=0).train_problems(0, 4000))
     assert (counts[0], counts[-1]) == (1, 250)
-    logs = [math.log(counts[index]) / math.log(250) for index in (1000, 2000, 3000)]
-    assert logs == pytest.approx([0.25, 0.5, 0.75], abs=0.03)
+    shares = [sum(count <= most for count in counts) / 4000 for most in (3, 15, 62)]
+    assert shares == pytest.approx([math.log(4, 251), math.log(16, 251), math.log(63, 251)], abs=0.03)
 
 
 def test_a_fixed_number_of_steps_is_kept():
