@@ -45,7 +45,7 @@ def test_task_names_are_what_build_task_allows():
 def test_an_unknown_task_is_told_what_is_allowed():
     assert error_of(name="arithmetik") == (
         "unknown task 'arithmetik' (allowed: arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, recurrence, "
-        "tools, <module>:<Class>); did you mean 'arithmetic'?"
+        "retries, tools, <module>:<Class>); did you mean 'arithmetic'?"
     )
 
 
