@@ -32,7 +32,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from examples.lab.length_law_fit import LENGTHS
 from rlzoo.learner.log_probs import chunked_log_probs
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout.sampler import HFSampler
@@ -57,6 +56,7 @@ KINDS = ("random", "mean", "sum")
 SPREAD = 0.02  # nats: root mean square of the token log-ratios of every step
 TRAINING_TOPICS = 4  # the first of them; their responses give the gradients and are not measured
 GROUP = 8
+LENGTHS = (16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)  # tokens of the windows
 PER_DOCUMENT = 8  # windows of one length from one document, at most
 
 

@@ -24,7 +24,6 @@ from scipy.optimize import nnls
 Array = NDArray[Any]
 FRACTION = 0.1
 NUM_RESAMPLES = 500
-LENGTHS = (16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)  # tokens of the windows
 BANDS: dict[str, float] = {"constant": 0.0, "sqrt(L)": 0.5, "L": 1.0}  # powers of the length with which a band grows
 MODELS = ("a L + b L^2", "a L", "b L^2", "c L^p")
 SPLITS: dict[str, Callable[[Array], Array]] = {

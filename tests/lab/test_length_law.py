@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from examples.lab.length_law_fit import LENGTHS, MODELS, SPLITS, Fit, Windows, clipped, error, width
+from examples.lab.length_law import LENGTHS
+from examples.lab.length_law_fit import MODELS, SPLITS, Fit, Windows, clipped, error, width
 
 SIGMA, TAU = 0.02, 0.001  # they are equal at 400 tokens
 
