@@ -43,6 +43,7 @@ QUICK = {
 SLOW = {
     "lab/make_embedded_model.py": "--steps 20 --output model",
     "lab/make_guess_model.py": "--steps 20 --output model",
+    "lab/make_long_model.py": "--steps 20 --output model",
     "lab/measure_boundary.py": "fspo",
     "lab/measure_display.py": "RUN",
     "lab/measure_log_probs.py": "--model embedded --rows 2 --tokens 32",
@@ -56,6 +57,7 @@ NEEDS = {
     "bench/": "TRL, and a machine that does nothing else: nox -s bench",
     "lab/embedded_card.py": "make_embedded_model.py, which imports it",
     "lab/grade_references.py": "the extra math-verify, and the suites' questions",
+    "lab/measure_long_model.py": "a model of make_long_model.py that has learned when to end",
     "lab/measure_vllm.py": "vLLM",
     "lab/episode_picture.py": "a finished run of the config guess",
     "lab/race_turns.py": "an hour",

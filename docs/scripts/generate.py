@@ -30,6 +30,7 @@ from rlzoo.corrections import Correction
 from rlzoo.tasks import Task
 from rlzoo.tasks.episodes import EnvironmentTask
 from rlzoo.tasks.guess import GuessTask
+from rlzoo.tasks.recurrence import RecurrenceTask
 from rlzoo.tasks.retries import RetriesTask
 from rlzoo.tasks.tools import ToolTask
 from rlzoo.testing import LAWS
@@ -39,7 +40,13 @@ from rlzoo.zoo import Shelf, load_zoo
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "docs" / "images" / "map.svg"
 ROW_HEIGHT, BOX, GAP = 46, 132, 8  # of the picture, in pixels
-TASKS: dict[str, type[Task]] = {"environment": EnvironmentTask, "guess": GuessTask, "retries": RetriesTask, "tools": ToolTask}
+TASKS: dict[str, type[Task]] = {
+    "environment": EnvironmentTask,
+    "guess": GuessTask,
+    "recurrence": RecurrenceTask,
+    "retries": RetriesTask,
+    "tools": ToolTask,
+}
 NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -27,6 +27,7 @@ _TASKS = {
     "environment": ("rlzoo.tasks.episodes", "EnvironmentTask"),
     "guess": ("rlzoo.tasks.guess", "GuessTask"),
     "reasoning_gym": ("rlzoo.tasks.reasoning_gym", "ReasoningGymTask"),
+    "recurrence": ("rlzoo.tasks.recurrence", "RecurrenceTask"),
     "retries": ("rlzoo.tasks.retries", "RetriesTask"),
     "tools": ("rlzoo.tasks.tools", "ToolTask"),
 }

@@ -36,15 +36,16 @@ def reward_module(tmp_path, monkeypatch):
 
 def test_task_names_are_what_build_task_allows():
     names = [
-        "arithmetic", "environment", "guess", "math_file", "reasoning_gym:<dataset>", "retries", "tools", "<module>:<Class>",
+        "arithmetic", "environment", "guess", "math_file", "reasoning_gym:<dataset>", "recurrence", "retries",
+        "tools", "<module>:<Class>",
     ]  # fmt: skip
     assert task_names() == names
 
 
 def test_an_unknown_task_is_told_what_is_allowed():
     assert error_of(name="arithmetik") == (
-        "unknown task 'arithmetik' (allowed: arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, retries, "
-        "tools, <module>:<Class>); did you mean 'arithmetic'?"
+        "unknown task 'arithmetik' (allowed: arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, recurrence, "
+        "retries, tools, <module>:<Class>); did you mean 'arithmetic'?"
     )
 
 

@@ -1,0 +1,161 @@
+"""Make a language model of a million parameters whose task has solutions of 7 to 1,750 tokens: a testbed with a long tail.
+
+    python examples/lab/make_long_model.py --output FOLDER [--seed 0] [--steps 1000] [--ratio 0.6]
+
+The model is a three-layer Qwen3 that learns ``task.name=recurrence`` from correct worked solutions. The multipliers are not
+equally frequent in them: each one is ``--ratio`` times as frequent as the one below it. So the model makes few mistakes with
+the multiplier 1 and many with the multiplier 9. In reinforcement learning all multipliers are equally frequent, so the model
+needs skills that it lacks. The solutions contain no mistakes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from make_embedded_model import EOS, make_tokenizer
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from rlzoo.tasks import Task, build_task
+from rlzoo.tasks.recurrence import worked_solution
+
+CHARACTERS = "0123456789,#abcdefghi"
+MAX_LENGTH = 2048  # tokens of prompt and response; the longest has 1,764
+FIRST_PROBLEM = 10_000_000  # far from the training problems that reinforcement learning starts with
+POOL = 256
+BATCH_TOKENS = 2048
+PEAK_LR, WARM_STEPS = 2e-3, 100
+WINDOW = 168  # tokens; most solutions are cut off here, where attention costs little
+SHARE_SHORT, SHARE_WHOLE = 0.15, 0.05  # shares of the batches: problems that end within the window, and solutions in full
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """An untrained model of 1.1 million parameters."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=tokenizer.model_max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return model
+
+
+def multiplier(question: str) -> int:
+    """The multiplier that a question names."""
+    return next(ord(character) - ord("a") + 1 for character in question if character.isalpha())
+
+
+def texts(task: Task, ratio: float, generator: random.Random) -> Iterator[tuple[str, int]]:
+    """Question with solution, and the question's length; a multiplier k is kept with probability ``ratio ** (k - 1)``."""
+    start = FIRST_PROBLEM
+    while True:
+        for problem in task.train_problems(start, POOL):
+            if generator.random() < ratio ** (multiplier(problem.question) - 1):
+                yield problem.question + worked_solution(problem.question) + EOS, len(problem.question)
+        start += POOL
+
+
+def batches(ratio: float, seed: int) -> Iterator[tuple[list[tuple[str, int]], int]]:
+    """Batches of one of three kinds, each of about as many tokens, and where their texts are cut off."""
+    generator = random.Random(seed)
+    short, long = (
+        texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, generator)
+        for limits in ({"steps_max": 250}, {"steps_min": WINDOW // 7 - 2})
+    )
+    while True:
+        kind = generator.random()
+        stream = short if kind < SHARE_SHORT + SHARE_WHOLE else long
+        limit = MAX_LENGTH if SHARE_SHORT <= kind < SHARE_SHORT + SHARE_WHOLE else WINDOW
+        rows: list[tuple[str, int]] = []
+        while len(rows) * max((min(len(text), limit) for text, _ in rows), default=0) < BATCH_TOKENS:
+            rows.append(next(stream))
+        yield rows, limit
+
+
+def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace) -> None:
+    """Train on worked solutions; the learning rate rises for 100 steps and falls linearly to zero."""
+    steps = options.steps
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_STEPS) * (1 - step / steps))
+    recent, began = [], time.perf_counter()
+    for step, (rows, limit) in zip(range(1, steps + 1), batches(options.ratio, options.seed), strict=False):
+        ids = tokenizer([text for text, _ in rows], padding=True, padding_side="right", return_tensors="pt").input_ids[
+            :, :limit
+        ]
+        prompt_lengths = torch.tensor([[length] for _, length in rows])
+        outside = (torch.arange(ids.shape[1]) < prompt_lengths) | (ids == tokenizer.pad_token_id)
+        labels = ids.masked_fill(outside, -100)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=ids[:, :-1]).logits
+        loss = cross_entropy(logits.float().flatten(0, 1), labels[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        recent.append(loss.item())
+        if step % 50 == 0 or step == steps:
+            elapsed = time.perf_counter() - began
+            print(f"step {step}  loss {fmean(recent):.4f} nats a token  {elapsed:.0f} s", flush=True)
+            recent.clear()
+
+
+@torch.no_grad()
+def step_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[int, float]:
+    """Share of the terms that are right at every token, by multiplier, given what stands before them in the solution."""
+    task = build_task({"name": "recurrence", "steps_min": 24, "steps_max": 250})
+    found = defaultdict(list)
+    for problem in task.held_out_problems(144):
+        text = problem.question + worked_solution(problem.question)
+        ids = tokenizer([text[:WINDOW]], return_tensors="pt").input_ids
+        right = (model(input_ids=ids[:, :-1]).logits.argmax(-1) == ids[:, 1:])[0, len(problem.question) - 1 :]
+        found[multiplier(problem.question)] += right.unflatten(0, (-1, 7)).all(-1).float().tolist()
+    return {number: fmean(values) for number, values in sorted(found.items())}
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Make a language model whose task has a long tail.")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1000, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--ratio", type=float, default=0.6, help="frequency of a multiplier, relative to the one below it")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(1)  # the same sums on any number of cores
+    torch.manual_seed(options.seed)
+    tokenizer = make_tokenizer(CHARACTERS, MAX_LENGTH)
+    model = make_model(tokenizer)
+    print(f"{model.num_parameters():,} parameters", flush=True)
+    warm_up(model, tokenizer, options)
+    for number, accuracy in step_accuracy(model, tokenizer).items():
+        print(f"multiplier {number}: {accuracy:.3f} of the terms right, greedily", flush=True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(options.output)
+    tokenizer.save_pretrained(options.output)
+
+
+if __name__ == "__main__":
+    main()

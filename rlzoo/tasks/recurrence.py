@@ -1,0 +1,110 @@
+"""Linear recurrences, computed term by term: short questions whose solutions have 7 to 2,000 tokens."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterator, Sequence
+from string import ascii_lowercase
+from typing import Any
+
+from pydantic import Field
+
+from rlzoo.errors import UserError
+from rlzoo.tasks.task import Task, is_held_out
+from rlzoo.types import Problem
+
+ANSWER_MARKER = "#"
+_QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),[0-9]+[a-i](?P<last>[0-9]+),")
+
+
+class RecurrenceTask(Task):
+    """Terms of ``x[n+1] = k x[n] + x[n-1]``, of which only the last ``digits`` digits are kept.
+
+    The question gives two terms, ``004c17,003c42,``: how many steps are left, the multiplier as a letter (``a`` is 1, ``c`` is
+    3), and the term. The solution goes on in the same form and gives the answer after a marker: ``002c43,001c71,000#56``. The
+    number of steps is drawn log-uniformly, so that it has the same chance to lie in each octave.
+    """
+
+    digits: int = Field(default=2, ge=1, le=6, description="digits of a term")
+    multiplier_max: int = Field(default=9, ge=1, le=9, description="largest multiplier; the smallest is 1")
+    steps_min: int = Field(default=1, ge=1, le=100_000, description="fewest terms to compute")
+    steps_max: int = Field(default=250, ge=1, le=100_000, description="most terms to compute")
+
+    def model_post_init(self, context: Any) -> None:
+        """Also refuse a range without a number of steps in it."""
+        super().model_post_init(context)
+        if self.steps_max < self.steps_min:
+            raise UserError(f"task.steps_max={self.steps_max} is below task.steps_min={self.steps_min}")
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """Training problems ``start`` to ``start + count``."""
+        return [self._train_problem(index) for index in range(start, start + count)]
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """The first ``count`` distinct held-out problems, fewer if the settings allow no more."""
+        questions: dict[str, None] = {}
+        draw = tries = 0
+        while len(questions) < count and tries < 2000:
+            question = self._draw(f"held-out:{draw}")
+            draw, tries = draw + 1, tries + 1
+            if is_held_out(question) and question not in questions:
+                questions[question] = None
+                tries = 0
+        return [_problem(question) for question in questions]
+
+    def _train_problem(self, index: int) -> Problem:
+        attempt = 0
+        while is_held_out(question := self._draw(f"train:{self.seed}:{index}:{attempt}")):
+            attempt += 1
+        return _problem(question)
+
+    def _draw(self, key: str) -> str:
+        generator = random.Random(key)
+        steps = int(math.exp(generator.uniform(math.log(self.steps_min), math.log(self.steps_max + 1))))
+        steps = min(max(steps, self.steps_min), self.steps_max)  # where rounding leaves the range
+        letter = ascii_lowercase[generator.randint(1, self.multiplier_max) - 1]
+        width = len(str(self.steps_max + 1))
+        terms = [generator.randrange(10**self.digits) for _ in range(2)]
+        left = (steps + 1, steps)
+        return "".join(f"{number:0{width}}{letter}{term:0{self.digits}}," for number, term in zip(left, terms, strict=True))
+
+    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
+        answers = (response.rpartition(ANSWER_MARKER)[1:] for response in responses)
+        return [
+            float(marker != "" and answer == problem.answer)
+            for problem, (marker, answer) in zip(problems, answers, strict=True)
+        ]
+
+
+def worked_terms(question: str) -> Iterator[str]:
+    """Each term of the solution as it is written, with its counter and what follows it.
+
+    Example:
+        >>> list(worked_terms("004c17,003c42,"))
+        ['002c43,', '001c71,', '000#56']
+    """
+    match = _QUESTION.fullmatch(question)
+    assert match is not None, "a question of this task"
+    letter, before, last = match["letter"], int(match["before"]), int(match["last"])
+    width, digits = len(match["counter"]), len(match["last"])
+    multiplier = ascii_lowercase.index(letter) + 1
+    for left in reversed(range(int(match["counter"]) - 1)):
+        before, last = last, (multiplier * last + before) % 10**digits
+        yield f"{left:0{width}}{letter}{last:0{digits}}," if left else f"{left:0{width}}{ANSWER_MARKER}{last:0{digits}}"
+
+
+def worked_solution(question: str) -> str:
+    """The whole solution.
+
+    Example:
+        >>> worked_solution("004c17,003c42,")
+        '002c43,001c71,000#56'
+    """
+    return "".join(worked_terms(question))
+
+
+def _problem(question: str) -> Problem:
+    *_, last = worked_terms(question)
+    return Problem(question=question, answer=last.rpartition(ANSWER_MARKER)[2])
