@@ -49,7 +49,6 @@ SLOW = {
     "lab/measure_log_probs.py": "--model embedded --rows 2 --tokens 32",
     "lab/measure_planner.py": "--quick",
     "lab/measure_turns.py": "",
-    "lab/reproduce.py": "--quick --output lab",
     "lab/terminal_picture.py": "terminal.svg",
 }
 """Examples that take longer."""
@@ -61,6 +60,7 @@ NEEDS = {
     "lab/measure_vllm.py": "vLLM",
     "lab/episode_picture.py": "a finished run of the config guess",
     "lab/race_turns.py": "an hour",
+    "lab/reproduce.py": "minutes even with --quick: python -m examples.lab.reproduce --quick",
     "replay_and_plot.ipynb": "Jupyter: nox -s examples",
     "rlzoo-soft-gate/": "to be installed: nox -s outside_plugin",
     "trl_fspo.py": "TRL: nox -s downstream",
