@@ -23,7 +23,7 @@ class RecurrenceTask(Task):
     """Terms of ``x[n+1] = k x[n] + x[n-1]``, of which only the last ``digits`` digits are kept.
 
     The question gives two terms, ``004c17,003c42,``: how many steps are left, the multiplier as a letter (``a`` is 1, ``c`` is
-    3), and the term. The solution goes on in the same form and gives the answer after a marker: ``002c43,001c71,000#56``. The
+    3), and the term. The solution continues in the same form and gives the answer after a marker: ``002c43,001c71,000#56``. The
     number of steps is drawn log-uniformly, so that it has the same chance to lie in each octave.
     """
 
