@@ -18,7 +18,7 @@ from rlzoo.errors import RunError, UserError
 from rlzoo.processes import gather
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import Sampler
-from rlzoo.support.seeds import ROLLOUT, step_seed
+from rlzoo.support.seeds import EVALUATION, ROLLOUT, step_seed
 from rlzoo.tasks import Task
 from rlzoo.tasks.grading import checked_reward
 from rlzoo.types import Problem, Rollout, RolloutGroup
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 logger = logging.getLogger("rlzoo")
-
-EVAL_SEED = 2**31  # every policy and seed is evaluated with the same draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +140,16 @@ class Rollouts:
             self.forget_ahead()
 
     def evaluate(self, version: int) -> dict[str, float]:
-        """Mean reward on held-out problems and its standard error from sampling; nothing without ``eval.num_problems``."""
+        """Mean reward on held-out problems and its standard error from sampling; nothing without ``eval.num_problems``.
+
+        Every evaluation of a run draws with the same random numbers, and so does every rule with the same ``seed``. Runs with
+        another seed draw others, so that the spread over seeds contains the error of sampling.
+        """
         if not self.held_out:
             return {}
         self.settle()
-        settings = self.config.eval
-        rollouts = self._sample(self.held_out, settings.num_samples, settings.temperature, EVAL_SEED, version)
+        settings, seed = self.config.eval, step_seed(self.config.seed, EVALUATION, 0)
+        rollouts = self._sample(self.held_out, settings.num_samples, settings.temperature, seed, version)
         groups = self._graded(self.held_out, rollouts, settings.num_samples)
         rewards = torch.tensor([[rollout.reward for rollout in group.rollouts] for group in groups], dtype=torch.float64)
         return {"eval/accuracy": float(rewards.mean()), "eval/accuracy_se": sampling_error(rewards)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-ROLLOUT, LEARNER = 0, 1  # streams
+ROLLOUT, LEARNER, EVALUATION = 0, 1, 2  # streams
 
 
 def step_seed(run_seed: int, stream: int, step: int, turn: int = 0) -> int:
