@@ -42,8 +42,7 @@ def compare(
         check_page(page)
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
-        from rlzoo.journal.tracking.record import run_id_of
-        from rlzoo.journal.tracking.store import common_parent, connected
+        from rlzoo.lab.race_tracking import log_race
         from rlzoo.lab.races import race
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = race(runs, match=match, by_sign=match_by_sign, skip_steps=skip_steps, told=bars.reach)
@@ -56,11 +55,7 @@ def compare(
 
         write_page(page, race_report(result))
         Plain(stderr=as_json).print(f"report {os.path.relpath(page)}")
-        ids = [run_id_of(run.path) for contender in result.contenders for run in contender.runs]
-        parent = common_parent([run_id for run_id in ids if run_id])
-        if parent:
-            with connected() as client:
-                client.log_artifact(parent, str(page))
+        log_race(result, page)
 
 
 def _print(console: Plain, result: Race) -> None:
@@ -72,8 +67,6 @@ def _print(console: Plain, result: Race) -> None:
     numbers = (f">{column}" for column in ("seeds", "mean", "gain", "IQM", "95 %", "clip", matched, "noise", "len", "s"))
     rows = table("<policy", *numbers)
     for contender in result.contenders:
-        errors = [profile.lre_max for profile in contender.matched if profile.lre_max is not None]
-        noise = [profile.lre_noise for profile in contender.matched if profile.lre_noise is not None]
         rows.add_row(
             contender.label,
             str(contender.score.num_seeds),
@@ -82,8 +75,8 @@ def _print(console: Plain, result: Race) -> None:
             number(contender.score.iqm),
             interval(contender.score.iqm_interval),
             number(contender.mean("clip/fraction")),
-            number(fmean(errors) if errors else None),
-            number(fmean(noise) if noise else None),
+            number(contender.matched_lre_max),
+            number(contender.matched_noise),
             f"{contender.mean('response/length_mean', 0.25) or 0:.0f}",
             f"{fmean(run.seconds for run in contender.runs):.0f}",
         )
@@ -105,5 +98,5 @@ def _print(console: Plain, result: Race) -> None:
             console.print(f"winners: paired t-test at {LEVEL} after Holm's correction over {len(result.pairs)} pairs")
         if any(pair.p_value is None for pair in shown):
             console.print(f"too few seeds: no winner is named with fewer than {MIN_SEEDS} common seeds")
-    for note in result.notes:
-        console.print(note)
+    for sentence in (*result.highlights, *result.notes):
+        console.print(sentence)

@@ -153,7 +153,7 @@ def parent_of(sweep: Sweep) -> str | None:
             return str(parse_json(read_text(file, SETTINGS))["mlflow_run_id"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UserError(f"{str(file)!r} names no MLflow run; remove it to begin a new one") from error
-    tags = {"kind": "sweep", "clip": ",".join(sweep.clips), "seed": ",".join(map(str, sweep.seeds))}
+    tags = {"kind": "sweep", "rules": ",".join(sweep.clips), "seeds": ",".join(map(str, sweep.seeds))}
     run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"mlflow_run_id": run_id}) + "\n", encoding="utf-8")

@@ -1,12 +1,14 @@
-"""`rlzoo ui`: MLflow's own UI on our store, for this machine alone unless more is asked for."""
+"""`rlzoo ui`: MLflow's own UI on our store, reachable from this machine only by default."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import ipaddress
 import os
 import shlex
 import socket
+import subprocess
 import sys
 from typing import Annotated
 
@@ -18,6 +20,17 @@ from rlzoo.support.redaction import redact
 HOST = "127.0.0.1"
 JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"
 CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
+OPENER = """
+import sys, time, urllib.request, webbrowser
+for _ in range(120):
+    try:
+        urllib.request.urlopen(sys.argv[1] + "/health", timeout=1)
+        webbrowser.open(sys.argv[1] + sys.argv[2])
+        break
+    except OSError:
+        time.sleep(0.5)
+"""
+"""Waits up to a minute for the server, then opens the default browser."""
 
 
 def ui(
@@ -26,20 +39,31 @@ def ui(
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Let other machines in; MLflow asks for no password.")
     ] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the default browser.")] = False,
 ) -> None:
-    """Open MLflow's UI on the store that `rlzoo train` writes to, for this machine only."""
-    from rlzoo.journal.tracking.record import tracking_uri
+    """Start MLflow's UI on the store that `rlzoo train` writes to, for this machine only.
+
+    The address that is printed opens the saved view of the latest experiment: rules side by side.
+    """
+    from rlzoo.journal.tracking.record import tracking_uri, without_password
+    from rlzoo.journal.tracking.store import is_missing, latest_experiment
+    from rlzoo.journal.tracking.views import view_path
 
     uri = tracking_uri()
     if uri.startswith(("http://", "https://")):
         raise UserError(f"MLFLOW_TRACKING_URI is the server {redact(uri)}: open it in a browser")
+    if is_missing(uri):
+        raise UserError(
+            f"{without_password(uri)} does not exist: no run was tracked here yet; train first (rlzoo train --clip fspo), "
+            "or change to the folder of your runs"
+        )
     _refuse_without_checks()
     host = host.removeprefix("[").removesuffix("]")
     addresses = _addresses(host, port)
     is_local = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for _, address in addresses)
     if not is_local and not allow_remote:
         raise UserError(
-            f"--host {host!r} can be reached from other machines, and MLflow asks nobody who they are; use a tunnel "
+            f"--host {host!r} can be reached from other machines, and MLflow has no authentication; use a tunnel "
             f"(ssh -L) to {HOST}, or add --allow-remote"
         )
     if not is_local:
@@ -53,7 +77,14 @@ def ui(
         with socket.socket(family) as probe:
             if probe.connect_ex((address, port)) == 0:
                 raise UserError(f"port {port} is taken; choose another with --port")
-    print(f"http://{f'[{host}]' if ':' in host else host}:{port} on {redact(uri)} (Ctrl-C ends it)", flush=True)
+    experiment = None
+    with contextlib.suppress(Exception):  # the server itself will report what is wrong with the store
+        experiment = latest_experiment()
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    path = "" if experiment is None else view_path(experiment)
+    print(f"MLflow on {redact(uri)} (Ctrl-C stops it)\n{address}{path}", flush=True)
+    if open_browser:
+        _open_later(address, path)
     # the store goes through the environment: a command line can be read by everybody on this machine
     environment = {JOBS: "false"} | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
     # for one person: four workers and a queue of judges' jobs, as MLflow would start, each import all of it once more
@@ -62,6 +93,17 @@ def ui(
     folder = str(importlib.metadata.distribution("mlflow").locate_file("."))
     command += ["--uvicorn-opts", shlex.join(["--app-dir", folder])]
     os.execve(sys.executable, command, environment)
+
+
+def _open_later(address: str, path: str) -> None:
+    """Open the page from a process of its own, once the server answers; this process becomes the server."""
+    subprocess.Popen(
+        [sys.executable, "-P", "-c", OPENER, address, path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _refuse_without_checks() -> None:

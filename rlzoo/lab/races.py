@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -36,7 +36,7 @@ class Contender:
     runs: tuple[RunRecord, ...]
     score: Estimate
     profile: LengthProfile | None  # of the responses of all its runs; None without recorded rollouts
-    matched: tuple[LengthProfile, ...] = ()  # of each run, its widths scaled to one clip fraction
+    matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, the widths scaled to one clip fraction
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Mean over its runs of a metric's mean."""
@@ -48,6 +48,18 @@ class Contender:
         """Mean over its runs of the accuracy at the end less the accuracy before the first update."""
         values = [run.accuracies[-1] - run.accuracies[0] for run in self.runs if run.accuracies]
         return fmean(values) if values else None
+
+    @property
+    def matched_lre_max(self) -> float | None:
+        """Mean over its runs of the length error at the matched clip fraction."""
+        errors = [profile.lre_max for profile in self.matched.values() if profile.lre_max is not None]
+        return fmean(errors) if errors else None
+
+    @property
+    def matched_noise(self) -> float | None:
+        """Mean over its runs of the length error that an even clip would show at the matched clip fraction."""
+        noise = [profile.lre_noise for profile in self.matched.values() if profile.lre_noise is not None]
+        return fmean(noise) if noise else None
 
     @property
     def sampling_share(self) -> float | None:
@@ -70,6 +82,23 @@ class Race:
     notes: tuple[str, ...]
     by_sign: bool = False  # whether each sign of the advantage was matched apart
 
+    @property
+    def highlights(self) -> list[str]:
+        """Sentences that say which rule is best and which is the most even."""
+        if len(self.contenders) < 2:
+            return []
+        best, score = self.contenders[0], "accuracy" if self.metric == "eval/accuracy" else "reward"
+        verdicts = [pair.verdict for pair in self.pairs if best.label in (pair.first, pair.second)]
+        beaten = [verdict.partition(" above ")[2] for verdict in verdicts if verdict.startswith(f"{best.label} above ")]
+        shown = f"above {', '.join(beaten)}" if beaten else verdicts[0]
+        found = [f"Best {score}: {best.label}, {best.score.mean:.3f} ({shown})."]
+        errors = [(error, c) for c in self.contenders if (error := c.matched_lre_max) is not None]
+        if len(errors) > 1:
+            error, even = min(errors, key=lambda pair: pair[0])
+            noise = "" if even.matched_noise is None else f" ({even.matched_noise:.3f} if even)"
+            found.append(f"Most even with {self.match:g} clipped: {even.label}, lre_max {error:.3f}{noise}.")
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON; unknown numbers are null."""
         contenders = [
@@ -87,9 +116,9 @@ class Race:
                 "tokens_per_second": contender.mean("throughput/tokens_per_second"),
                 "grad_clipped": contender.mean("learner/grad_clipped"),
                 "profile": contender.profile,
-                "matched_lre_max": [profile.lre_max for profile in contender.matched],
-                "matched_lre": [profile.lre for profile in contender.matched],
-                "matched_clip_fraction": [profile.clip_fraction for profile in contender.matched],
+                "matched_lre_max": [profile.lre_max for profile in contender.matched.values()],
+                "matched_lre": [profile.lre for profile in contender.matched.values()],
+                "matched_clip_fraction": [profile.clip_fraction for profile in contender.matched.values()],
             }
             for contender in self.contenders
         ]
@@ -126,7 +155,7 @@ def race(
     contenders = []
     for label, runs in groups.items():
         tables: list[ResponseTable] = []
-        matched: list[LengthProfile] = []
+        matched: dict[int, LengthProfile] = {}
         for run in runs:
             told(label, next(done), len(records))
             with suppress(UserError):  # no recorded updates, or no width that gives the clip fraction
@@ -134,12 +163,12 @@ def race(
                 policy = recorded.own_rule
                 tables.append(replay(recorded, policy, skip_steps).table)
                 if match is not None and by_sign:
-                    matched.append(match_by_sign(recorded, policy, match, skip_steps).profile)
+                    matched[run.seed] = match_by_sign(recorded, policy, match, skip_steps).profile
                 elif match is not None:
                     policy = match_clip_fraction(policy, match, clip_fraction_of(recorded, skip_steps))
-                    matched.append(replay(recorded, policy, skip_steps).profile)
+                    matched[run.seed] = replay(recorded, policy, skip_steps).profile
         whole = LengthProfile.of(pooled_runs(tables)) if tables else None
-        contenders.append(Contender(label, tuple(runs), estimate(list(scored[label].values())), whole, tuple(matched)))
+        contenders.append(Contender(label, tuple(runs), estimate(list(scored[label].values())), whole, matched))
     contenders.sort(key=lambda contender: -contender.score.iqm)
     pairs = differences({contender.label: scored[contender.label] for contender in contenders})
     return Race(tuple(contenders), tuple(pairs), metric, match, tuple(notes), by_sign)

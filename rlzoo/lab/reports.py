@@ -88,10 +88,10 @@ def _fairness(race: Race) -> ReportSection:
     rows: list[Row] = []
     for contender in race.contenders:
         if contender.profile:
-            errors = [matched.lre_max for matched in contender.matched if matched.lre_max is not None]
-            noise = [matched.lre_noise for matched in contender.matched if matched.lre_noise is not None]
+            errors = [matched.lre_max for matched in contender.matched.values() if matched.lre_max is not None]
+            noise = [matched.lre_noise for matched in contender.matched.values() if matched.lre_noise is not None]
             at_match: Row = [fmean(errors), (min(errors), max(errors)), fmean(noise)] if errors and noise else [None] * 3
-            others = [matched.other_errors for matched in contender.matched if None not in matched.other_errors]
+            others = [matched.other_errors for matched in contender.matched.values() if None not in matched.other_errors]
             at_match += [fmean(part) for part in zip(*others, strict=True)] if others else [None] * 2
             found = contender.profile
             rows.append([contender.label, found.clip_fraction, found.lre_max, *at_match, found.ess])

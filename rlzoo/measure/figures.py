@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, yellow left out
+from rlzoo.support.colours import rule_colour
+
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = ("-", "--", ":", "-.")
 LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters: with longer ones there is no room for the data
@@ -34,10 +36,10 @@ class Series:
 def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False) -> Figure:
     """Curves with bands between low and high."""
     figure, axes = _canvas(title, xlabel, ylabel)
-    for number, (label, points) in enumerate(series.items()):
-        axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **_look(number, marker=log_x))
+    for (label, points), look in zip(series.items(), _looks(series, marker=log_x), strict=True):
+        axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **look)
         if points.low is not None and points.high is not None:
-            axes.fill_between(points.x, points.low, points.high, color=_look(number)["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(points.x, points.low, points.high, color=look["color"], alpha=0.15, linewidth=0)
     if log_x:
         _set_log_x(axes)
     _legend(figure, axes)
@@ -48,14 +50,14 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
     """A quantity against response length, on a logarithmic axis, with error bars beside each other."""
     figure, axes = _canvas(title, "response length in tokens", ylabel)
     step = min(0.012, 0.1 / max(1, len(series)))  # all of a bin within a tenth of its length: neighbouring bins stay apart
-    for number, (label, points) in enumerate(series.items()):
+    for number, ((label, points), style) in enumerate(zip(series.items(), _looks(series), strict=True)):
         shift = 1 + step * (number - (len(series) - 1) / 2)
         x, y = np.array(points.x), np.array(points.y, dtype=float)
         kept = (x > 0) & ~np.isnan(y)
         errors = None
         if points.low is not None and points.high is not None:
             errors = np.maximum(0.0, [y - points.low, points.high - y])[:, kept]
-        look = {"capsize": 2, "elinewidth": 0.9, "clip_on": False, **_look(number)}
+        look = {"capsize": 2, "elinewidth": 0.9, "clip_on": False, **style}
         axes.errorbar(x[kept] * shift, y[kept], yerr=errors, label=_literal(label), **look)
     _set_log_x(axes)
     axes.xaxis.set_minor_locator(NullLocator())
@@ -72,10 +74,10 @@ def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xla
     """A point and an interval for each label, the first on top."""
     figure, axes = _canvas("", xlabel, "", height=1.1 + 0.28 * max(1, len(rows)))
     places = list(range(len(rows), 0, -1))
-    for place, (_, value, interval) in zip(places, rows, strict=True):
+    for place, (label, value, interval) in zip(places, rows, strict=True):
         if interval is not None:
-            axes.plot(interval, [place, place], color=COLOURS[0], linewidth=1.5)
-        axes.plot([value], [place], "o", color=COLOURS[0], markersize=5)
+            axes.plot(interval, [place, place], color=rule_colour(label), linewidth=1.5)
+        axes.plot([value], [place], "o", color=rule_colour(label), markersize=5)
     axes.set_yticks(places, [_literal(label) for label, *_ in rows])
     axes.set_ylim(0.4, len(rows) + 0.6)
     return figure
@@ -87,9 +89,10 @@ def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mappi
     panels = [figure.add_subplot(1, 2, number) for number in (1, 2)]
     words = (("response length in tokens", "log-ratio at which the gradient ends"), ("ratio", "gradient / gradient at ratio 1"))
     for axes, series, (xlabel, ylabel) in zip(panels, (edges, weights), words, strict=True):
-        for number, (label, pair) in enumerate(series.items()):
+        looks = _looks(series, marker=axes is panels[0])
+        for (label, pair), own in zip(series.items(), looks, strict=True):
             for points, style in zip(pair, ("-", "--"), strict=True):
-                look: dict[str, Any] = {**_look(number, marker=axes is panels[0]), "linestyle": style}
+                look: dict[str, Any] = {**own, "linestyle": style}
                 if axes is panels[0] and style == "-":
                     look["label"] = _literal(label)
                 axes.plot(points.x, np.array(points.y, dtype=float), **look)
@@ -137,11 +140,15 @@ def _set_log_x(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _look(number: int, *, marker: bool = True) -> dict[str, Any]:
-    """Colour, marker and line style of the n-th series: the first 28 all differ."""
-    turn = number // len(COLOURS)
-    look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[turn % len(STYLES)], "linewidth": 1.4}
-    return look | ({"marker": MARKERS[(number + turn) % len(MARKERS)], "markersize": 4.5} if marker else {})
+def _looks(labels: Iterable[str], *, marker: bool = True) -> list[dict[str, Any]]:
+    """Colour, marker and line style of each series: the rule's colour, and styles that tell apart series of one colour."""
+    looks, seen = [], Counter[str]()
+    for number, label in enumerate(labels):
+        colour = rule_colour(label)
+        look: dict[str, Any] = {"color": colour, "linestyle": STYLES[seen[colour] % len(STYLES)], "linewidth": 1.4}
+        seen[colour] += 1
+        looks.append(look | ({"marker": MARKERS[number % len(MARKERS)], "markersize": 4.5} if marker else {}))
+    return looks
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

@@ -228,8 +228,8 @@ def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, flo
     }
 
 
-def aggregate_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | None, window: int) -> dict[str, float]:
-    """One number each for a whole run, for tables of runs: what single steps are too noisy to say.
+def run_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | None, window: int) -> dict[str, float]:
+    """Compute the metrics of a whole run, by which runs are compared, to four digits. Single steps are too noisy for that.
 
     Args:
         steps: the metrics of every step, first that of step 0.
@@ -239,13 +239,20 @@ def aggregate_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfi
     metrics = {}
     evaluated = [step["eval/accuracy"] for step in steps if "eval/accuracy" in step]
     if evaluated:
-        metrics["aggregate/accuracy"] = evaluated[-1]
-    for name, source in (("reward", "reward/mean"), ("response_length", "response/length_mean")):
+        metrics |= {"accuracy": evaluated[-1], "gain": evaluated[-1] - evaluated[0]}
+    means = {
+        "reward": "reward/mean",
+        "response_length": "response/length_mean",
+        "tokens_per_second": "throughput/tokens_per_second",
+    }
+    for name, source in means.items():
         values = [step[source] for step in steps[-window:] if source in step]
         if values:
-            metrics[f"aggregate/{name}"] = sum(values) / len(values)
+            metrics[name] = sum(values) / len(values)
     if profile is not None:
         whole = profile.metrics()
         names = ("clip/fraction", "fairness/ess", *(name for name in whole if name.startswith("fairness/lre_")))
-        metrics |= {f"aggregate/{name.replace('clip/', 'clip_').removeprefix('fairness/')}": whole[name] for name in names}
-    return metrics
+        metrics |= {name.replace("clip/", "clip_").removeprefix("fairness/"): whole[name] for name in names}
+        by_length = {f"clip_by_length_{k}": f"clip/fraction_length_bin_{k}" for k in range(NUM_BINS)}
+        metrics |= {name: whole[source] for name, source in by_length.items() if source in whole}
+    return {name: float(f"{value:.4g}") for name, value in metrics.items()}

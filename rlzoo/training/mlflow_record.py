@@ -10,6 +10,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.description import NOTE, describe_run, differences
 from rlzoo.journal.tracking.record import Data, Record, flatten, git_commit
+from rlzoo.support.colours import RULE_TAG
 from rlzoo.support.distribution import version
 from rlzoo.support.redaction import redact_settings
 from rlzoo.tasks import Task
@@ -41,7 +42,7 @@ def run_record(run: Run) -> Record:
 def run_tags(config: RunConfig, task: str) -> dict[str, str]:
     """MLflow's tags of a run."""
     return {
-        "clip": config.clip.name,
+        RULE_TAG: config.clip.name,
         "clip_source": clip_source(config),
         "seed": str(config.seed),
         "task": task,

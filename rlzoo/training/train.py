@@ -22,7 +22,7 @@ from rlzoo.support.signals import StopRequest, requested_stop
 from rlzoo.training.after_step import AfterStep, Observer
 from rlzoo.training.checks import check_plugins_unchanged, check_run
 from rlzoo.training.loop import steps
-from rlzoo.training.metrics import aggregate_metrics
+from rlzoo.training.metrics import run_metrics
 from rlzoo.training.mlflow_record import run_record
 from rlzoo.training.run import Run
 
@@ -105,10 +105,10 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     finally:
         run.leave()
     profile = run.monitor.profile()
-    aggregates = aggregate_metrics(run.metrics, profile, WINDOW)
+    whole = run_metrics(run.metrics, profile, WINDOW)
     seconds = {"seconds": round(run.seconds, 3)}
-    run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": aggregates})
-    tracker.conclude(config.steps, aggregates, {"warnings": ", ".join(run.monitor.alarms.raised)})
+    run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": whole})
+    tracker.conclude(config.steps, whole, {"warnings": ", ".join(run.monitor.alarms.raised)})
     return RunResult(run.directory.path, run.metrics, profile)
 
 

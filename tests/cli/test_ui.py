@@ -1,5 +1,6 @@
 """MLflow's UI is this machine's alone unless more is asked for, and its own checks stay on."""
 
+import json
 import os
 import shutil
 import signal
@@ -12,8 +13,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from rlzoo.cli import ui
+from rlzoo.journal.tracking.store import experiment_id
+from rlzoo.journal.tracking.views import KEY, NAME, view_path, write_view
 from tests.poison import poison, poisoned
 
 COMMAND = [Path(sys.executable).with_name("rlzoo")]
@@ -137,7 +141,9 @@ def test_every_way_to_say_this_machine_is_taken(started, capsys, host):
     assert command[:-1] == ["server", "--host", plain, "--port", "5986", "--workers", "1", "--uvicorn-opts"]
     assert command[-1].startswith("--app-dir ")
     out, err = capsys.readouterr()
-    assert out.startswith(f"http://{'[::1]' if plain == '::1' else plain}:5986 on sqlite:///")
+    first, address = out.splitlines()
+    assert first.startswith("MLflow on sqlite:///")
+    assert address == f"http://{'[::1]' if plain == '::1' else plain}:5986"
     assert err == ""
 
 
@@ -148,7 +154,7 @@ REMOTE = ["0.0.0.0", "::", "", "192.0.2.1", "fe80::1", "::ffff:0.0.0.0"]
 def test_an_address_that_others_reach_is_refused_unless_it_is_allowed(refused, host):
     line = refused("ui", "--host", host, "--port", "5986")
     assert line == (
-        f"--host {host!r} can be reached from other machines, and MLflow asks nobody who they are; use a tunnel (ssh -L) to "
+        f"--host {host!r} can be reached from other machines, and MLflow has no authentication; use a tunnel (ssh -L) to "
         "127.0.0.1, or add --allow-remote"
     )
 
@@ -192,6 +198,31 @@ def test_a_password_in_the_stores_address_is_neither_shown_nor_on_the_command_li
     command, environment = started("127.0.0.1")
     assert "hunter2" not in " ".join([*command, *capsys.readouterr()])
     assert environment["MLFLOW_BACKEND_STORE_URI"] == "postgresql://me:hunter2@host/db"
+
+
+def test_without_a_store_it_says_what_to_do_and_makes_none(refused, monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none/mlflow.db")
+    assert "no run was tracked here yet; train first (rlzoo train --clip fspo)" in refused("ui")
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_address_opens_the_saved_view_of_the_newest_run(started, capsys, own_store):
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    for name in ("old", "new"):
+        client.create_run(experiment_id(client, name))
+    started("127.0.0.1")
+    address = capsys.readouterr().out.splitlines()[1]
+    newest = client.get_experiment_by_name("new")
+    assert address == f"http://127.0.0.1:5986{view_path(newest.experiment_id)}"
+    assert json.loads(newest.tags[f"mlflow.sharedViewState.{KEY}"])["name"] == NAME
+
+
+def test_a_view_that_somebody_changed_is_kept(own_store):
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    made = experiment_id(client, "mine")
+    client.set_experiment_tag(made, f"mlflow.sharedViewState.{KEY}", "changed")
+    write_view(client, made)
+    assert client.get_experiment(made).tags[f"mlflow.sharedViewState.{KEY}"] == "changed"
 
 
 def test_a_server_is_opened_in_a_browser(refused, monkeypatch):

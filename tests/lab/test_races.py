@@ -64,7 +64,7 @@ def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
     own = replay(run, run.own_rule).profile
     assert sum(fspo.profile.both.count) == 2 * sum(own.both.count)
     assert fspo.profile.both.fraction == pytest.approx(own.both.fraction)
-    assert [profile.clip_fraction for profile in fspo.matched] == pytest.approx([0.1, 0.1], abs=0.02)
+    assert [profile.clip_fraction for profile in fspo.matched.values()] == pytest.approx([0.1, 0.1], abs=0.02)
     (pair,) = result.pairs
     assert pair.num_seeds == 2
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["contenders"][0]["runs"][0]["finished"]

@@ -63,12 +63,15 @@ def test_children_are_nested_under_one_run_with_names_and_tags(swept):
     children = client.search_runs(
         [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'", order_by=["attribute.start_time"]
     )
-    assert sorted(child.info.run_name for child in children) == ["fspo-0", "grpo-0"]
-    for child in children:
+    *runs, report = children
+    assert sorted(run.info.run_name for run in runs) == ["fspo-0", "grpo-0"]
+    assert report.info.run_name in ("compare fspo, grpo", "compare grpo, fspo")
+    assert "compare.html" in {item.path for item in client.list_artifacts(report.info.run_id)}
+    for child in runs:
         assert child.info.status == "FINISHED"
-        assert child.data.tags["clip"] == child.data.params["clip.name"] == child.info.run_name.removesuffix("-0")
+        assert child.data.tags["rl_rule"] == child.data.params["clip.name"] == child.info.run_name.removesuffix("-0")
         assert {"reward/mean", "clip/fraction", "fairness/lre_max", "eval/accuracy"} <= set(child.data.metrics)
-    assert "compare.html" in {item.path for item in client.list_artifacts(parent.info.run_id)}
+        assert child.data.metrics["lre_at_0.1"] >= 0
 
 
 def test_the_comparison_is_printed_and_two_runs_make_no_winner(swept):
@@ -138,7 +141,7 @@ def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(run, zygote
     assert [row["step"] for row in rows] == list(range(31))
     assert "stopped after step" in (tmp_path / "race" / "logs" / "grpo-0.log").read_text()
     client = mlflow.MlflowClient(store)
-    shown = client.search_runs(["1"], "tags.clip = 'grpo' and tags.`mlflow.parentRunId` != ''")
+    shown = client.search_runs(["1"], "tags.rl_rule = 'grpo' and tags.`mlflow.parentRunId` != ''")
     assert [child.info.status for child in shown] == ["FINISHED"]  # one run, that went on
 
 

@@ -93,8 +93,8 @@ def test_mlflow_has_parameters_metrics_tags_completions_and_config(run):
     assert tracked.data.params["clip.name"] == "fspo"
     assert tracked.data.params["clip.width_high"] == "0.015"
     assert tracked.data.tags["clip_source"] == f"rlzoo-llm {version('rlzoo-llm')}"
-    assert {key: tracked.data.tags[key] for key in ("clip", "seed", "task", "model")} == {
-        "clip": "fspo", "seed": "0", "task": "arithmetic", "model": "embedded",
+    assert {key: tracked.data.tags[key] for key in ("rl_rule", "seed", "task", "model")} == {
+        "rl_rule": "fspo", "seed": "0", "task": "arithmetic", "model": "embedded",
     }  # fmt: skip
     history = client.get_metric_history(result.mlflow_run_id, "reward/mean")
     assert [(point.step, point.value) for point in history] == [(step, result.metrics[step]["reward/mean"]) for step in (1, 2)]

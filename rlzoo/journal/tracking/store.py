@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from rlzoo.journal.tracking.record import DEFAULT_STORE, tracking_uri
+from rlzoo.journal.tracking.record import tracking_uri
+from rlzoo.journal.tracking.views import write_view
 from rlzoo.support.replies import bounded_replies
 
 LARGEST_REPLY = 16 * 2**20
@@ -49,16 +50,39 @@ def bounded_store() -> Iterator[None]:
 
 
 def experiment_id(client: Any, name: str) -> str:
-    """The experiment of this name, made if there is none."""
+    """Return the id of the experiment with this name. Creates it, with its saved view, if there is none."""
     from mlflow import MlflowException
 
     found = client.get_experiment_by_name(name)
+    if found:
+        return str(found.experiment_id)
     try:
-        return str(found.experiment_id if found else client.create_experiment(name, tags={KIND: "custom_model_development"}))
+        made = str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
     except MlflowException:  # another run was quicker
         if found := client.get_experiment_by_name(name):
             return str(found.experiment_id)
         raise
+    write_view(client, made)
+    return made
+
+
+def latest_experiment() -> str | None:
+    """Return the id of the experiment with the newest run in the current store, with its saved view; None if it has none."""
+    with connected() as client:
+        found = client.search_experiments(order_by=["last_update_time DESC"])
+        own = [experiment for experiment in found if experiment.experiment_id != "0"]  # MLflow makes "Default" itself
+        runs = client.search_runs([experiment.experiment_id for experiment in own], max_results=1) if own else []
+        if not own:
+            return None
+        latest = str(runs[0].info.experiment_id if runs else own[0].experiment_id)  # runs: newest first
+        write_view(client, latest)
+        return latest
+
+
+def is_missing(uri: str) -> bool:
+    """Whether the store is a SQLite file that does not exist. Connecting to it would create it."""
+    prefix = "sqlite:///"
+    return uri.startswith(prefix) and not Path(uri.removeprefix(prefix).partition("?")[0]).exists()
 
 
 def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
@@ -66,21 +90,6 @@ def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
     with connected() as client:
         entry = experiment_id(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
         return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
-
-
-def common_parent(run_ids: Sequence[str]) -> str | None:
-    """The run that all of these are nested under; None if there is none, or the store does not know them."""
-    uri = tracking_uri()
-    if not run_ids or (uri == DEFAULT_STORE and not Path(uri.removeprefix("sqlite:///")).exists()):
-        return None  # asking would make a store
-    with connected() as client:
-        from mlflow import MlflowException
-
-        try:
-            parents = {client.get_run(run_id).data.tags.get("mlflow.parentRunId") for run_id in run_ids}
-        except MlflowException:
-            return None
-    return parents.pop() if len(parents) == 1 else None
 
 
 @contextmanager

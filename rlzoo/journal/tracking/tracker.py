@@ -67,7 +67,7 @@ class Tracker:
         self._trouble = trouble
 
     def conclude(self, step: int, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
-        """Log the result of the whole run: its aggregate metrics, and more tags."""
+        """Log the metrics of the whole run, and more tags."""
         if self._record is not None:
             self._record = replace(self._record, step=step, metrics=dict(metrics), tags={**self._record.tags, **tags})
 

@@ -44,7 +44,7 @@ def add_row(directory, step, **metrics):
 
 
 def end(directory, **changes):
-    changes = {"status": "FINISHED", "ended": 2000.0, "step": 2, "metrics": {"aggregate/reward": 0.5}, **changes}
+    changes = {"status": "FINISHED", "ended": 2000.0, "step": 2, "metrics": {"reward": 0.5}, **changes}
     replace(Record.read(directory), **changes).write(directory)
 
 

@@ -24,7 +24,7 @@ def test_everything_arrives(directory):
     assert run.data.params == {"clip.width": "1"}
     assert (run.data.tags["clip"], run.data.tags["warnings"], run.data.tags[NOTE]) == ("fspo", "inert", "**mine**")
     assert "git_commit" not in run.data.tags, "there is none"
-    assert run.data.metrics == {"reward/mean": 0.2, "aggregate/reward": 0.5}
+    assert run.data.metrics == {"reward/mean": 0.2, "reward": 0.5}
     assert store().get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
     assert history(directory) == THREE_STEPS
     names = [item.path for item in store().list_artifacts(run.info.run_id)]
@@ -50,7 +50,7 @@ def test_a_second_time_nothing_is_sent(directory):
     assert (first.num_rows, first.num_files) == (3, 3)
     assert (second.num_rows, second.num_files) == (0, 0)
     assert history(directory) == THREE_STEPS
-    assert history(directory, "aggregate/reward") == [(2, 0.5, 2000000)]
+    assert history(directory, "reward") == [(2, 0.5, 2000000)]
 
 
 @pytest.mark.parametrize("known", ["nothing", "the run"])
@@ -91,7 +91,7 @@ def test_a_run_that_goes_on_is_the_same_run(directory):
     going_on.send(is_over=True)
     assert store().get_run(going_on.sent.run_id).info.status == "FINISHED"
     assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
-    assert [point[0] for point in history(directory, "aggregate/reward")] == [2, 3]
+    assert [point[0] for point in history(directory, "reward")] == [2, 3]
 
 
 def test_steps_that_are_done_anew_are_not_shown_twice(directory):

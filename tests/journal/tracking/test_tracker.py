@@ -41,12 +41,12 @@ def test_a_run_is_followed_while_it_goes_on(directory):
         until(lambda: run_id_of(directory) and [point[0] for point in history(directory)] == [0, 1, 2])
         assert status(directory) == "RUNNING"
         tracker.look()
-        tracker.conclude(3, {"aggregate/reward": 0.5}, {"warnings": "inert"})
+        tracker.conclude(3, {"reward": 0.5}, {"warnings": "inert"})
 
     tracker = tracked(directory, work)
     assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
     run = store().get_run(tracker.run_id)
-    assert (run.info.status, run.data.tags["warnings"], run.data.metrics["aggregate/reward"]) == ("FINISHED", "inert", 0.5)
+    assert (run.info.status, run.data.tags["warnings"], run.data.metrics["reward"]) == ("FINISHED", "inert", 0.5)
 
 
 @pytest.mark.parametrize(("error", "expected"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED")])

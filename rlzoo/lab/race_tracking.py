@@ -1,0 +1,65 @@
+"""Logs a comparison to MLflow: the matched length error of every run, and a run of its own with the report."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlzoo.journal.tracking.description import NOTE
+from rlzoo.journal.tracking.record import run_id_of, tracking_uri
+from rlzoo.journal.tracking.store import connected, is_missing
+from rlzoo.journal.tracking.views import REPORT
+from rlzoo.lab.races import Race
+from rlzoo.support.colours import RULE_TAG
+
+TAG = "rlzoo_comparison"
+PARENT = "mlflow.parentRunId"
+LONGEST_NAME = 250
+
+
+def log_race(race: Race, page: Path) -> None:
+    """Log a comparison to the current store; nothing if the store does not have the runs.
+
+    Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is an artifact of a run of its
+    own, which a repeated comparison overwrites.
+    """
+    run_ids = {
+        (contender.label, run.seed): run_id
+        for contender in race.contenders
+        for run in contender.runs
+        if (run_id := run_id_of(run.path)) is not None
+    }
+    if not run_ids or is_missing(tracking_uri()):
+        return
+    with connected() as client:
+        from mlflow import MlflowException
+
+        try:
+            found = {key: client.get_run(run_id) for key, run_id in run_ids.items()}
+        except MlflowException:  # the runs were sent to another store, or deleted
+            return
+        for contender in race.contenders:
+            for seed, profile in contender.matched.items():
+                if (contender.label, seed) in found and profile.lre_max is not None:
+                    run_id = run_ids[contender.label, seed]
+                    client.log_metric(run_id, f"lre_at_{race.match:g}", round(profile.lre_max, 4))
+                    client.log_metric(run_id, f"lre_noise_at_{race.match:g}", round(profile.lre_noise or 0.0, 4))
+        report = _report_run(client, race, page, found)
+        client.set_tag(report, NOTE, "\n\n".join([*race.highlights, "The report is the artifact `compare.html`."]))
+        client.log_artifact(report, str(page))
+
+
+def _report_run(client: Any, race: Race, page: Path, runs: Mapping[Any, Any]) -> str:
+    """The run that holds the report, nested like the compared runs. A repeated comparison gets the same one."""
+    (experiment, *_) = {run.info.experiment_id for run in runs.values()}
+    mark = hashlib.sha256(str(page.resolve()).encode()).hexdigest()[:16]
+    for known in client.search_runs([experiment], f"tags.{TAG} = '{mark}'"):
+        return str(known.info.run_id)
+    parents = {run.data.tags.get(PARENT) for run in runs.values()}
+    tags = {TAG: mark, RULE_TAG: REPORT} | ({PARENT: parent} if len(parents) == 1 and (parent := parents.pop()) else {})
+    name = f"compare {', '.join(contender.label for contender in race.contenders)}"
+    made = str(client.create_run(experiment, run_name=name[:LONGEST_NAME], tags=tags).info.run_id)
+    client.set_terminated(made)
+    return made
