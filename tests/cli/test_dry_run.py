@@ -94,10 +94,10 @@ def test_processes_of_a_launcher_count(refused, monkeypatch):
 
 def test_offload_without_what_does_it_is_refused(refused):
     assert refused("train", "--dry-run", *settings("launch.offload=optimizer")) == (
-        "launch.offload='optimizer': DeepSpeed does it; set launch.deepspeed to zero2 or zero3"
+        "launch.offload='optimizer': offloading needs DeepSpeed; set launch.deepspeed to zero2 or zero3"
     )
     assert refused("train", "--dry-run", *settings("launch.offload=all", "launch.deepspeed=zero2")) == (
-        "launch.offload='all': parameters can be moved out only with ZeRO-3; set launch.deepspeed=zero3"
+        "launch.offload='all': parameters can be offloaded only with ZeRO-3; set launch.deepspeed=zero3"
     )
 
 

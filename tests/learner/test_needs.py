@@ -160,10 +160,10 @@ def test_a_rule_that_compares_a_group_draws_minibatches_by_prompts(tmp_path):
 @pytest.mark.parametrize(
     ("needs", "scope", "problem"),
     [
-        ({"group_id"}, "batch", "needs 'group_id', which is no optional input (known: group_ids, "),
+        ({"group_id"}, "batch", "needs 'group_id', which is not an optional input (known: group_ids, "),
         (["group_ids"], "batch", "declares needs = ['group_ids']; it must be a frozenset"),
-        ({"group_ids"}, "sequence", "needs group_ids with scope 'sequence': a group is judged together"),
-        ({"log_probs"}, "token", "needs 'log_probs', which is no optional input"),
+        ({"group_ids"}, "sequence", "needs group_ids with scope 'sequence': the rule compares responses"),
+        ({"log_probs"}, "token", "needs 'log_probs', which is not an optional input"),
     ],
 )
 def test_needs_that_cannot_be_met_are_refused(needs, scope, problem):
