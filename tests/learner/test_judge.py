@@ -101,7 +101,7 @@ class BecomesAnother(Sound):
 
 FAULTS = {
     Raises: r"raised KeyError: 'missing' \(.*test_judge\.py:\d+\)",
-    AnswersATensor: r"answered with a Tensor, not a ClipResult",
+    AnswersATensor: r"returned a Tensor, not a ClipResult",
     WrongShape: r"gave objective of shape \(18,\), expected \(18, 1\)",
     WrongShapeOfDecisions: r"gave clipped of shape \(1, 1\), expected \(18, 1\) or \(18, 30\)",
     HalfPrecision: r"gave an objective of type torch.bfloat16, expected torch.float32",

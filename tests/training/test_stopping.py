@@ -155,7 +155,7 @@ def test_gradients_that_stay_infinite_end_the_run(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.Learner, "accumulate", infinite)
-        with pytest.raises(RunError, match=r"the gradient was not finite 6 updates in a row \(learner.max_nonfinite\)"):
+        with pytest.raises(RunError, match=r"the gradient was not finite in 6 consecutive updates \(learner.max_nonfinite\)"):
             rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides))
     rows = lines(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("learner/nonfinite") for row in rows] == [None, 1.0]  # four updates of the first step
