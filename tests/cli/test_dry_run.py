@@ -170,7 +170,7 @@ def test_a_missing_data_file_is_refused(refused, tmp_path):
 def test_a_missing_model_is_refused(refused, tmp_path):
     (tmp_path / "here" / "empty").mkdir()
     assert refused("train", "--dry-run", *settings("model.path=empty")) == (
-        "model.path='empty': empty is a folder without config.json: not a model"
+        "model.path='empty': empty has no config.json, so it is not a model"
     )
     assert refused("train", "--dry-run", *settings("model.path=./none")) == "model.path='./none': no such folder"
 

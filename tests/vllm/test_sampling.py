@@ -65,7 +65,7 @@ def test_draws_follow_the_whole_distribution(pair):
 
 @pytest.mark.parametrize("temperature", [2.5, 0.001])
 def test_a_temperature_that_vllm_does_not_take_is_refused(pair, temperature):
-    with pytest.raises(UserError, match=f"temperature={temperature}: vLLM takes 0.01 to 2"):
+    with pytest.raises(UserError, match=f"temperature={temperature}: vLLM supports 0.01 to 2"):
         pair.sampler.sample(PROMPTS, 1, seed=0, temperature=temperature)
 
 
@@ -83,7 +83,7 @@ def test_global_random_states_and_threads_are_left_alone(pair):
 
 def test_a_prompt_that_leaves_too_little_room_is_refused(pair):
     prompt = "+".join("12345" for _ in range(90)) + "="  # one token a character: 540
-    with pytest.raises(UserError, match=r"rollout.max_new_tokens=24: with a prompt of 540 tokens more than vLLM's"):
+    with pytest.raises(UserError, match=r"rollout.max_new_tokens=24: with a prompt of 540 tokens, this exceeds vLLM's"):
         pair.sampler.sample([prompt], 1, seed=0)
 
 
