@@ -1,8 +1,8 @@
 """The main program of a worker process, which calls one function for its parent.
 
-`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS``, where CALLS is the descriptor of a socket for calls and
-results. Its stdin is a pipe that is never written to. When the parent ends, the pipe closes, and the kernel kills this process
-at once. The module only imports the standard library.
+`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS``, where CALLS is the descriptor of a socket for calls
+and results. Its stdin is a pipe that is never written to. When the parent ends, the pipe closes, and the kernel kills this
+process at once. The module only imports the standard library.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_a_process_without_a_prompt_is_refused(refused):
 
 def test_more_processes_than_devices_are_refused(refused):
     assert refused("train", "--dry-run", "--devices", "2xH100", *settings("launch.processes=4")) == (
-        "launch.processes=4: more than the 2 devices of --devices; one process takes one"
+        "launch.processes=4: more than the 2 devices of --devices; each process needs one"
     )
 
 
@@ -115,7 +115,7 @@ def test_responses_beyond_vllms_limit_are_refused(refused):
     line = refused("train", "--dry-run", "--devices", "1xH100", *more)
     assert line == (
         "rollout.vllm.max_model_len=100: with prompts of up to 40 tokens, 120 positions are needed; "
-        "raise it, or leave it out for the model's own"
+        "raise it, or remove it to use the model's own limit"
     )
 
 

@@ -87,5 +87,5 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no such folder"):
         find_architecture(str(tmp_path / "none"))
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(UserError, match=r"config.json is not a model's: KeyError"):
+    with pytest.raises(UserError, match=r"config.json does not describe a model: KeyError"):
         find_architecture(str(tmp_path))
