@@ -159,7 +159,7 @@ def _resolved(path: str | Path) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass  # reported by `_from_path`
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"plugin {shown(str(path))} cannot be looked for: {error}") from error
+        raise UserError(f"plugin {shown(str(path))} cannot be accessed: {error}") from error
     return whole
 
 

@@ -19,8 +19,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 API_VERSION = (1, 1)
 """Major and minor version of the plugin interface. Minor versions only add to it; major versions may break plugins.
 
-A plugin declares the version it needs with ``RLZOO_API = "1.1"`` in the module of its hooks. A plugin that needs another
-version is not loaded.
+A plugin declares the version it needs with ``RLZOO_API = "1.1"`` in the module of its hooks. It is not loaded if this rlzoo
+does not support that version.
 """
 
 

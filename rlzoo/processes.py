@@ -54,7 +54,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses and logs its guess
     bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
-        # an explicit precision: otherwise a launcher's setting decides, and on a CPU it would be silently ignored
+        # a launcher may choose DeepSpeed or FSDP here; `check_launcher` refuses what a CPU would silently ignore
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
             accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
@@ -89,7 +89,7 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
     if earlier is DistributedType.DEEPSPEED and launch.deepspeed is None:
         raise UserError(
             "launch.deepspeed=null: an earlier run of this process used DeepSpeed, which stays set up until the process ends; "
-            "set launch.deepspeed to zero2 or zero3, or start this run in a process of its own"
+            "set launch.deepspeed to zero2 or zero3, or start this run in a separate process"
         )
     for state in (AcceleratorState, GradientState, PartialState):
         state._shared_state = {}  # replaced, not cleared: earlier accelerators still refer to the old dict

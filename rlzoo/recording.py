@@ -313,7 +313,7 @@ def _check(step: RecordedStep) -> None:
         len(step.response_mask) == num_tokens, f"response_mask has {len(step.response_mask)} values for {num_tokens} token_ids"
     )
     first = step.response_mask[sizes.cumsum(0) - sizes]
-    _require(not bool(first.any()), "response_mask is true on the first token of a sequence, which nothing before it predicts")
+    _require(not bool(first.any()), "response_mask is true on the first token of a sequence, which no earlier token predicts")
     num_chosen = int(step.response_mask.sum())
     widest = int((sizes - step.prompt_lengths).max())
     _require(number * widest <= MOST_CELLS, f"{number} responses of up to {widest} tokens are too many for one step")
@@ -372,7 +372,9 @@ def _check_facts(step: RecordedStep) -> None:
     ):
         value = getattr(step, name)
         if value is not None or name in ("step", "seed"):
-            _require(type(value) is int and least <= value < most, f"{name}={shown(value)} is not a whole number from {least}")
+            _require(
+                type(value) is int and least <= value < most, f"{name}={shown(value)} is not a whole number of at least {least}"
+            )
     is_number = isinstance(step.temperature, int | float) and not isinstance(step.temperature, bool)
     _require(is_number and 0 < step.temperature < 1e6, f"temperature={shown(step.temperature)} is not a number above 0")
     for name in ("model", "writer"):

@@ -244,7 +244,7 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
     """
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")  # reported below as an error
+            warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")  # `contract_problem` reports it
             module = plugin.load()
     except (Exception, SystemExit) as error:
         raise _UnusableError(f"cannot be imported: {_described(error)}") from error

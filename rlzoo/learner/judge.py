@@ -168,7 +168,7 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
     try:
         (gradient,) = torch.autograd.grad(total, inputs.log_probs)
     except RuntimeError as error:
-        raise PolicyError(policy.name, "gave an objective without a gradient: it must depend on log_probs") from error
+        raise PolicyError(policy.name, "returned an objective without a gradient; it must depend on log_probs") from error
     mask = inputs.response_mask
     # check a single number first, and look for the response only if it is not finite
     read = torch.where(mask, inputs.log_probs.detach(), 0.0).sum()
@@ -182,12 +182,12 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
         return gradient
     row = int(bad.any(dim=-1).nonzero()[0])
     length, advantage = int(mask[row].sum()), float(inputs.advantages[row].sum())
-    what = "an objective" if not bool(torch.isfinite(objective[row][mask[row]]).all()) else "a gradient"
+    what = "an objective" if not bool(torch.isfinite(objective[row][mask[row]]).all()) else "an objective with a gradient"
     number = int(bad.any(dim=-1).sum())
     log_ratio = float((inputs.log_probs.detach() - inputs.old_log_probs)[row][mask[row]].sum())
     raise PolicyError(
         policy.name,
-        f"gave {what} that is not finite for {number} of {len(mask)} responses, the first of {length} tokens "
+        f"returned {what} that is not finite for {number} of {len(mask)} responses, the first of {length} tokens "
         f"with advantage {advantage:g} and summed log-ratio {log_ratio:.4g}",
     )
 
@@ -203,7 +203,7 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
     except Exception as error:
         raise PolicyError(policy.name, f"raised in updated: {_told(error)}") from error
     if type(following) is not type(policy):
-        raise PolicyError(policy.name, f"gave {following!r} from updated, not a {type(policy).__name__}")
+        raise PolicyError(policy.name, f"returned {following!r} from updated, not a {type(policy).__name__}")
     return following
 
 
@@ -218,24 +218,24 @@ def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str
         tensor = getattr(result, name)
         got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         if got not in shapes:
-            return f"gave {name} of shape {got}, expected {' or '.join(map(str, shapes))}"
+            return f"returned {name} of shape {got}, expected {' or '.join(map(str, shapes))}"
     if result.objective.dtype != torch.float32:
-        return f"gave an objective of type {result.objective.dtype}, expected torch.float32"
+        return f"returned an objective of type {result.objective.dtype}, expected torch.float32"
     if result.clipped.dtype != torch.bool:
-        return f"gave clipped of type {result.clipped.dtype}, expected torch.bool"
+        return f"returned clipped of type {result.clipped.dtype}, expected torch.bool"
     return _metrics_problem(result.metrics, either) if result.metrics else None
 
 
 def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> str | None:
     """Return what is wrong with the metrics of a result, or None."""
     if not isinstance(metrics, Mapping):
-        return f"gave metrics of type {type(metrics).__name__}, expected a dictionary of tensors"
+        return f"returned metrics of type {type(metrics).__name__}, expected a dictionary of tensors"
     for name, values in metrics.items():
         if not isinstance(name, str) or not METRIC.fullmatch(name):
-            return f"gave a metric called {name!r}; its name must be lower-case letters, digits and underscores"
+            return f"returned a metric called {name!r}; names must consist of lower-case letters, digits and underscores"
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         if got not in shapes:
-            return f"gave metric {name!r} of shape {got}, expected {' or '.join(map(str, shapes))}"
+            return f"returned metric {name!r} of shape {got}, expected {' or '.join(map(str, shapes))}"
     return None
 
 

@@ -118,7 +118,7 @@ class Minibatch:
         if self._judged and names != (before := self._judged[0][1].result.metrics.keys()):
             raise PolicyError(
                 self.policy.name,
-                f"gave the metrics {sorted(names)} for some responses and {sorted(before)} for others; give the same for all",
+                f"returned metrics {sorted(names)} for some responses and {sorted(before)} for others; return the same for all",
             )
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
         self._judged.append((rows, judged, entropy.detach(), kl))
@@ -160,7 +160,7 @@ class Minibatch:
         if self.policy.scope != "batch" and not self.policy.learns_without_advantages and bool(silent.any()):
             raise PolicyError(
                 self.policy.name,
-                "gave a gradient to a response with advantage 0; if this is intended, set learns_without_advantages = True",
+                "has a gradient on a response with advantage 0; if this is intended, set learns_without_advantages = True",
             )
         table = ResponseTable.measure(
             judged.inputs,

@@ -63,8 +63,9 @@ def estimate(scores: Sequence[float]) -> Estimate:
     Sankhya A 25 (1963), 331).
 
     Coverage was measured on 2,000 draws with 5, 8, 12 and 20 seeds. With normal scores, it is 95, 94, 95 and 95 % for the
-    mean, and 92, 93, 94 and 94 % for the interquartile mean. With log-normal scores of standard deviation 1/2, it is 92, 92,
-    93 and 93 %, and 90, 91, 93 and 94 %. ``pytest tests/measure/test_comparison.py -k intervals_hold`` repeats this.
+    mean, and 92, 93, 94 and 94 % for the interquartile mean. With log-normal scores, whose logarithm has standard deviation
+    1/2, it is 92, 92, 93 and 93 %, and 90, 91, 93 and 94 %. ``pytest tests/measure/test_comparison.py -k intervals_hold``
+    measures it again.
     """
     values = np.array(scores, dtype=float)
     return Estimate(len(values), float(values.mean()), t_interval(values), float(iqm(values)), _trimmed_interval(values))

@@ -135,7 +135,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
         "reference model": float(whole) if needs_reference(config.learner, config.reward, config.clip) else 0.0,
         "communication buffers": _buffers(whole, own or trained * element, element, sharding),
     }
-    # the head's gradient of a micro-batch is held separately while the rest is computed
+    # a micro-batch's gradient of the embedding is held separately while the rest is computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
     gradients = owned * (own or trained * number) + head
     at_head, at_last_layer = activations(architecture, config, batch)

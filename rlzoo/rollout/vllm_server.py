@@ -199,7 +199,7 @@ class ServerSampler(AnyVLLMSampler):
         self._check_length()
         on_cpu = found["device_config"]["device"] == "cpu"
         if on_cpu and found["scheduler_config"]["enable_chunked_prefill"]:
-            raise self._error("cuts prompts into pieces, which fails on the CPU; start it with --no-enable-chunked-prefill")
+            raise self._error("uses chunked prefill, which fails on the CPU; start it with --no-enable-chunked-prefill")
         self.head_size = (cpu_head_size if on_cpu else head_size)(self.model.config)
 
     def _ask(self, method: str, path: str, hint: str = "", **request: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ CHANGES = {
 }
 METADATA = {
     "has no step": {"step": None},
-    "step=1.5 is not a whole number from 0": {"step": 1.5},
+    "step=1.5 is not a whole number of at least 0": {"step": 1.5},
     "temperature='x' is not a number above 0": {"temperature": "x"},
     "temperature=0 is not a number above 0": {"temperature": 0},
     "rule=3 is not a mapping with a rule's name": {"rule": 3},

@@ -273,4 +273,7 @@ def test_it_says_what_it_does(caplog):
 
     with pytest.raises(SystemExit):
         stopped()
-    assert [record.getMessage() for record in caplog.records] == ["stopping after this step; interrupt again to stop at once", "over"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "stopping after this step; interrupt again to stop at once",
+        "over",
+    ]
