@@ -119,10 +119,10 @@ class ClipInputs:
         (2, 3)
     """
 
-    log_probs: Tensor  # (B, T) current policy; the only tensor that carries gradient
-    old_log_probs: Tensor  # (B, T) policy at the start of the update: the ratio's denominator
+    log_probs: Tensor  # (B, T) of the current model; the only tensor that carries gradient
+    old_log_probs: Tensor  # (B, T) of the model at the start of the update: the denominator of the ratio
     advantages: Tensor  # (B, 1), or (B, T) where credit differs by token; sequence policies take (B, 1) only
-    response_mask: Tensor  # (B, T) bool, True on tokens that the policy chose
+    response_mask: Tensor  # (B, T) bool, True on tokens that the model chose
     rollout_log_probs: Tensor | None = None  # (B, T) as the sampler reported them
     seed: int = 0  # of the optimizer step; rules that sample seed their generator with it
     group_ids: Tensor | None = None  # (B, 1) int64; responses to one prompt share one and stay together
