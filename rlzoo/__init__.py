@@ -1,6 +1,6 @@
 """rlzoo: a configurable zoo of reinforcement-learning rules for language models.
 
-The public names are loaded when first used, so that the command line can answer ``--help`` without waiting for torch.
+Public names are imported on first use, so that ``rlzoo --help`` does not have to import torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""``python -m rlzoo``."""
+"""Runs the command line for ``python -m rlzoo``."""
 
 import sys
 
 if not sys.flags.safe_path:
-    sys.path.append(sys.path.pop(0))  # the working directory, which Python puts first, comes last
+    sys.path.append(sys.path.pop(0))  # move the working directory, which Python puts first, to the end
 
 from rlzoo.cli.main import entry
 

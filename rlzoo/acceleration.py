@@ -1,4 +1,4 @@
-"""Optional speed: what `rlzoo.fast_cpu` offers, and nothing if that folder was deleted."""
+"""Access to the optional CPU optimizations in `rlzoo.fast_cpu`; if that package is deleted, rlzoo runs without them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IS_THERE = find_spec("rlzoo.fast_cpu") is not None
 
 
 def prepare_process() -> None:
-    """Set how the threads of torch wait for each other; call before torch is imported."""
+    """Configure how torch's threads wait for each other; call this before importing torch."""
     if IS_THERE:
         from rlzoo.fast_cpu.waiting import prepare_waiting
 
@@ -23,7 +23,7 @@ def prepare_process() -> None:
 
 
 def prepare_model(model: PreTrainedModel) -> None:
-    """Choose how the model's matrices are multiplied on a CPU."""
+    """Choose the kernels for the model's matrix products on a CPU."""
     if IS_THERE:
         from rlzoo.fast_cpu.cpu import prepare_cpu
 
@@ -31,7 +31,7 @@ def prepare_model(model: PreTrainedModel) -> None:
 
 
 def sharing_cores(threads: int) -> AbstractContextManager[None]:
-    """Within the block, let waiting threads sleep while other processes need the cores."""
+    """Let waiting threads sleep inside the block while other processes need the cores."""
     if not IS_THERE:
         return nullcontext()
     from rlzoo.fast_cpu.waiting import waiting_by_load
@@ -40,7 +40,7 @@ def sharing_cores(threads: int) -> AbstractContextManager[None]:
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """Whether `fused_step` knows the model."""
+    """Return whether `fused_step` supports the model."""
     if not IS_THERE:
         return False
     from rlzoo.fast_cpu import fused
@@ -49,14 +49,14 @@ def can_fuse(model: PreTrainedModel) -> bool:
 
 
 def fused_step(model: PreTrainedModel, length: int) -> FusedStep:
-    """Compute next-token logits with joined and packed matrices, for rows of at most ``length`` tokens."""
+    """Return a module that computes next-token logits with joined and packed matrices, for up to ``length`` tokens per row."""
     from rlzoo.fast_cpu.fused import FusedStep
 
     return FusedStep(model, length)
 
 
 def joined_bytes() -> int:
-    """Largest model, in bytes of its layers, whose matrices are copied while sampling."""
+    """Return the largest total size of a model's layers, in bytes, for which sampling copies the matrices."""
     if not IS_THERE:
         return 0
     from rlzoo.fast_cpu.fused import JOINED_BYTES

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Advantage = str | dict[str, Any]
-"""Which estimator a policy uses: its name, or its settings with a name, such as ``{"name": "pass_at_k", "k": 8}``."""
+"""The estimator of a policy: a name, or a mapping with name and settings, such as ``{"name": "pass_at_k", "k": 8}``."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """What an estimator reads. B responses, T response tokens; a value per response is a ``(B, 1)`` column.
+    """Inputs of an estimator for B responses of up to T tokens; a value per response is a ``(B, 1)`` column.
 
     Example:
         Two responses to one prompt, of 3 and 2 tokens, with rewards 1 and 0:
@@ -40,13 +40,13 @@ class AdvantageInputs:
     group_ids: Tensor  # (B, 1) int64; responses to one prompt share one
     response_mask: Tensor  # (B, T) bool, True on tokens that the model chose
     turn_ids: Tensor | None = None  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
-    token_rewards: Tensor | None = None  # (B, T) paid at single tokens on top of `rewards`, such as those of a step's end
-    state_ids: Tensor | None = None  # (B, T) int64: on a turn's tokens, the state of the environment that the turn began in
+    token_rewards: Tensor | None = None  # (B, T) rewards at single tokens, in addition to `rewards`
+    state_ids: Tensor | None = None  # (B, T) int64: environment state at the start of the token's turn
     old_log_probs: Tensor | None = None  # (B, T) of the model before the first update of the batch
-    collision_probs: Tensor | None = None  # (B, T) sum over the vocabulary of that model's probability squared
+    collision_probs: Tensor | None = None  # (B, T) sum over the vocabulary of its squared probabilities
 
     def returns(self) -> Tensor:
-        """The return of each token, ``(B, T)``: the reward of the response, and the token rewards from the token on."""
+        """Compute each token's return, ``(B, T)``: the response's reward plus the token rewards from this token onwards."""
         later = torch.zeros_like(self.response_mask, dtype=self.rewards.dtype)
         if self.token_rewards is not None:
             later = torch.where(self.response_mask, self.token_rewards, 0.0).flip(-1).cumsum(-1).flip(-1)
@@ -74,27 +74,27 @@ class AdvantageEstimator(BaseModel, ABC):
 
     name: ClassVar[str]
     paper: ClassVar[str]
-    aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, each with the settings that it stands for
-    needs: ClassVar[frozenset[str]] = frozenset()  # of `NEEDS`: optional inputs without which it cannot estimate
-    per_token: ClassVar[bool] = False  # whether its values differ by token, whatever the rewards
-    takes_token_rewards: ClassVar[bool] = False  # whether it takes rewards for single tokens, and then has a value for each
+    aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
+    needs: ClassVar[frozenset[str]] = frozenset()  # names in `NEEDS`: the optional inputs that it requires
+    per_token: ClassVar[bool] = False  # whether it always returns a value per token
+    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards, and then returns a value per token
     compares: ClassVar[bool] = True  # whether it compares the responses to one prompt
-    takes_one: ClassVar[bool] = False  # whether a group of one response gets 0 instead of being refused
-    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, with the reason
+    takes_one: ClassVar[bool] = False  # whether a single response gets 0 instead of an error
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
 
     @property
     def min_group_size(self) -> int:
-        """Responses per prompt that the estimator needs."""
+        """Minimum number of responses per prompt."""
         return 2 if self.compares else 1
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         """Estimate the advantages.
 
         Returns:
-            float32 ``(B, 1)``, or ``(B, T)`` with 0 outside the mask where credit differs by token; without gradient.
+            float32 ``(B, 1)``, or ``(B, T)`` where credit differs by token, with 0 outside the mask; detached.
 
         Raises:
-            UserError: a group is smaller than `min_group_size`, or an input is missing or cannot be used.
+            UserError: a group is smaller than `min_group_size`, or a required input is missing, or an input is not supported.
         """
         smallest = int(ops.group_sum(torch.ones_like(inputs.rewards), inputs.group_ids).min())
         if smallest < self.min_group_size and not self.takes_one:
@@ -103,9 +103,9 @@ class AdvantageEstimator(BaseModel, ABC):
                 "raise rollout.group_size"
             )
         if missing := sorted(need for need in self.needs if getattr(inputs, need) is None):
-            raise UserError(f"advantage {self.name!r} needs {missing[0]}, which this run has none of")
+            raise UserError(f"advantage {self.name!r} needs {missing[0]}, which this run does not have")
         if inputs.token_rewards is not None and not self.takes_token_rewards:
-            raise UserError(f"advantage {self.name!r} has no values per token, and there are rewards for single tokens")
+            raise UserError(f"advantage {self.name!r} does not accept rewards for single tokens, and this run has some")
         advantages = self.estimate(_in_float64(inputs)).detach()
         if advantages.shape[-1] != 1:
             advantages = torch.where(inputs.response_mask, advantages, 0.0)

@@ -1,4 +1,4 @@
-"""Corrections for a sampler whose probabilities differ from the trainer's: frozen callables that weigh the objective."""
+"""Corrections for samplers whose probabilities differ from the trainer's: frozen callables that weight the objective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionInputs:
-    """What a correction reads, before the first optimizer step of a batch. B responses, T response tokens; nats.
+    """Inputs of a correction, before the first optimizer step of a batch, for B responses of up to T tokens; in nats.
 
     Example:
         >>> mask = torch.tensor([[True, True]])
@@ -32,13 +32,13 @@ class CorrectionInputs:
 
     @property
     def log_ratio(self) -> Tensor:
-        """Trainer against sampler per token, ``log pi_old - log pi_rollout``, float32 ``(B, T)``; 0 where masked."""
+        """Log-ratio of trainer to sampler per token, ``log pi_old - log pi_rollout``, float32 ``(B, T)``; 0 where masked."""
         difference = self.old_log_probs.float() - self.rollout_log_probs.float()
         return torch.where(self.response_mask, difference, 0.0)
 
 
 class Correction(BaseModel, ABC):
-    """Weighs the objective of each response or token, given the log-probs of the trainer and of the sampler.
+    """Weights the objective of each response or token by the log-probs of the trainer and the sampler.
 
     A subclass sets `name` and `paper`, declares its settings as fields with a description and a bound, and implements
     `weigh`. Instances are frozen and compare by value.
@@ -58,17 +58,17 @@ class Correction(BaseModel, ABC):
 
     name: ClassVar[str]
     paper: ClassVar[str]
-    aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, each with the settings that it stands for
-    per_token: ClassVar[bool] = False  # whether there is a weight for each token
-    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, with the reason
+    aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
+    per_token: ClassVar[bool] = False  # whether it returns a weight per token
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
 
     @property
     def is_per_token(self) -> bool:
-        """Whether there is a weight for each token with these settings; an objective per response cannot take those."""
+        """Whether these settings give a weight per token; an objective per response cannot use such weights."""
         return self.per_token
 
     def __call__(self, inputs: CorrectionInputs) -> Tensor:
-        """Compute the weights, float32 ``(B, 1)``, or ``(B, T)`` for one per token; not negative, without gradient."""
+        """Compute the weights, float32 ``(B, 1)``, or ``(B, T)`` for one per token; non-negative and detached."""
         return self.weigh(inputs).detach().float()
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Finds plugins: in installed distributions, in files and in folders; nothing of them is run before it is asked for."""
+"""Finds plugins in installed distributions, files and folders, without importing them."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from rlzoo.support.distribution import DISTRIBUTION
 from rlzoo.support.reading import SETTINGS, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
-"""Environment variable: unset loads every installed plugin, empty only the bundled ones, else a comma list of plugins or
-distributions to load beside them."""
+"""Environment variable that selects installed plugins. If unset, all are loaded; if empty, only the bundled ones. Otherwise
+it is a comma-separated list of plugins or distributions to load in addition to the bundled ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin that was found and not yet imported."""
+    """A plugin that was found but not imported yet."""
 
     name: str
     source: str  # distribution and version, or a path
     load: Callable[[], Any]
     bundled: bool
-    asked_for: bool  # named by the user for this run, so any problem with it is an error
-    module: str  # that holds it; a plugin that the user named takes the place of an installed one with this module
-    distribution: str = ""  # that it was installed with, by its normal name
-    file: Path | None = None  # of its module, where the user named it
+    asked_for: bool  # named by the user for this run, so that any problem is an error
+    module: str  # a plugin that the user named replaces an installed one with the same module
+    distribution: str = ""  # normalized name of the distribution that installed it
+    file: Path | None = None  # file of its module, if the user named the plugin
 
     @property
     def names(self) -> set[str]:
-        """What `RESTRICT` may call it."""
+        """The names that select the plugin in `RESTRICT`."""
         return {_normal(self.name), self.distribution}
 
     @property
     def package(self) -> Path | None:
-        """The folder of the plugin's package, found without importing it; None for a plugin of one file."""
+        """The folder of the plugin's package, found without importing it; None for a single-file plugin."""
         if self.file is not None:
             return self.file.parent if self.file.name == "__init__.py" else None
         if "." in self.module or self.asked_for:
-            return None  # to look for a module in a package imports the package
+            return None  # finding a submodule would import its package
         spec = importlib.util.find_spec(self.module)
         return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
 
@@ -61,42 +61,42 @@ class Plugin:
 
 
 def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    """The whole paths of plugins, without those that hold nothing but what the ones before them hold.
+    """Return the absolute paths of plugins, without paths whose plugins are all contained in earlier ones.
 
-    A plugin is the same under another spelling of its path, behind a link, and as a copy with the same content.
+    Two paths name the same plugin if they resolve to the same file, or to copies with the same content.
 
     Raises:
-        UserError: a path that holds no plugin.
+        UserError: a path contains no plugin.
     """
     return tuple(str(path) for path, plugins in _without_repeats(paths) if plugins)
 
 
 def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
-    """The plugins of files and folders that the user named, each once.
+    """Return the plugins in the files and folders that the user named, without duplicates.
 
     Raises:
-        UserError: a path that holds no plugin.
+        UserError: a path contains no plugin.
     """
     return [plugin for _, plugins in _without_repeats(paths) for plugin in plugins]
 
 
 def allowed_names() -> set[str] | None:
-    """The installed plugins and distributions that `RESTRICT` allows beside the bundled ones; None: all of them."""
+    """Return the names that `RESTRICT` allows besides the bundled plugins; None allows all."""
     allowed = os.environ.get(RESTRICT)
     return None if allowed is None else {_normal(name) for name in allowed.split(",") if name.strip()}
 
 
 def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
-    """The configs of plugins that did not come with rlzoo: the files ``configs/FILE.yaml`` of their packages.
+    """Return the configs of third-party plugins: the files ``configs/FILE.yaml`` in their packages.
 
     Args:
-        paths: plugins that the user named, beside the installed ones that `RESTRICT` allows.
+        paths: plugins that the user named, in addition to the installed ones that `RESTRICT` allows.
 
     Returns:
-        Their files by name, ``PLUGIN/FILE``.
+        The files by name, ``PLUGIN/FILE``.
 
     Raises:
-        UserError: a path that holds no plugin.
+        UserError: a path contains no plugin.
     """
     allowed = allowed_names()
     installed = (plugin for plugin in installed_plugins() if not plugin.bundled and (allowed is None or plugin.names & allowed))
@@ -108,7 +108,7 @@ def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
 
 
 def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
-    """Each path, resolved, with its plugins that none of the paths before it has."""
+    """Yield each resolved path with those of its plugins that no earlier path contains."""
     seen: set[tuple[str, str]] = set()
     for path in map(_resolved, paths):
         new: dict[tuple[str, str], Plugin] = {}
@@ -119,7 +119,7 @@ def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[P
 
 
 def _identity(plugin: Plugin) -> tuple[str, str]:
-    """What a plugin that the user named has in common with its copies: its name, and a digest of its code."""
+    """Return the key that a plugin shares with its copies: its name and a digest of its code."""
     if plugin.file is None:
         return plugin.name, plugin.source
     whole = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
@@ -128,10 +128,10 @@ def _identity(plugin: Plugin) -> tuple[str, str]:
 
 
 def installed_plugins() -> list[Plugin]:
-    """The plugins of installed distributions: the bundled ones first, then by name."""
+    """Return the plugins of installed distributions: the bundled ones first, then the others by name."""
     named = functools.cache(
         operator.attrgetter("name", "version")
-    )  # one distribution has most of them, and reading its metadata takes long
+    )  # cached: most plugins come from one distribution, and reading its metadata is slow
     plugins = []
     for point in metadata.entry_points(group=PROJECT):
         name, version = named(point.dist) if point.dist else ("unknown distribution", "")
@@ -148,23 +148,23 @@ def _normal(name: str) -> str:
 
 
 def _resolved(path: str | Path) -> Path:
-    """The whole path of a plugin that the user named, so that it is found from elsewhere too.
+    """Return the absolute path of a plugin that the user named, which is valid in any working directory.
 
     Raises:
-        UserError: no file can have that name.
+        UserError: the path is not a valid file name.
     """
     try:
         whole = Path(path).expanduser().resolve()
         whole.lstat()  # exists() does not raise from Python 3.14 on
     except (FileNotFoundError, NotADirectoryError):
-        pass  # what looks for the plugin says so
+        pass  # reported by `_from_path`
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"plugin {shown(str(path))} cannot be looked for: {error}") from error
+        raise UserError(f"plugin {shown(str(path))} cannot be accessed: {error}") from error
     return whole
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:
-    """The plugins of a distribution by its entry points, of a package, of a file, or of each file of any other folder."""
+    """Yield the plugins of a distribution's folder, a package, a file, or each file of any other folder."""
     if (path / "pyproject.toml").is_file():
         modules = _entry_points(path)
         if not modules:
@@ -177,7 +177,7 @@ def _from_path(path: Path) -> Iterator[Plugin]:
     elif path.is_dir():
         files = [file for file in sorted(path.glob("*.py")) if not file.name.startswith(("_", "test_", "conftest"))]
         if not files:
-            raise UserError(f"plugin {str(path)!r} holds no .py file")
+            raise UserError(f"plugin {str(path)!r} contains no .py file")
         yield from map(_file_plugin, files)
     else:
         kind = "is not a .py file" if path.exists() else "does not exist"
@@ -185,10 +185,10 @@ def _from_path(path: Path) -> Iterator[Plugin]:
 
 
 def _entry_points(folder: Path) -> list[str]:
-    """The modules of the entry points of a folder's distribution.
+    """Return the modules of the plugin entry points in a folder's ``pyproject.toml``.
 
     Raises:
-        UserError: its ``pyproject.toml`` cannot be read.
+        UserError: the file cannot be read.
     """
     try:
         project = tomllib.loads(read_text(folder / "pyproject.toml", SETTINGS)).get("project", {})
@@ -198,12 +198,12 @@ def _entry_points(folder: Path) -> list[str]:
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Where the modules of a distribution may be; the first counts."""
+    """Return the folders in which a distribution's modules may be, in order of precedence."""
     return [root.resolve() for root in (folder / "src", folder) if root.is_dir()]
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
-    """The file of a distribution's module; None if it is not in its folder."""
+    """Return the file of a distribution's module; None if it is not in the distribution's folder."""
     places = [root.joinpath(*module.split(".")) for root in _roots(folder)]
     files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
     return next((file.resolve() for file in files if file.is_file()), None)
@@ -218,7 +218,7 @@ def _distribution_loader(folder: Path, module: str) -> Callable[[], ModuleType]:
         is_ours = loaded is not None and any(Path(loaded).resolve().is_relative_to(root) for root in roots)
         if _module_file(folder, module) and not is_ours:
             for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
-                del sys.modules[name]  # an installed one, imported before this one was asked for
+                del sys.modules[name]  # an installed module of that name was imported earlier
         importlib.invalidate_caches()
         return importlib.import_module(module)
 
@@ -236,14 +236,14 @@ def _file_plugin(path: Path) -> Plugin:
 
 @functools.cache
 def _import_file(file: Path, modified: int) -> ModuleType:
-    """The module in a file; the same object as long as the file does not change, so that its classes stay the same."""
+    """Import the module in a file; an unchanged file returns the same module object, so that its classes stay identical."""
     name = f"rlzoo_plugin_{file.parent.name if file.stem == '__init__' else file.stem}_{abs(hash((file, modified))):x}"
     folders = [str(file.parent)] if file.stem == "__init__" else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     assert spec, "a .py file has a spec"
     assert spec.loader, "and a loader"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pydantic looks the annotations of its classes up there
+    sys.modules[name] = module  # pydantic resolves the annotations of its classes there
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Exceptions whose message is one clear line, by who can fix the cause; and how a settings error becomes such a line."""
+"""Exceptions that print as a single line, grouped by who can fix the cause. Also formats pydantic errors as one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 
-LONGEST_MESSAGE = 2000  # characters: about what a screen shows
+LONGEST_MESSAGE = 2000  # characters, about one screen
 _LONGEST_VALUE = 200
 
 _shortened = reprlib.Repr()
@@ -20,10 +20,10 @@ _shortened.maxdict = _shortened.maxlist = _shortened.maxtuple = _shortened.maxse
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: says what was given, what is allowed, and what to do.
+    """A mistake in the user's input. The message says what was given, what is allowed and what to do.
 
-    The command line prints it as one line and exits with code 2. So it is one line, whatever was given: control characters
-    are written as escapes, and of a message longer than `LONGEST_MESSAGE` the middle is left out.
+    The command line prints the message and exits with code 2. The message is always a single line: control characters are
+    escaped, and the middle of a message longer than `LONGEST_MESSAGE` is left out.
     """
 
     def __init__(self, message: str) -> None:
@@ -31,7 +31,7 @@ class UserError(ValueError):
 
 
 def one_line(message: str) -> str:
-    """A message with control characters as escapes, and without the middle if it is longer than `LONGEST_MESSAGE`."""
+    """Escape control characters in a message, and cut its middle if it is longer than `LONGEST_MESSAGE`."""
     printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in _cut(message))
     return _cut("".join(printable))  # an escape is longer than its character
 
@@ -43,7 +43,7 @@ def _cut(message: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as Python writes it, shortened where it is long: what an error says was given.
+    """Format a value for an error message: its ``repr``, shortened if it is long.
 
     Example:
         >>> shown("fast"), len(shown("9" * 1_000_000))
@@ -53,7 +53,7 @@ def shown(value: object) -> str:
 
 
 class RunError(RuntimeError):
-    """A run cannot continue: says why, and how to resume it. Examples are a full disk and a reward that keeps failing.
+    """A run cannot continue, for example because the disk is full. The message says why, and how to resume the run.
 
     The command line prints it as one line and exits with code 1, as with `UserError`.
     """
@@ -63,7 +63,7 @@ class RunError(RuntimeError):
 
 
 class PolicyError(RuntimeError):
-    """A clip policy broke its contract in a run: names the policy and what was wrong.
+    """A clip policy broke its contract during a run. The message names the policy and the problem.
 
     The command line prints it as one line and exits with code 1, as with `UserError`.
     """
@@ -73,18 +73,18 @@ class PolicyError(RuntimeError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'lr'?"`` for the closest of the known words, or nothing."""
+    """Return ``"; did you mean 'lr'?"`` with the closest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """The first mistake of a pydantic error as one line: the key, what was given, what is allowed.
+    """Format the first mistake of a pydantic error as one line: the key, what was given and what is allowed.
 
     Args:
-        error: raised by ``model``.
-        model: the settings class, for the keys it allows.
-        prefix: place of the settings in the run's configuration, such as ``"clip."``.
+        error: an error raised by ``model``.
+        model: the settings class, which defines the allowed keys.
+        prefix: path of the settings in the run's configuration, such as ``"clip."``.
     """
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
@@ -105,7 +105,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def first_mistake(error: ValidationError) -> str:
-    """The first mistake of a pydantic error in what a program wrote: where, and what it should be.
+    """Format the first mistake of a pydantic error in data that a program wrote: where it is, and what is expected.
 
     Example:
         ``"step: input should be a valid integer"``

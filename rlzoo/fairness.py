@@ -1,4 +1,4 @@
-"""How evenly a clip treats response lengths: length bins, acceptance, length reweighting error, effective sample size."""
+"""Measures of how evenly clipping treats response lengths: acceptance by length bin, and the length reweighting error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NUM_BINS = 6
 
 
 def bin_edges(lengths: Tensor, num_bins: int = NUM_BINS) -> Tensor:
-    """Quantiles of length that cut responses into bins of about equal size.
+    """Return the quantiles of length that split responses into bins of about equal size.
 
     Args:
         lengths: ``(n,)`` response lengths in tokens, n > 0.
-        num_bins: how many bins.
+        num_bins: number of bins.
 
     Returns:
         float32 ``(num_bins + 1,)``, ascending, from the shortest to the longest length.
@@ -24,30 +24,30 @@ def bin_edges(lengths: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 
 
 def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
-    """The bin of each length, ``(n,)`` integers: bin k holds ``edges[k] < length <= edges[k + 1]``, bin 0 its floor too."""
+    """Return the bin of each length, ``(n,)``: bin k has ``edges[k] < length <= edges[k + 1]``; the shortest is in bin 0."""
     return torch.bucketize(lengths.float().contiguous(), edges[1:-1].contiguous(), right=False)
 
 
 def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
-    """Sum of ``(n,)`` values in each bin, float64 ``(num_bins,)``; ``index`` from `bin_index`."""
+    """Sum ``(n,)`` values in each bin, float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
     return torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, values.double())
 
 
 @dataclass(frozen=True, slots=True)
 class LengthWeights:
-    """The weight that clipping leaves to each length bin, relative to its share of the responses, float64 ``(..., K)``.
+    """Weight of each length bin after clipping, relative to its share of the responses, float64 ``(..., K)``.
 
-    A weight of .8 means that the responses of a bin count a fifth less than they were sampled. With counts n_ks by bin k and
-    sign s of the advantage, acceptance a_ks (the share that was not clipped), shares p_k of the bins and p_s of the signs,
-    a_s the acceptance of a sign at all lengths, and a the acceptance of all responses:
+    A weight of 0.8 means that the responses of a bin count a fifth less than they were sampled. Responses are counted by bin
+    k and sign s of the advantage: n_ks is their number and a_ks their acceptance, the share that was not clipped. p_k is the
+    share of a bin, p_s that of a sign, a_s the acceptance of a sign over all lengths, and a the overall acceptance.
 
-    - ``total``: w_k = sum_s (n_ks / n_k) a_ks / a, what happened to the bin.
-    - ``composition``: w_k = sum_s (n_ks / n_k) a_s / a, what would have happened if every sign were clipped alike at every
-      length. Long responses are wrong more often, and wrong ones are clipped more often; this part is due to that alone.
-    - ``conditional``: w_k is proportional to sum_s p_s a_ks with sum_k p_k w_k = 1, what would have happened if every bin had
-      the mix of signs of the run (direct standardisation). Where a bin has no response of a sign, a_ks is a_s.
+    - ``total``: w_k = sum_s (n_ks / n_k) a_ks / a. This is the observed weight.
+    - ``composition``: w_k = sum_s (n_ks / n_k) a_s / a. This would be the weight if each sign were clipped equally at every
+      length. Long responses are wrong more often, and wrong ones are clipped more often; this is the effect of that alone.
+    - ``conditional``: w_k is proportional to sum_s p_s a_ks, with sum_k p_k w_k = 1. This would be the weight if every bin
+      had the same mix of signs as the run (direct standardisation). If a bin has no response of a sign, a_ks is a_s.
 
-    An empty bin has the weight 1. Everything is NaN where everything is clipped.
+    An empty bin has weight 1. If every response is clipped, all weights are NaN.
     """
 
     conditional: Tensor
@@ -61,7 +61,8 @@ class LengthWeights:
 
         Args:
             count: ``(..., K, S)`` responses with a non-zero advantage, by bin and sign of the advantage.
-            clipped: ``(..., K, S)`` sum of their clip decisions; for a token rule a response's is its share of clipped tokens.
+            clipped: ``(..., K, S)`` sum of their clip decisions. Under a token rule, a response adds its
+                share of clipped tokens.
         """
         accepted, count = count.double() - clipped.double(), count.double()
         number, of_sign, whole = count.sum(-1), count.sum(-2), count.sum((-2, -1))[..., None]
@@ -84,9 +85,10 @@ class LengthWeights:
 
 
 def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Length reweighting error (arXiv 2509.09177) of the weights w_k of length bins with shares p_k.
+    """Compute the length reweighting error (arXiv 2509.09177) of length bins with weights w_k and shares p_k.
 
-    Both errors are 0 when nothing is clipped, and grow with what is: compare policies only at a matched clip fraction.
+    Both errors are 0 when nothing is clipped and grow with the clip fraction. Compare policies only at a matched clip
+    fraction.
 
     Args:
         weight: ``(..., K)``, one of the weights of `LengthWeights`.
@@ -96,7 +98,7 @@ def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Ten
         ``lre_max``, the largest |w_k - 1|, and ``lre_mean``, the sum of p_k |w_k - 1|, float64 ``(...)``.
 
     Example:
-        Half of the responses in each of two bins, a clip fraction of 0 in one and 0.5 in the other: acceptance 1 and 0.5,
+        Two bins have half of the responses each, and clip fractions of 0 and 0.5. Their acceptances are 1 and 0.5, with
         mean 0.75, so ``lre_max = max(|1/.75 - 1|, |.5/.75 - 1|) = 1/3``, and ``lre_mean = 1/3``.
     """
     error = (weight - 1).abs()
@@ -104,6 +106,6 @@ def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Ten
 
 
 def effective_sample_size(weights: Tensor) -> float:
-    """Kish's effective share ``(sum w)^2 / (n sum w^2)`` of n importance weights, between 0 and 1; 0 if all weights are 0."""
+    """Compute Kish's effective share of n importance weights, ``(sum w)^2 / (n sum w^2)``; 0 if all weights are 0."""
     square = float(weights.double().square().sum())
     return float(weights.double().sum()) ** 2 / (len(weights) * square) if square > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The hooks: what a plugin may add to the zoo, and the version of the interface it is written against."""
+"""The hooks through which plugins extend the zoo, and the version of the plugin interface."""
 
 from __future__ import annotations
 
@@ -17,38 +17,39 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 API_VERSION = (1, 1)
-"""Major and minor version of the plugin interface: a minor one adds, a major one changes what a plugin relied on.
+"""Major and minor version of the plugin interface. Minor versions only add to it; major versions may break plugins.
 
-A plugin says what it needs with ``RLZOO_API = "1.1"`` beside its hook, and is left out where that is not to be had.
+A plugin declares the version it needs with ``RLZOO_API = "1.1"`` in the module of its hooks. It is not loaded if this rlzoo
+does not support that version.
 """
 
 
 @hookspec
 def rlzoo_clip_policies() -> Iterable[type[ClipPolicy]]:
-    """Return the clip policies this plugin adds to the zoo."""
-    raise NotImplementedError  # pluggy calls the implementations, never this
+    """Return the clip policies that this plugin adds to the zoo."""
+    raise NotImplementedError  # pluggy calls only the implementations
 
 
 @hookspec
 def rlzoo_advantages() -> Iterable[type[AdvantageEstimator]]:
-    """Return the advantage estimators this plugin adds; since interface 1.1."""
+    """Return the advantage estimators that this plugin adds; since interface 1.1."""
     raise NotImplementedError
 
 
 @hookspec
 def rlzoo_corrections() -> Iterable[type[Correction]]:
-    """Return the mismatch corrections this plugin adds; since interface 1.1."""
+    """Return the mismatch corrections that this plugin adds; since interface 1.1."""
     raise NotImplementedError
 
 
 @hookspec
 def rlzoo_tasks() -> Mapping[str, str]:
-    """Return the tasks this plugin adds, ``module:Class`` by the name that ``task.name`` takes; since interface 1.1."""
+    """Return the tasks that this plugin adds: ``module:Class`` by the name for ``task.name``; since interface 1.1."""
     raise NotImplementedError
 
 
 def api_problem(wanted: object) -> str | None:
-    """Why a plugin that asks for this interface version cannot be used, or None; ``"1.0"`` is the form."""
+    """Return why a plugin that needs the interface version ``wanted``, such as ``"1.0"``, cannot be used; None if it can."""
     major, minor = API_VERSION
     try:
         wanted_major, wanted_minor = map(int, str(wanted).split("."))

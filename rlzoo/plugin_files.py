@@ -1,4 +1,4 @@
-"""The files of a plugin that the user named by its path: which they are, a digest of its code, and a copy of them."""
+"""Lists, hashes and copies the files of a plugin that the user named by its path."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rlzoo.errors import UserError
 from rlzoo.support.reading import read_bytes
 
 LARGEST = 20 * 2**20
-"""Bytes of all files of a plugin at most: a run keeps a copy of them."""
+"""Maximum total size of a plugin's files in bytes: each run keeps a copy of them."""
 MOST = 2000
-"""Files of a plugin at most."""
+"""Maximum number of files of a plugin."""
 
 NO_PART_OF_IT = {"__pycache__", "node_modules", "build", "dist", "mlruns", "mlartifacts", "mlflow.db"}
 RUN_FILES = ("metrics.jsonl", "rollouts", "checkpoints")
 
 
 def plugin_files(path: Path) -> dict[str, Path]:
-    """The files of a plugin by their place in it, sorted.
+    """Return the files of a plugin by their relative path, sorted.
 
-    A folder's hidden files, caches, virtual environments, builds, MLflow's store and run directories are no part of it.
+    Hidden files, caches, virtual environments, build outputs, MLflow stores and run directories are skipped.
 
     Args:
         path: a file or a folder.
 
     Raises:
-        UserError: they are too many or too large, or cannot be read.
+        UserError: the files are too many or too large, or cannot be read.
     """
     if not path.is_dir():
         return {path.name: path}
@@ -41,8 +41,8 @@ def plugin_files(path: Path) -> dict[str, Path]:
             size += file.stat().st_size
             if size > LARGEST or len(files) > MOST:
                 raise UserError(
-                    f"plugin {str(path)!r}: a folder of more than {LARGEST >> 20} MiB or {MOST:,} files, and a run keeps a "
-                    "copy of it; name the plugin's .py file or package, or move what does not belong to it elsewhere"
+                    f"plugin {str(path)!r}: the folder has more than {LARGEST >> 20} MiB or {MOST:,} files, and each run keeps "
+                    "a copy; name the plugin's .py file or package instead, or move other files out of the folder"
                 )
     except OSError as error:
         raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
@@ -50,7 +50,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
 
 
 def _files_below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """The plugin's files in a folder; ``above`` are the folders it is in, which a link may lead back to."""
+    """Yield the plugin's files in a folder; ``above`` holds its parent folders, so that links to them are not followed."""
     here = folder.resolve()
     if here in above or (folder / "pyvenv.cfg").exists() or (above and _is_run_directory(folder)):
         return
@@ -68,10 +68,10 @@ def _is_run_directory(folder: Path) -> bool:
 
 
 def digest(path: Path) -> str:
-    """A hash of a plugin's code: its Python files, and the ``pyproject.toml`` of a distribution.
+    """Hash a plugin's code: its Python files, and the ``pyproject.toml`` of a distribution.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the plugin cannot be read.
     """
     whole = hashlib.sha256()
     try:
@@ -86,7 +86,7 @@ def digest(path: Path) -> str:
 
 
 def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
-    """What the copy of each plugin is called in a run directory: by its name, numbered where several have the same."""
+    """Return the name of each plugin's copy in a run directory: the plugin's name, with a number if several share it."""
     names: dict[Path, str] = {}
     for path in map(Path, paths):
         name, number = path.name, 2
@@ -97,7 +97,7 @@ def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
 
 
 def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
-    """Keep a copy of each plugin in a folder, which is made if there are any.
+    """Copy each plugin into a folder, which is created if needed.
 
     Raises:
         UserError: a plugin is too large.
@@ -111,7 +111,7 @@ def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
 
 
 def changed_plugins(paths: Sequence[str | Path], folder: Path) -> list[Path]:
-    """The plugins whose code is not that of their copy in a folder; one without a copy there is not compared.
+    """Return the plugins whose code differs from their copy in a folder; plugins without a copy are skipped.
 
     Raises:
         UserError: a plugin cannot be read.

@@ -1,4 +1,4 @@
-"""The clip policy: configuration, help text and mathematics of one rule in one class."""
+"""The base class of clip policies, which holds the settings, the help text and the mathematics of one rule."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
     from rlzoo.types import ClipInputs, ClipResult
 
 Scope = Literal["token", "sequence", "batch"]
-"""``token``: an objective per token, each row judged by itself; ``sequence``: an objective per response, advantages ``(B, 1)``
-only; ``batch``: judged with every response of the step at hand, an objective of either shape."""
+"""``token``: an objective per token, computed for each row independently. ``sequence``: an objective per response, with
+advantages ``(B, 1)`` only. ``batch``: computed from all responses of the step, with an objective of either shape."""
 
 
 class Width:
-    """Marks a field as a width: `ClipPolicy.scaled` multiplies it. Use as ``Annotated[float, Width(), Field(...)]``."""
+    """Marks a field as a clip width, which `ClipPolicy.scaled` multiplies: ``Annotated[float, Width(), Field(...)]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipStats:
-    """What one update did, summed over micro-batches and ranks; enough to track drift, spread and quantiles.
+    """Statistics of one update, summed over micro-batches and ranks, from which a rule can track drift and spread.
 
-    Every tensor is ``(num_bins, 2)``: a row per length bin, the columns for advantages below and above zero.
+    Every tensor is ``(num_bins, 2)``: one row per length bin, and columns for negative and positive advantages.
 
     Example:
-        ``stats.log_ratio / stats.length`` is the drift per token of a rule that judges the sum.
+        ``stats.log_ratio / stats.length`` is the drift per token of a rule that judges the summed log-ratio.
     """
 
     bin_edges: Tensor  # (num_bins + 1,) response lengths in tokens
     num_responses: Tensor
-    num_clipped: Tensor  # a token rule's response counts with its share of clipped tokens
-    log_ratio: Tensor  # sum of the judged log-ratio (a token rule: its mean over the response)
+    num_clipped: Tensor  # under a token rule, a response adds its share of clipped tokens
+    log_ratio: Tensor  # sum of the judged log-ratio (for a token rule, its mean over the response)
     log_ratio_squared: Tensor
     length: Tensor  # sum of response lengths in tokens
-    progress: float = 0.0  # in [0, 1), share of the run's updates that were done before this one
+    progress: float = 0.0  # in [0, 1), share of the run's updates before this one
 
     @classmethod
     def of(
@@ -61,15 +61,15 @@ class ClipStats:
         *,
         progress: float = 0.0,
     ) -> ClipStats:
-        """Sum rows up, in float64; give those with a non-zero advantage only.
+        """Sum the rows in float64; pass only rows with a non-zero advantage.
 
         Args:
             bin_edges: ``(num_bins + 1,)`` in tokens.
             length: ``(n,)`` in tokens.
-            advantage: ``(n,)``, of which the sign counts; summed over the tokens where they differ by token.
+            advantage: ``(n,)``; only the sign matters. If advantages differ by token, pass their sum over the tokens.
             clipped: ``(n,)`` from 0 to 1.
-            log_ratio: ``(n,)`` what the policy judged.
-            progress: of the run, before this update.
+            log_ratio: ``(n,)``, the quantity that the policy judged.
+            progress: share of the run's updates before this one.
         """
         cell = bin_index(length, bin_edges) * 2 + (advantage > 0)
 
@@ -85,10 +85,10 @@ class ClipPolicy(BaseModel, ABC):
     """One rule: a pure function from log-probabilities and advantages to an objective, with its settings.
 
     A subclass sets `name`, `paper` and `scope`, declares its settings as fields with a description and a bound, and
-    implements `__call__`. It never reduces, never sees a model, never logs. Instances are frozen and compare by value.
+    implements `__call__`. It does not reduce the objective, access a model or log. Instances are frozen and compare by value.
 
     A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables. It may narrow `advantage` and
-    `reduction` to fewer of the known names. Every other name of this class and of pydantic's models is reserved.
+    `reduction` to fewer of the known names. All other names of this class and of pydantic's models are reserved.
 
     Example:
         >>> import torch
@@ -107,25 +107,25 @@ class ClipPolicy(BaseModel, ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     scope: ClassVar[Scope]
-    needs: ClassVar[frozenset[str]] = frozenset()  # of `NEEDS`: the fields of `ClipInputs` that are filled for this rule
-    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` this rule breaks on purpose, with the reason
-    learns_without_advantages: ClassVar[bool] = False  # a response with A = 0 may have a gradient, such as a penalty's
-    ratio_to_sampler: ClassVar[bool] = False  # its ratio is to `rollout_log_probs`, and so corrects for the sampler already
-    watch: ClassVar[Mapping[str, str]] = {}  # metrics that tell whether this rule does well, and what they say
+    needs: ClassVar[frozenset[str]] = frozenset()  # names in `NEEDS`: fields of `ClipInputs` that it requires
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
+    learns_without_advantages: ClassVar[bool] = False  # responses with A = 0 may have a gradient, such as from a penalty
+    ratio_to_sampler: ClassVar[bool] = False  # its ratio uses `rollout_log_probs`, which already corrects for the sampler
+    watch: ClassVar[Mapping[str, str]] = {}  # metrics that show whether this rule works well, and how to read them
 
     advantage: Advantage = Field("group_norm", description="how the rewards of a group become advantages")
     reduction: Reduction = Field("sequence_mean", description="how the objective becomes a scalar")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Give `advantage` and `reduction` their description where a subclass sets only another default."""
+        """Copy the descriptions of `advantage` and `reduction` to subclasses that only change the default."""
         for name in ("advantage", "reduction"):
             if (field := cls.model_fields.get(name)) is not None:
                 field.description = field.description or ClipPolicy.model_fields[name].description
 
     @abstractmethod
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Judge every response; returns an objective to be maximised, not reduced."""
+        """Compute the unreduced objective, which is maximised, and the clip decisions."""
 
     @model_validator(mode="after")
     def _reduction_suits_scope(self) -> Self:
@@ -137,9 +137,9 @@ class ClipPolicy(BaseModel, ABC):
         return self
 
     def scaled(self, factor: float) -> Self:
-        """The same rule with every width multiplied by ``factor`` (> 0); what matching a clip fraction bisects on.
+        """Return the rule with every width multiplied by ``factor`` (> 0), for example to match a clip fraction by bisection.
 
-        A width that would pass a bound of its field stops at it: ``1 - clip_low`` stays above 0.
+        Widths are limited to the bounds of their fields, so that ``1 - clip_low`` stays above 0.
 
         Raises:
             ValueError: the rule has no width.
@@ -150,11 +150,11 @@ class ClipPolicy(BaseModel, ABC):
         return self.replace(**{name: _within(type(self), name, width * factor) for name, width in widths.items()})
 
     def targeting(self, clip_fraction: float) -> Self | None:
-        """The same rule told which share of the responses to clip; None for a rule that does not adapt to a share."""
+        """Return the rule set to clip this share of the responses; None if the rule does not adapt to a target share."""
         return None
 
     def updated(self, stats: ClipStats) -> Self:
-        """The policy for the next update; adaptive policies return a new frozen model."""
+        """Return the policy for the next update; adaptive policies return a new frozen object."""
         return self
 
     @property
@@ -163,12 +163,12 @@ class ClipPolicy(BaseModel, ABC):
         return type(self).updated is not ClipPolicy.updated
 
     def replace(self, **settings: Any) -> Self:
-        """A validated copy with some settings changed."""
+        """Return a validated copy with some settings changed."""
         return type(self).model_validate({**self.model_dump(), **settings})
 
     @classmethod
     def width_fields(cls) -> tuple[str, ...]:
-        """Names of the fields marked with `Width`."""
+        """Return the names of the fields marked with `Width`."""
         return tuple(
             name for name, field in cls.model_fields.items() if any(isinstance(mark, Width) for mark in field.metadata)
         )
@@ -183,11 +183,11 @@ OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "mode
 """Names of `ClipPolicy` that a subclass may override, besides its class variables and Python's own methods."""
 
 NAMED = ("advantage", "reduction")
-"""The fields of every policy that hold a name."""
+"""The fields of every policy that select another part by name."""
 
 
 def contract_problem(policy: type[ClipPolicy]) -> str | None:
-    """What a policy class declares that would fail, or be ignored, once a run learns; None if there is nothing."""
+    """Return which declaration of a policy class would fail or be ignored during training; None if there is none."""
     for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
         return f"declares {name!r} as a field; it belongs to the class: write {name} = ... without an annotation"
     settable = OVERRIDABLE | ClipPolicy.__class_vars__ | {*NAMED}
@@ -197,32 +197,32 @@ def contract_problem(policy: type[ClipPolicy]) -> str | None:
         if issubclass(kind, ClipPolicy):
             declared |= {name for name in vars(kind) if not name.startswith(("__", "_abc_"))}
     if taken := sorted(declared & (reserved | OVERRIDABLE & policy.model_fields.keys())):
-        return f"declares {taken[0]!r}, which is the name of a part of every policy; choose another"
+        return f"declares {taken[0]!r}, a reserved name of every policy; choose another"
     if problem := _needs_problem(policy):
         return problem
     return next((problem for name in NAMED if (problem := _name_problem(policy, name))), None)
 
 
 def _needs_problem(policy: type[ClipPolicy]) -> str | None:
-    """What is wrong with a policy's `needs`."""
+    """Return what is wrong with a policy's `needs`, or None."""
     if not isinstance(policy.needs, frozenset | set):
         return f"declares needs = {policy.needs!r}; it must be a frozenset of names, such as frozenset({{'group_ids'}})"
     for need in sorted(map(str, policy.needs)):
         if need not in NEEDS:
-            return f"needs {need!r}, which is no optional input (known: {', '.join(NEEDS)}){did_you_mean(need, NEEDS)}"
+            return f"needs {need!r}, which is not an optional input (known: {', '.join(NEEDS)}){did_you_mean(need, NEEDS)}"
     if "group_ids" in policy.needs and policy.scope != "batch":
-        return f"needs group_ids with scope {policy.scope!r}: a group is judged together, so the scope must be 'batch'"
+        return f"needs group_ids with scope {policy.scope!r}: the rule compares responses, so the scope must be 'batch'"
     return None
 
 
 def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
-    """What is wrong with a policy's `advantage` or `reduction`; which estimators there are is not known yet."""
+    """Return what is wrong with a policy's `advantage` or `reduction`, or None; estimators are not looked up here."""
     field = policy.model_fields.get(name)
     names = _literals(field.annotation) if field else None
     known = get_args(Reduction) if name == "reduction" else None
     narrowed = f"it may only be narrowed to {'some of ' + ', '.join(known) if known else 'a Literal of names of estimators'}"
     if field is None or (names is None and (known or field.annotation != Advantage)):
-        return f"declares {name!r} as another kind of setting; {narrowed}"
+        return f"declares {name!r} with another type; {narrowed}"
     if unknown := [value for value in names or () if (value not in known if known else not isinstance(value, str))]:
         return f"allows {unknown[0]!r} for {name!r}; {narrowed}"
     default = field.get_default(call_default_factory=True)
@@ -232,7 +232,7 @@ def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
 
 
 def _literals(annotation: Any) -> tuple[Any, ...] | None:
-    """The values of a Literal, or of a union of them; None for any other annotation."""
+    """Return the values of a Literal or a union of Literals; None for any other annotation."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     parts = [_literals(part) for part in get_args(annotation)] if get_origin(annotation) in (Union, UnionType) else [None]
@@ -240,26 +240,26 @@ def _literals(annotation: Any) -> tuple[Any, ...] | None:
 
 
 def required_fields(policy: type[ClipPolicy]) -> list[str]:
-    """The settings of a policy that have no default."""
+    """Return the settings of a policy that have no default."""
     return [name for name, field in policy.model_fields.items() if field.is_required()]
 
 
 def with_defaults(policy: type[ClipPolicy]) -> ClipPolicy:
-    """The policy with its class defaults.
+    """Return the policy with its class defaults.
 
     Raises:
-        UserError: a setting has none; names it.
+        UserError: a setting has no default; the message names it.
     """
     if required := required_fields(policy):
         raise UserError(
-            f"clip policy {policy.name!r}: the field {required[0]!r} has no default, and defaults are all there is here; "
+            f"clip policy {policy.name!r}: the field {required[0]!r} has no default, and only defaults are used here; "
             "give the field one, such as Field(1.0, gt=0, description=...)"
         )
     return policy()
 
 
 def _within(policy: type[ClipPolicy], name: str, value: float) -> float:
-    """The value, or the bound of the field that it would pass."""
+    """Clamp a value to the bounds of a field."""
     for mark in policy.model_fields[name].metadata:
         if isinstance(mark, annotated_types.Le):
             value = min(value, float(str(mark.le)))

@@ -1,4 +1,4 @@
-"""Several processes: the accelerator they share, whether it is what was asked for, and which rows are whose."""
+"""Sets up training on several processes: the accelerator, checks of the launch, and the split of rows among ranks."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ STAGES = {"zero2": 2, "zero3": 3}
 
 
 def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str = "float32") -> Accelerator:
-    """The accelerator of this process, joined with those of the others.
+    """Return this process's accelerator, connected to those of the other processes.
 
     Args:
-        launch: what was asked for.
-        learner: autocast gives matrix products in bfloat16; with DeepSpeed, weights in it beside master weights in float32.
-        dtype: of the model's weights.
+        launch: requested launch settings.
+        learner: with autocast, matrix products are in bfloat16; under DeepSpeed, so are the weights, with float32 master
+            weights.
+        dtype: data type of the model's weights.
 
     Raises:
-        UserError: what the libraries gave is not what was asked for.
+        UserError: the accelerator does not match the requested settings.
     """
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
@@ -50,21 +51,21 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     check_launcher(launch)
     _detach_earlier_accelerators(launch)
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it guesses and logs that, wherever transformers imports it
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses and logs its guess
     bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
-        # without this, a launcher's setting for DeepSpeed or FSDP decides, and on a CPU is silently not followed
+        # a launcher may choose DeepSpeed or FSDP here; `check_launcher` refuses what a CPU would silently ignore
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
             accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
     else:
         settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
         _prepare_environment()
-        # on a CPU, without the backend's name each process would train alone
+        # on a CPU, each process would train alone without an explicit backend
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
         plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
         accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
-        # else models would be loaded in parts, the sampler's own among them
+        # otherwise transformers would load all models in shards, including the sampler's
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
@@ -73,13 +74,13 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 
 
 def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
-    """Let the next accelerator have settings of its own; earlier ones of this process keep theirs.
+    """Give the next accelerator its own settings, without changing earlier accelerators of this process.
 
-    Accelerate keeps one state per process and refuses a second accelerator with another precision. A process group that is
-    already up is used again.
+    Accelerate keeps one state per process and refuses a second accelerator with another precision. An existing process group
+    is reused.
 
     Raises:
-        UserError: an earlier run used DeepSpeed, which cannot be left again within a process.
+        UserError: an earlier run used DeepSpeed, which stays active until the process ends.
     """
     from accelerate.state import AcceleratorState, GradientState, PartialState
     from accelerate.utils import DistributedType
@@ -88,53 +89,55 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
     if earlier is DistributedType.DEEPSPEED and launch.deepspeed is None:
         raise UserError(
             "launch.deepspeed=null: an earlier run of this process used DeepSpeed, which stays set up until the process ends; "
-            "set launch.deepspeed to zero2 or zero3, or start this run in a process of its own"
+            "set launch.deepspeed to zero2 or zero3, or start this run in a separate process"
         )
     for state in (AcceleratorState, GradientState, PartialState):
-        state._shared_state = {}  # not cleared: accelerators that are still in use hold on to the former one
+        state._shared_state = {}  # replaced, not cleared: earlier accelerators still refer to the old dict
 
 
 def check_launch(launch: LaunchConfig) -> None:
-    """Refuse settings of a launch that do not fit each other."""
+    """Raise UserError if the launch settings contradict each other."""
     if launch.deepspeed is None and launch.offload != "none":
-        raise UserError(f"launch.offload={launch.offload!r}: DeepSpeed does it; set launch.deepspeed to zero2 or zero3")
+        raise UserError(
+            f"launch.offload={launch.offload!r}: offloading needs DeepSpeed; set launch.deepspeed to zero2 or zero3"
+        )
     stage = zero_settings(launch).get("stage", 0)
     if launch.offload == "all" and stage != 3:
-        raise UserError("launch.offload='all': parameters can be moved out only with ZeRO-3; set launch.deepspeed=zero3")
+        raise UserError("launch.offload='all': parameters can be offloaded only with ZeRO-3; set launch.deepspeed=zero3")
     if launch.offload == "optimizer" and not stage:
         raise UserError(
-            f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} has no ZeRO stage, so nothing is moved out; "
+            f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} has no ZeRO stage, so nothing is offloaded; "
             "set one in its zero_optimization"
         )
 
 
 def check_launcher(launch: LaunchConfig) -> None:
-    """Refuse what a launcher has asked for and Accelerate would leave out on a CPU without a word."""
+    """Raise UserError for launcher settings that Accelerate would silently ignore on a CPU."""
     needed = {"WORLD_SIZE": (), "RANK": ("WORLD_SIZE",), "LOCAL_RANK": ("RANK", "WORLD_SIZE")}
     for name, others in needed.items():
-        value = os.environ.get(name, "-1")  # which says of LOCAL_RANK that there is no launcher
+        value = os.environ.get(name, "-1")  # a LOCAL_RANK of -1 means that there is no launcher
         if not value.removeprefix("-").isdecimal():
-            raise UserError(f"the environment has {name}={shown(value)}, not a number; unset it")
+            raise UserError(f"the environment has {name}={shown(value)}, which is not a number; unset it")
         missing = next((other for other in others if other not in os.environ), None)
         if int(value) >= 0 and missing is not None:
             raise UserError(
-                f"the environment has {name}={value}, as of a process that a launcher has started, and no {missing}; unset it"
+                f"the environment has {name}={value}, as if a launcher had started this process, but no {missing}; unset it"
             )
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and not torch.cuda.is_available():
         raise UserError("FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and launch.deepspeed is None:
         raise UserError(
-            "the launcher's configuration asks for DeepSpeed; leave it out there, and name stage or file with --deepspeed"
+            "the launcher's configuration asks for DeepSpeed; remove it there, and pass the stage or file with --deepspeed"
         )
 
 
 def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:
-    """DeepSpeed's configuration: the named stage or the file, and under it what the learner decides.
+    """Return DeepSpeed's configuration: the named stage or file, completed with the learner's settings.
 
     Raises:
-        UserError: DeepSpeed is not installed, there is no such file, or it sets what the learner decides.
+        UserError: DeepSpeed is not installed, the file does not exist, or it contains settings that belong to the learner.
     """
-    assert launch.deepspeed is not None, "only asked for with DeepSpeed"
+    assert launch.deepspeed is not None, "only called with DeepSpeed"
     check_launch(launch)
     if find_spec("deepspeed") is None:
         raise UserError(f"launch.deepspeed={launch.deepspeed!r} needs DeepSpeed: pip install 'rlzoo-llm[deepspeed]'")
@@ -143,7 +146,7 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
         "zero_optimization": zero_settings(launch),
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,  # the learner says when a step is complete
+        "managed_gradient_accumulation": False,  # the learner decides when a step is complete
         "gradient_clipping": max_grad_norm or 0.0,
         "bf16": {"enabled": bf16},
         "steps_per_print": 2**31,
@@ -151,10 +154,10 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
 
 
 def zero_settings(launch: LaunchConfig) -> dict[str, Any]:
-    """DeepSpeed's section ``zero_optimization`` with what ``launch.offload`` adds; empty without DeepSpeed.
+    """Return DeepSpeed's section ``zero_optimization``, extended by ``launch.offload``; empty without DeepSpeed.
 
     Raises:
-        UserError: ``launch.deepspeed`` is neither a stage nor a file of DeepSpeed's settings.
+        UserError: ``launch.deepspeed`` is neither a stage nor a DeepSpeed configuration file.
     """
     if launch.deepspeed is None:
         return {}
@@ -181,15 +184,15 @@ def _settings(name: str) -> dict[str, Any]:
     except UnreadableError as error:
         raise UserError(f"launch.deepspeed={name!r}: not JSON: {error} ({allowed})") from error
     if not isinstance(settings, dict) or not isinstance(settings.setdefault("zero_optimization", {"stage": 0}), dict):
-        raise UserError(f"launch.deepspeed={name!r}: must hold DeepSpeed's settings as one object")
+        raise UserError(f"launch.deepspeed={name!r}: the file must contain DeepSpeed's settings as one object")
     for key in ("optimizer", "scheduler", "fp16"):
         if key in settings:
-            raise UserError(f"launch.deepspeed={name!r}: holds {key!r}, which the learner's settings decide; remove it")
+            raise UserError(f"launch.deepspeed={name!r}: the file sets {key!r}, which the learner's settings decide; remove it")
     return settings
 
 
 def _prepare_environment() -> None:
-    """What DeepSpeed reads from the environment, where no launcher has said it."""
+    """Set the environment variables that DeepSpeed needs, unless a launcher has set them."""
     if "WORLD_SIZE" not in os.environ:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -197,16 +200,18 @@ def _prepare_environment() -> None:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
-    if shutil.which("ninja") is None:  # builds DeepSpeed's extensions; installed beside a Python that was called by its path
+    if shutil.which("ninja") is None:  # builds DeepSpeed's extensions; it is next to this Python
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     from torch.utils.cpp_extension import get_default_build_root
 
     for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).glob("**/lock"):
-        logger.warning("waiting for the process that builds %s; if there is none, stop this and remove %s", lock.parent, lock)
+        logger.warning(
+            "waiting for the process that builds %s; if there is none, stop this run and remove %s", lock.parent, lock
+        )
 
 
 def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
-    """Compare what was asked for with what was got; several ways lead to one process where two were meant, silently."""
+    """Check that the accelerator matches the launch settings; misconfigured launches can silently train on one process."""
     from accelerate.utils import DistributedType
 
     started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -221,19 +226,19 @@ def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
 
 
 def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
-    """Rows as evenly as possible among processes, by length.
+    """Split rows among processes so that their total lengths are as even as possible.
 
     Args:
         rows: ``(R,)`` row numbers.
-        lengths: tokens of every row there is.
-        num_shares: processes.
+        lengths: length in tokens of every row.
+        num_shares: number of processes.
 
     Returns:
         One tensor of row numbers for each process; some may be empty.
     """
     by_length = sorted(rows.tolist(), key=lambda row: lengths[row], reverse=True)
     turn = num_shares * 2
-    # there and back again, so that nobody always gets the longest
+    # alternate the direction, so that no process always gets the longest row
     places = [min(place % turn, turn - 1 - place % turn) for place in range(len(by_length))]
     return [
         torch.tensor([row for row, place in zip(by_length, places, strict=True) if place == share], dtype=torch.long)
@@ -242,13 +247,13 @@ def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
 
 
 def peak_memory() -> int:
-    """The most memory this process has held so far, in bytes."""
+    """Return this process's peak memory so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def gather(accelerator: Accelerator, items: list[Item]) -> list[Item]:
-    """The lists of all processes, one after the other, in all of them."""
+    """Return the concatenated lists of all processes, on every process."""
     if accelerator.num_processes == 1:
         return items
     from accelerate.utils import gather_object

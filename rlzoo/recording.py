@@ -1,6 +1,6 @@
-"""The rollout file: sampled responses and their log-probs at every optimizer step, for any trainer to write.
+"""The rollout file format: sampled responses and their log-probs at every optimizer step, from any trainer.
 
-docs/reference/rollout-files.md describes the format. A run directory holds one such file for each rollout step.
+docs/reference/rollout-files.md describes the format. A run directory contains one file per rollout step.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from rlzoo.support.reading import opened
 
 FORMAT, VERSION = "rlzoo_rollouts", 1
 PAGE = "docs/reference/rollout-files.md"
-PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy")  # float32, of chosen tokens
+PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy")  # float32, one per chosen token
 REQUIRED = ("token_ids", "sequence_lengths", "response_mask", "group_ids")
 OPTIONAL = ("rewards", "advantages", "turn_ids", "finished", "policy_versions", *PER_TOKEN)
 INTEGERS = ("token_ids", "sequence_lengths", "group_ids", "turn_ids", "policy_versions")
 FLAGS = ("response_mask", "finished")
 FACTS = ("step", "temperature", "max_length", "num_steps", "seed", "rule", "model", "writer")
 MOST_BYTES = 2**40  # maximum size in bytes of a file that is read
-MOST_CELLS = 2**27  # maximum of responses times the length of the longest: the size of the padded tensors
+MOST_CELLS = 2**27  # maximum size of the padded tensors: responses times the longest length
 LARGEST_STEP = 10**9
 MOST_TURNS = 2**20
-LARGEST_LOG_PROB = 1e-3  # nats: the logarithm of a probability is at most 0, but for rounding
+LARGEST_LOG_PROB = 1e-3  # nats; a log-probability is at most 0, apart from rounding
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateLogProbs:
-    """Log-probs of one optimizer step on a rollout batch.
+    """Log-probs from one optimizer step on a rollout batch.
 
     Example:
-        The first update of a batch of four responses took two of them: ``UpdateLogProbs(rows=torch.tensor([2, 0]), ...)``.
+        An update on two of the four responses of a batch: ``UpdateLogProbs(rows=torch.tensor([2, 0]), ...)``.
     """
 
-    rows: Tensor  # (U,) int64: the responses of its minibatch
-    log_probs: Tensor  # (M_u,) float32: of the chosen tokens of these responses, row by row, before the optimizer step
+    rows: Tensor  # (U,) int64: responses in its minibatch
+    log_probs: Tensor  # (M_u,) float32: before the optimizer step, for the chosen tokens of these responses, row by row
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A rollout batch of R responses with N tokens, prompts included, of which the model chose M.
+    """A rollout batch of R responses with N tokens including prompts, M of which the model chose.
 
-    All tensors are flat: one response follows the other. What a trainer does not have is None.
+    All tensors are flat: the responses are concatenated. Values that a trainer does not have are None.
 
     Example:
-        One response of two tokens to a prompt of three:
+        A response of two tokens to a prompt of three:
 
         >>> step = RecordedStep(
         ...     step=1,
@@ -72,32 +72,32 @@ class RecordedStep:
 
     step: int  # rollout step, from 1
     token_ids: Tensor  # (N,) int64
-    sequence_lengths: Tensor  # (R,) int64: tokens of each response with its prompt
+    sequence_lengths: Tensor  # (R,) int64: tokens of each prompt and its response
     response_mask: Tensor  # (N,) bool: True on tokens that the model chose
     group_ids: Tensor  # (R,) int64: responses to one prompt share one
     rewards: Tensor | None = None  # (R,) float32
-    advantages: Tensor | None = None  # (R,) float32, or (M,) where they differ between the tokens of a response
-    turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; without them every gap in the mask begins a turn
+    advantages: Tensor | None = None  # (R,) float32, or (M,) if they differ between tokens
+    turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; if None, every gap in the mask starts a turn
     finished: Tensor | None = None  # (R,) bool; False: cut off at a limit
-    policy_versions: Tensor | None = None  # (R,) int64: optimizer steps taken by the weights that sampled the response
+    policy_versions: Tensor | None = None  # (R,) int64: optimizer steps of the weights that sampled the response
     rollout_log_probs: Tensor | None = None  # (M,) float32 nats, as the sampler reported them
     old_log_probs: Tensor | None = None  # (M,) of the trainer's model before the first update of the batch
     ref_log_probs: Tensor | None = None  # (M,) of the reference model
     old_entropy: Tensor | None = None  # (M,) nats, of the model of old_log_probs
     updates: tuple[UpdateLogProbs, ...] = ()
-    temperature: float = 1.0  # that logits were divided by, in all log-probs
-    max_length: int | None = None  # the limit on the model's tokens in a response
-    num_steps: int | None = None  # rollout steps of the whole run, from which rules learn its progress
-    seed: int = 0  # of the first update; update k has seed + k
-    rule: Mapping[str, Any] = field(default_factory=dict)  # name and settings of the rule that was trained with, if it is ours
-    model: str = ""  # name or path of the model that was trained
-    writer: str = ""  # the program and its version, such as "trl 1.16.0"
+    temperature: float = 1.0  # divisor of the logits in all log-probs
+    max_length: int | None = None  # maximum number of model tokens in a response
+    num_steps: int | None = None  # rollout steps of the whole run, which determine its progress
+    seed: int = 0  # seed of the first update; update k has seed + k
+    rule: Mapping[str, Any] = field(default_factory=dict)  # name and settings of the training rule, if rlzoo has it
+    model: str = ""  # name or path of the trained model
+    writer: str = ""  # program and version, such as "trl 1.16.0"
 
     def check(self) -> None:
-        """Refuse values that do not fit together; `from_padded` and `load` call it.
+        """Check that the values are consistent; `from_padded` and `load` call it.
 
         Raises:
-            ValueError: says which are wrong.
+            ValueError: some values are inconsistent; the message names them.
         """
         _check(self)
 
@@ -112,7 +112,7 @@ class RecordedStep:
 
     @property
     def prompt_lengths(self) -> Tensor:
-        """Number of tokens before the first that the model chose, ``(R,)``; all of them where it chose none."""
+        """Number of tokens before the first token that the model chose, ``(R,)``; all tokens if it chose none."""
         rows = torch.repeat_interleave(torch.arange(len(self)), self.sequence_lengths)
         place = torch.arange(len(self.token_ids)) - (self.sequence_lengths.cumsum(0) - self.sequence_lengths)[rows]
         chosen = self.response_mask
@@ -120,7 +120,7 @@ class RecordedStep:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tensors."""
+        """Total size of the tensors in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors().values())
 
     @classmethod
@@ -137,21 +137,21 @@ class RecordedStep:
         updates: Sequence[tuple[Tensor, Tensor]] = (),
         **values: Any,
     ) -> RecordedStep:
-        """Build a step from padded tensors, as trainers have them, on any device.
+        """Build a step from a trainer's padded tensors, on any device.
 
         Args:
             step: rollout step, from 1.
             prompt_ids: ``(R, P)``.
-            prompt_mask: ``(R, P)``, nonzero on the prompt's tokens; the padding may be on either side.
+            prompt_mask: ``(R, P)``, nonzero on the prompt's tokens; padding may be on either side.
             completion_ids: ``(R, T)`` tokens after the prompts.
             completion_mask: ``(R, T)``, nonzero on tokens, zero on padding.
             group_ids: ``(R,)``.
-            response_mask: ``(R, T)``, nonzero on the tokens that the model chose; all of the completion unless given.
+            response_mask: ``(R, T)``, nonzero on the tokens that the model chose; by default, the whole completion.
             updates: rows ``(U,)`` and log-probs ``(U, T)`` of each optimizer step.
-            **values: other fields. Of those with a value per token, ``(R, T)``.
+            **values: other fields; those with a value per token are ``(R, T)``.
 
         Raises:
-            ValueError: values that do not fit together; says which.
+            ValueError: some values are inconsistent; the message names them.
         """
         present = completion_mask.bool().cpu()
         chosen = present if response_mask is None else response_mask.bool().cpu() & present
@@ -180,40 +180,40 @@ class RecordedStep:
         return recorded
 
     def save(self, file: Path, key: str | None = None) -> None:
-        """Write the file; it is either complete or not there.
+        """Write the file atomically: it is either complete or absent.
 
         Args:
-            file: ending in ``.safetensors``; one of that name is replaced.
-            key: random name for temporary files, see `rlzoo.support.atomic.temporary_path`.
+            file: path ending in ``.safetensors``; an existing file is replaced.
+            key: random name for the temporary file, see `rlzoo.support.atomic.temporary_path`.
         """
         facts = {"version": VERSION, **{name: value for name in FACTS if (value := getattr(self, name)) is not None}}
-        # one key: safetensors writes several in random order, and equal steps are to give equal files
+        # one key, because safetensors writes several in random order and equal steps must give equal files
         write_tensors(file, self._tensors(), key or uuid.uuid4().hex, {FORMAT: json.dumps(facts)})
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
         for index, update in enumerate(self.updates):
             tensors |= {f"rows/{index}": update.rows, f"log_probs/{index}": update.log_probs}
-        return {name: value.contiguous().clone() for name, value in tensors.items()}  # safetensors refuses shared memory
+        return {name: value.contiguous().clone() for name, value in tensors.items()}  # safetensors rejects shared memory
 
     @classmethod
     def load(cls, file: Path) -> RecordedStep:
         """Read a rollout file.
 
         Raises:
-            UserError: it is torn, of another format, or its tensors do not fit together; says which.
+            UserError: the file is incomplete, has another format, or its tensors are inconsistent; the message says which.
         """
         try:
             with opened(file, MOST_BYTES), safe_open(str(file), "pt") as content:
                 facts = (content.metadata() or {}).get(FORMAT)
                 if facts is None:
-                    raise UserError(f"{str(file)!r} is no rollout file: its metadata has no {FORMAT!r}; see {PAGE}")
+                    raise UserError(f"{str(file)!r} is not a rollout file: its metadata has no {FORMAT!r}; see {PAGE}")
                 tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118, a method of safetensors
-        # safetensors raises different errors for different damage
+        # safetensors raises various errors for damaged files
         except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without it") from error
+            raise UserError(f"{str(file)!r} cannot be read: {error}; remove the file to continue without it") from error
         try:
             step = cls(**_read_facts(facts), **_read_tensors(tensors))
             step.check()
@@ -223,7 +223,7 @@ class RecordedStep:
 
 
 def turns(response_mask: Tensor) -> Tensor:
-    """Number the turns of episodes, ``(B, T)`` int64: every gap in the mask begins one; -1 on tokens the model did not choose.
+    """Number the turns, ``(B, T)`` int64: every gap in the mask starts one; -1 on tokens that the model did not choose.
 
     Args:
         response_mask: ``(B, T)`` bool, True on tokens that the model chose.
@@ -237,21 +237,21 @@ def turns(response_mask: Tensor) -> Tensor:
 
 
 def _plain(name: str, value: Tensor) -> Tensor:
-    """A tensor on the CPU, of the type that a field has."""
+    """Return the tensor on the CPU, with the data type of its field."""
     dtype = torch.int64 if name in INTEGERS else torch.bool if name in FLAGS else torch.float32
     return value.detach().cpu().to(dtype)
 
 
 def _read_facts(text: str) -> dict[str, Any]:
-    """The metadata of a file as fields; raises a ValueError that says what is wrong."""
+    """Parse a file's metadata into fields; raises ValueError if it is invalid."""
     try:
         facts = parse_json(text)
     except UnreadableError as error:
         raise ValueError(f"metadata {FORMAT}={shown(text)}: {error}") from error
     if not isinstance(facts, dict):
-        raise ValueError(f"metadata {FORMAT}={shown(text)} is no JSON object")
+        raise ValueError(f"metadata {FORMAT}={shown(text)} is not a JSON object")
     if (found := facts.pop("version", None)) != VERSION:
-        raise ValueError(f"it has version {shown(found)} of the format, and this rlzoo reads {VERSION}")
+        raise ValueError(f"it has format version {shown(found)}, and this rlzoo reads version {VERSION}")
     if "step" not in facts:
         raise ValueError(f"metadata {FORMAT} has no step")
     if unknown := sorted(set(facts) - set(FACTS)):
@@ -260,7 +260,7 @@ def _read_facts(text: str) -> dict[str, Any]:
 
 
 def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The tensors of a file as fields, of the types that fields have; raises a ValueError that says which is wrong."""
+    """Convert a file's tensors to fields with their data types; raises ValueError if one is invalid."""
     for name in REQUIRED:
         if name not in tensors:
             raise ValueError(f"{name} is missing")
@@ -274,12 +274,12 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         updates.append(UpdateLogProbs(rows, log_probs))
     known = {*REQUIRED, *OPTIONAL, *(f"{name}/{index}" for name in ("rows", "log_probs") for index in range(len(updates)))}
     if unknown := sorted(set(tensors) - known):
-        raise ValueError(f"{unknown[0]} is no tensor of the format, or an update before it is missing")
+        raise ValueError(f"{unknown[0]} is not a tensor of the format, or an update before it is missing")
     return {**values, "updates": tuple(updates)}
 
 
 def _converted(name: str, tensor: Tensor) -> Tensor:
-    """A tensor with one of the types that are read for a field, as the one that the field has."""
+    """Convert a tensor from one of the accepted data types to that of its field."""
     if name in INTEGERS or name == "rows":
         read, dtype = (torch.int64, torch.int32), torch.int64
     elif name in FLAGS:
@@ -287,33 +287,33 @@ def _converted(name: str, tensor: Tensor) -> Tensor:
     else:
         read, dtype = (torch.float32, torch.float64), torch.float32
     if tensor.dtype not in read:
-        raise ValueError(f"{name} has values of {tensor.dtype}, not of {' or '.join(map(str, read))}")
+        raise ValueError(f"{name} has data type {tensor.dtype}, not {' or '.join(map(str, read))}")
     return tensor.to(dtype)
 
 
 def _check(step: RecordedStep) -> None:
-    """Raise a ValueError that says what is wrong with a step."""
+    """Raise ValueError if the values of a step are inconsistent."""
     _check_facts(step)
     for name in (*REQUIRED, *OPTIONAL):
         value = getattr(step, name)
         if value is not None:
-            _require(value.ndim == 1, f"{name} has the shape {tuple(value.shape)}, not one dimension")
+            _require(value.ndim == 1, f"{name} has shape {tuple(value.shape)}, but must have one dimension")
             _require(name not in INTEGERS or not bool((value < 0).any()), f"{name} has a value below 0")
             _require(not value.is_floating_point() or bool(value.isfinite().all()), f"{name} has a value that is not finite")
     sizes, number, num_tokens = step.sequence_lengths, len(step), len(step.token_ids)
     _require(number > 0, "sequence_lengths has no response")
-    # before they are summed, which may overflow
+    # check them before the sum, which could overflow
     _require(
         bool((sizes > 0).all()) and int(sizes.max()) <= num_tokens, f"sequence_lengths has values outside 1 to {num_tokens}"
     )
     _require(
-        int(sizes.sum()) == num_tokens, f"sequence_lengths has the sum {int(sizes.sum())}, and there are {num_tokens} token_ids"
+        int(sizes.sum()) == num_tokens, f"sequence_lengths sums to {int(sizes.sum())}, but there are {num_tokens} token_ids"
     )
     _require(
         len(step.response_mask) == num_tokens, f"response_mask has {len(step.response_mask)} values for {num_tokens} token_ids"
     )
     first = step.response_mask[sizes.cumsum(0) - sizes]
-    _require(not bool(first.any()), "response_mask is true on the first token of a sequence, which nothing before it predicts")
+    _require(not bool(first.any()), "response_mask is true on the first token of a sequence, which no earlier token predicts")
     num_chosen = int(step.response_mask.sum())
     widest = int((sizes - step.prompt_lengths).max())
     _require(number * widest <= MOST_CELLS, f"{number} responses of up to {widest} tokens are too many for one step")
@@ -334,7 +334,7 @@ def _check(step: RecordedStep) -> None:
             _check_log_probs(name, value)
     if step.turn_ids is not None:
         in_order = all(bool((each.diff() >= 0).all()) for each in torch.split(step.turn_ids, step.lengths.tolist()))
-        _require(in_order, "turn_ids falls within a response; the turns of a response are 0, 1, ... in their order")
+        _require(in_order, "turn_ids decreases within a response; the turns of a response are 0, 1, ... in order")
         largest = max(step.turn_ids.tolist(), default=0)
         _require(largest < MOST_TURNS, f"turn_ids has {largest}; a response has fewer than {MOST_TURNS:,} turns")
     if step.advantages is not None:
@@ -347,22 +347,20 @@ def _check(step: RecordedStep) -> None:
 
 def _check_update(step: RecordedStep, index: int, update: UpdateLogProbs) -> None:
     rows, log_probs, number = update.rows, update.log_probs, len(step)
-    _require(
-        rows.ndim == 1 and 0 < len(rows) <= number, f"rows/{index} has the shape {tuple(rows.shape)} for {number} responses"
-    )
+    _require(rows.ndim == 1 and 0 < len(rows) <= number, f"rows/{index} has shape {tuple(rows.shape)} for {number} responses")
     within = bool((rows >= 0).all()) and int(rows.max()) < number
-    _require(within, f"rows/{index} names a response that is not there")
+    _require(within, f"rows/{index} names a response that does not exist")
     _require(len(set(rows.tolist())) == len(rows), f"rows/{index} names a response twice")
     wanted = int(step.lengths[rows].sum())
-    _require(tuple(log_probs.shape) == (wanted,), f"log_probs/{index} has the shape {tuple(log_probs.shape)}, not ({wanted},)")
+    _require(tuple(log_probs.shape) == (wanted,), f"log_probs/{index} has shape {tuple(log_probs.shape)}, not ({wanted},)")
     _require(bool(log_probs.isfinite().all()), f"log_probs/{index} has a value that is not finite")
     _check_log_probs(f"log_probs/{index}", log_probs)
 
 
 def _check_log_probs(name: str, values: Tensor) -> None:
-    """Refuse probabilities, and log-probs with the wrong sign."""
+    """Reject values that cannot be log-probs, such as probabilities or negated log-probs."""
     most = float(values.max()) if len(values) else 0.0
-    _require(most <= LARGEST_LOG_PROB, f"{name} has {most:.3g}, and the logarithm of a probability is at most 0")
+    _require(most <= LARGEST_LOG_PROB, f"{name} contains {most:.3g}, but a log-probability is at most 0")
 
 
 def _check_facts(step: RecordedStep) -> None:
@@ -374,13 +372,15 @@ def _check_facts(step: RecordedStep) -> None:
     ):
         value = getattr(step, name)
         if value is not None or name in ("step", "seed"):
-            _require(type(value) is int and least <= value < most, f"{name}={shown(value)} is not a whole number from {least}")
+            _require(
+                type(value) is int and least <= value < most, f"{name}={shown(value)} is not a whole number of at least {least}"
+            )
     is_number = isinstance(step.temperature, int | float) and not isinstance(step.temperature, bool)
     _require(is_number and 0 < step.temperature < 1e6, f"temperature={shown(step.temperature)} is not a number above 0")
     for name in ("model", "writer"):
-        _require(isinstance(getattr(step, name), str), f"{name}={shown(getattr(step, name))} is not a text")
+        _require(isinstance(getattr(step, name), str), f"{name}={shown(getattr(step, name))} is not a string")
     is_rule = isinstance(step.rule, Mapping) and (not step.rule or isinstance(step.rule.get("name"), str))
-    _require(is_rule, f"rule={shown(step.rule)} is not the settings of a rule with its name")
+    _require(is_rule, f"rule={shown(step.rule)} is not a mapping with a rule's name and settings")
 
 
 def _require(holds: bool, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""From an unreduced objective to a scalar, with the counts of the whole optimizer step; and the KL estimators."""
+"""Reduces objectives to a scalar, with the denominators of the whole optimizer step, and estimates the KL divergence."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class StepCounts:
 
 
 def is_per_response(objective: Tensor, response_mask: Tensor) -> bool:
-    """Whether an objective has one value per response, ``(B, 1)``, where responses have several tokens."""
+    """Return whether an objective has one value per response, ``(B, 1)``, although responses have several tokens."""
     return objective.shape[-1] == 1 and response_mask.shape[-1] != 1
 
 
 def reduce_objective(
     objective: Tensor, response_mask: Tensor, reduction: Reduction, counts: StepCounts, max_length: int | None = None
 ) -> Tensor:
-    """This micro-batch's share of the step's scalar objective; shares of all micro-batches add up to the whole.
+    """Compute a micro-batch's share of the step's scalar objective; the shares of all micro-batches sum to the objective.
 
     | reduction | ``(B, T)`` objective | ``(B, 1)`` objective |
     |---|---|---|
-    | token_mean | sum over tokens / tokens of the step | refused |
+    | token_mean | sum over tokens / tokens of the step | error |
     | sequence_mean | mean over responses of the mean over tokens | mean over responses |
     | sequence_mean_token_sum | mean over responses of the sum over tokens | mean over responses |
     | constant_length | sum over tokens / (responses x max_length) | sum / (responses x max_length) |
@@ -59,12 +59,12 @@ def reduce_objective(
     Args:
         objective: ``(B, T)`` or ``(B, 1)``.
         response_mask: ``(B, T)`` bool.
-        reduction: which of the four.
+        reduction: one of the four reductions above.
         counts: denominators of the whole step, never of the micro-batch.
         max_length: the constant of ``constant_length`` (arXiv 2503.20783), in tokens.
 
     Raises:
-        UserError: an unknown reduction, token_mean of a per-response objective, or constant_length without its constant.
+        UserError: the reduction is unknown, the objective of token_mean is per response, or constant_length lacks max_length.
     """
     if reduction not in get_args(Reduction):
         raise UserError(f"unknown reduction {reduction!r} (known: {', '.join(get_args(Reduction))})")
@@ -90,22 +90,22 @@ def reduce_objective(
 def kl_estimate(
     log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator, old_log_probs: Tensor | None = None
 ) -> Tensor:
-    """KL to a reference per token, in nats, same shape; differentiable in ``log_probs``.
+    """Estimate the KL to a reference per token, in nats, with the same shape; differentiable in ``log_probs``.
 
     k1 is unbiased with high variance, k2 biased with low variance, k3 unbiased with low variance and never negative.
-    The gradient that an estimator gives as a *loss* is another matter: in expectation, k2's is the KL's own, k1's is
-    zero (arXiv 2510.01555), and k3's is that of the KL in the other direction. The ratio in ``unbiased_k3`` carries its
-    gradient, which makes both value and gradient those of KL(pi || pi_ref), whatever the policy that sampled.
+    Their gradients behave differently when an estimator is used as a *loss*. In expectation, the gradient of k2 is that of
+    the KL, the gradient of k1 is zero (arXiv 2510.01555), and the gradient of k3 is that of the reverse KL. The ratio in
+    ``unbiased_k3`` carries a gradient, so that value and gradient are those of KL(pi || pi_ref) under any sampling policy.
 
     Args:
-        log_probs: of the current model.
-        ref_log_probs: of the reference, same shape.
-        estimator: which of them.
-        old_log_probs: of the model that sampled; needed by ``unbiased_k3``, whose log-ratio is limited to
+        log_probs: log-probs of the current model.
+        ref_log_probs: log-probs of the reference model, same shape.
+        estimator: name of the estimator.
+        old_log_probs: log-probs of the sampling model; required by ``unbiased_k3``, whose log-ratio is limited to
             +-`rlzoo.ops.LOG_RATIO_LIMIT`.
 
     Raises:
-        UserError: an unknown estimator.
+        UserError: the estimator is unknown.
     """
     if estimator not in get_args(KLEstimator):
         raise UserError(f"unknown KL estimator {estimator!r} (known: {', '.join(get_args(KLEstimator))})")

@@ -1,4 +1,4 @@
-"""The zoo: loads plugins one by one, leaves out what is broken, and looks up what they brought by name."""
+"""Loads plugins, skips broken ones, and looks up clip policies, estimators, corrections and tasks by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Part = TypeVar("Part", ClipPolicy, AdvantageEstimator, Correction)
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[Part]):
-    """One class of the zoo and where it comes from.
+    """A class in the zoo and the plugin that it comes from.
 
     Example:
         ``zoo.entries[name].source`` is ``"my-plugin 0.3"``.
@@ -45,12 +45,12 @@ class Entry(Generic[Part]):
 
     @property
     def source(self) -> str:
-        """Distribution and version, or the path of a file."""
+        """Distribution and version, or a file path."""
         return self.plugin.source
 
 
 class Shelf(Mapping[str, type[Part]], Generic[Part]):
-    """The classes of one kind by name, sorted; a missing name is answered with what there is.
+    """Mapping of names to classes of one kind, sorted; an unknown name raises an error that lists the known ones.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -62,13 +62,13 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self.what = what
         self._base, self._problems = base, problems
         self.entries: dict[str, Entry[Part]] = {}
-        self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # name and settings that another name stands for
-        self.problems: dict[str, set[str]] = {}  # why something was left out, and the names it would have brought
-        self.excluded: list[Plugin] = []  # installed plugins that the environment does not allow
-        self._contested: set[str] = set()  # names that two plugins claim, neither of them bundled
+        self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # name and settings that each alias stands for
+        self.problems: dict[str, set[str]] = {}  # why something was not loaded, and the names that are missing
+        self.excluded: list[Plugin] = []  # installed plugins that `RESTRICT` does not allow
+        self._contested: set[str] = set()  # names that two third-party plugins claim
 
     def __getitem__(self, name: str) -> type[Part]:
-        """The class called ``name``; raises UserError, a KeyError's kinder cousin, when there is none."""
+        """Return the class called ``name``; raises UserError if there is none."""
         if name in self.entries:
             return self.entries[name].kind
         for problem, names in self.problems.items():
@@ -92,7 +92,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         return name in self.entries
 
     def outside(self) -> dict[str, list[str]]:
-        """The names that did not come with rlzoo, by the distribution and version, or the path, they come from."""
+        """Return the names from third-party plugins, by source: a distribution and version, or a path."""
         sources: dict[str, list[str]] = {}
         for name, entry in self.entries.items():
             if not entry.plugin.bundled:
@@ -100,18 +100,18 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         return dict(sorted(sources.items()))
 
     def build(self, key: str, settings: object) -> Part:
-        """Make the object that a setting of a run describes: a name, an alias, or settings with a name.
+        """Build the object that a run's setting describes with a name, an alias, or a mapping with name and settings.
 
         Args:
-            key: of the setting, for errors, such as ``"correction"``.
+            key: key of the setting for error messages, such as ``"correction"``.
             settings: ``"name"`` or ``{"name": "name", "setting": value}``.
 
         Raises:
-            UserError: unknown name, or unknown or wrong setting; in one line.
+            UserError: the name or a setting is unknown, or a value is invalid.
         """
         given = {"name": settings} if isinstance(settings, str) else settings
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-            raise UserError(f"{key}={shown(settings)}: the name of {_article(self.what)}, or settings with a name")
+            raise UserError(f"{key}={shown(settings)}: give the name of {_article(self.what)}, or settings with a name")
         name, aliased = self.aliases.get(given["name"], (given["name"], {}))
         kind = self[name]
         try:
@@ -120,7 +120,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             raise UserError(explain(error, kind, f"{key}.")) from error
 
     def add(self, plugin: Plugin, kind: Any) -> None:
-        """Take a class in, unless something is wrong with it or its name is taken."""
+        """Add a class, or record why it cannot be used."""
         name = getattr(kind, "name", None)
         label = f"{self.what} {name!r}" if isinstance(name, str) else self.what
         if problem := self.problem(kind):
@@ -134,34 +134,34 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         other = taken.source if taken else "another plugin"
         problem = f"{other} has that name too; rename or uninstall one"
         self.refuse(plugin, f"{label} cannot be used: {problem} ({plugin})", kind.name)
-        if taken and not taken.plugin.bundled:  # nobody knows which of the two was meant
+        if taken and not taken.plugin.bundled:  # it is ambiguous which of the two was meant
             self._contested.add(kind.name)
             del self.entries[kind.name]
 
     def problem(self, kind: Any) -> str | None:
-        """What is wrong with what a hook returned, or None."""
+        """Return what is wrong with the value that a hook returned, or None."""
         if not (isinstance(kind, type) and issubclass(kind, self._base)) or isabstract(kind):
-            return f"{kind!r} is no complete class derived from {self._base.__name__}"
+            return f"{kind!r} is not a concrete subclass of {self._base.__name__}"
         return next(iter(self._problems(kind)), None)
 
     def drop(self, name: str, problem: str) -> None:
-        """Leave out a class that was taken in."""
+        """Remove a class that was added."""
         plugin = self.entries.pop(name).plugin
         self.refuse(plugin, f"{self.what} {name!r} cannot be used: {problem} ({plugin})", name)
 
     def refuse(self, plugin: Plugin, line: str, *names: str) -> None:
-        """Leave out a plugin, or a class of it, with a line that says why; one that the user named stops the run."""
+        """Record why a plugin or one of its classes is not loaded; raises UserError if the user named the plugin."""
         if plugin.asked_for:
             raise UserError(line)
         self.problems[line] = {*names, plugin.name, plugin.name.replace("_", "-")}
 
     def sort(self) -> None:
-        """Bring the entries into the order of their names."""
+        """Sort the entries by name."""
         self.entries = dict(sorted(self.entries.items()))
 
 
 class Zoo(Shelf[ClipPolicy]):
-    """Everything that the plugins brought: clip policies by name, and the other kinds beside them.
+    """All loaded parts: a mapping of clip policies by name, with estimators, corrections and tasks as attributes.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -179,20 +179,19 @@ class Zoo(Shelf[ClipPolicy]):
 
 
 def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
-    """Load every installed plugin (entry-point group ``rlzoo``), and those of the files and folders in ``plugins``.
+    """Load all installed plugins (entry-point group ``rlzoo``) and those in the files and folders of ``plugins``.
 
-    An installed plugin that cannot be used is left out with a warning that names it; asking the zoo for what it would have
-    brought is an error. The environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. One of
-    ``plugins`` takes the place of an installed plugin whose module has the same name; the same file or a copy of it, named
-    twice, is one plugin.
+    An installed plugin that cannot be used is skipped with a warning, and looking up its names raises an error. The
+    environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. An entry of ``plugins`` replaces an
+    installed plugin whose module has the same name. Naming a file and a copy of it loads one plugin.
 
     Raises:
-        UserError: one of ``plugins`` cannot be used.
+        UserError: an entry of ``plugins`` cannot be used.
     """
     zoo, named = Zoo(), named_plugins(plugins)
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    for plugin in _allowed(zoo, named) + named:  # bundled first, and those have the first claim on a name
+    for plugin in _allowed(zoo, named) + named:  # bundled plugins come first, so that their names take precedence
         try:
             answers = _answers(plugin, manager)
         except _UnusableError as error:
@@ -215,7 +214,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
 
 
 def _allowed(zoo: Zoo, named: Sequence[Plugin]) -> list[Plugin]:
-    """The installed plugins that are loaded: allowed by the environment, and not replaced by one that the user named."""
+    """Return the installed plugins to load: those that `RESTRICT` allows and that no user-named plugin replaces."""
     installed, allowed = installed_plugins(), allowed_names()
     usable: list[Plugin] = []
     for plugin in installed:
@@ -238,23 +237,23 @@ class _UnusableError(Exception):
 
 
 def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
-    """Import a plugin and ask its hooks; what each returned, by the hook's name.
+    """Import a plugin, call its hooks and return their results by hook name.
 
     Raises:
-        _UnusableError: the plugin does not keep to the interface.
+        _UnusableError: the plugin does not follow the interface.
     """
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")  # refused later, in one line
+            warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")  # `contract_problem` reports it
             module = plugin.load()
     except (Exception, SystemExit) as error:
         raise _UnusableError(f"cannot be imported: {_described(error)}") from error
     if problem := hookspecs.api_problem(getattr(module, "RLZOO_API", "{}.{}".format(*hookspecs.API_VERSION))):
         raise _UnusableError(f"cannot be used: {problem}")
-    if manager.is_registered(module):  # another entry point of a distribution names the same module
+    if manager.is_registered(module):  # another entry point names the same module
         return {}
     try:
-        # pluggy ignores a second plugin of the same name without a word
+        # pluggy silently ignores a second plugin with the same name
         manager.register(module, name=f"{plugin.name} of {plugin.source}")
     except (ValueError, pluggy.PluginValidationError) as error:
         if manager.is_registered(module):
@@ -262,13 +261,13 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
         raise _UnusableError(f"is not valid: {_described(error)}") from error
     ours = manager.get_hookcallers(module) or []
     known, unknown = ([caller for caller in ours if caller.has_spec() is wanted] for wanted in (True, False))
-    strange = [caller.name for caller in unknown]  # of a later version, or misspelt
+    strange = [caller.name for caller in unknown]  # from a later version, or misspelt
     if not known and strange:
         raise _UnusableError(f"has no hook that this rlzoo knows, only {strange[0]!r}{did_you_mean(strange[0], HOOKS)}")
     if not known:
         raise _UnusableError("has no hook: add '@hookimpl def rlzoo_clip_policies(): return [YourPolicy]'")
     for name in strange:
-        _warn_once(f"{plugin} has a hook that this rlzoo does not know, {name!r}; the rest of it is loaded")
+        _warn_once(f"{plugin} has a hook that this rlzoo does not know, {name!r}; the rest of the plugin is loaded")
     answers: dict[str, Any] = {}
     for caller in known:
         (implementation,) = (each for each in caller.get_hookimpls() if each.plugin is module)
@@ -284,18 +283,18 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
 
 
 def policy_problem(policy: Any) -> str | None:
-    """What is wrong with a policy class that a plugin would return, or None."""
+    """Return what is wrong with a policy class for a plugin, or None."""
     zoo = load_zoo()
     return zoo.problem(policy) or _advantage_problem(zoo, policy)
 
 
 def find_policies(name: str) -> list[type[ClipPolicy]]:
-    """The policy of that name; or every policy of a plugin file or folder, when ``name`` is the path of one.
+    """Return the policy with this name, or all policies of a plugin file or folder if ``name`` is its path.
 
-    The name of an installed policy comes first; a folder with that name is given as ``./NAME``.
+    Names of installed policies take precedence; write ``./NAME`` for a folder with such a name.
 
     Raises:
-        UserError: no such policy, or a plugin that cannot be used.
+        UserError: there is no such policy, or the plugin cannot be used.
     """
     zoo = load_zoo()
     if not is_path(name, zoo):
@@ -304,7 +303,7 @@ def find_policies(name: str) -> list[type[ClipPolicy]]:
 
 
 def is_path(name: str, shelf: Shelf[Any]) -> bool:
-    """Whether a NAME|PATH of the command line is the path of a plugin."""
+    """Return whether a NAME|PATH argument of the command line is the path of a plugin."""
     return name not in shelf and (not NAME.fullmatch(name) or name.endswith(".py") or Path(name).is_dir())
 
 
@@ -315,7 +314,7 @@ def _warn_once(text: str) -> None:
 
 def _excluded(plugins: Sequence[Plugin]) -> str:
     names = ", ".join(f"{plugin.name} ({plugin.source})" for plugin in plugins)
-    return f"{RESTRICT} leaves out {names}; add what you trust to it"
+    return f"{RESTRICT} excludes {names}; add the ones you trust to it"
 
 
 def _article(noun: str) -> str:
@@ -327,12 +326,12 @@ def _unset(kind: type, *names: str) -> Iterator[str]:
 
 
 def _policy_problems(policy: type[ClipPolicy]) -> Iterator[str]:
-    """What is wrong with a clip policy."""
+    """Yield the problems of a clip policy."""
     if problem := contract_problem(policy):
         yield f"it {problem}"
     yield from _unset(policy, "name", "paper", "scope")
     if not NAME.fullmatch(policy.name):
-        yield "its name is not made of lower-case words with hyphens"
+        yield "its name must be lower-case words joined by hyphens"
     if policy.scope not in SCOPES:
         yield f"it has scope {policy.scope!r} (allowed: {', '.join(SCOPES)})"
     if not required_fields(policy):
@@ -340,17 +339,17 @@ def _policy_problems(policy: type[ClipPolicy]) -> Iterator[str]:
 
 
 def _estimator_problems(estimator: type[AdvantageEstimator]) -> Iterator[str]:
-    """What is wrong with an advantage estimator."""
+    """Yield the problems of an advantage estimator."""
     for need in sorted(set(estimator.needs) - set(ADVANTAGE_NEEDS)):
-        yield f"it needs {need!r}, which is no optional input (known: {', '.join(ADVANTAGE_NEEDS)})"
+        yield f"it needs {need!r}, which is not an optional input (known: {', '.join(ADVANTAGE_NEEDS)})"
     yield from _part_problems(estimator)
 
 
 def _part_problems(kind: type[AdvantageEstimator] | type[Correction]) -> Iterator[str]:
-    """What is wrong with an estimator or a correction."""
+    """Yield the problems of an estimator or a correction."""
     yield from _unset(kind, "name", "paper")
     if not PART_NAME.fullmatch(kind.name):
-        yield "its name is not made of lower-case words with underscores or hyphens"
+        yield "its name must be lower-case words joined by underscores or hyphens"
     yield from _default_problems(kind)
 
 
@@ -359,21 +358,21 @@ def _default_problems(kind: type[BaseModel]) -> Iterator[str]:
         kind()
     except Exception as error:
         problem = first_mistake(error) if isinstance(error, ValidationError) else _described(error)
-        yield f"it cannot be made with its defaults: {problem}"
+        yield f"it cannot be built with its defaults: {problem}"
 
 
 def _advantage_problem(zoo: Zoo, policy: type[ClipPolicy]) -> str | None:
-    """What is wrong with the estimator that a policy uses by default, or None."""
+    """Return what is wrong with a policy's default estimator, or None."""
     field = policy.model_fields["advantage"]
     if field.is_required():
         return None
     try:
         zoo.advantages.build("its default advantage", field.get_default(call_default_factory=True))
     except UserError as error:
-        return str(error).partition("; left out: ")[0]  # what else was left out is another problem
+        return str(error).partition("; left out: ")[0]  # other skipped plugins are reported separately
     return None
 
 
 def _described(error: BaseException) -> str:
-    """An exception in one line."""
+    """Format an exception as one line."""
     return f"{type(error).__name__}: {error}".strip().partition("\n")[0]

@@ -70,13 +70,13 @@ BROKEN = {
     "raises in its hook": (SOUND.replace("return [Third]", "raise KeyError('x')"), r"raises in its hook .*KeyError: 'x'"),
     "returns nothing": (
         SOUND.replace("return [Third]", "return None"),
-        r"clip policy cannot be used: None is no complete class derived from ClipPolicy",
+        r"clip policy cannot be used: None is not a concrete subclass of ClipPolicy",
     ),
     "returns an instance": (
         SOUND.replace("[Third]", "[Third()]"),
-        r"clip policy 'free' cannot be used: Third\(.*\) is no complete class",
+        r"clip policy 'free' cannot be used: Third\(.*\) is not a concrete subclass",
     ),
-    "returns an abstract class": (SOUND.replace("[Third]", "[ClipPolicy]"), r"is no complete class derived from ClipPolicy"),
+    "returns an abstract class": (SOUND.replace("[Third]", "[ClipPolicy]"), r"is not a concrete subclass of ClipPolicy"),
     "yields and raises": (SOUND.replace("return [Third]", "yield 1 / 0"), r"raises in its hook .*ZeroDivisionError"),
     "misspells the hook": (
         SOUND.replace("clip_policies", "clip_polices"),
@@ -95,12 +95,12 @@ BROKEN = {
         r"not set 'scope'",
     ),
     "unknown scope": (SOUND.replace('"token"', '"word"'), r"scope 'word' \(allowed: token, sequence, batch\)"),
-    "odd name": (SOUND.replace('"free"', '"Free Rule"'), r"name is not made of lower-case words"),
+    "odd name": (SOUND.replace('"free"', '"Free Rule"'), r"name must be lower-case words"),
     "has a default that it refuses": (
         SOUND.replace("    def __call__", "    must: int = Field('x', validate_default=True)\n    def __call__").replace(
             "from rlzoo import", "from pydantic import Field\nfrom rlzoo import"
         ),
-        r"'free' cannot be used: it cannot be made with its defaults: must: input should be a valid integer",
+        r"'free' cannot be used: it cannot be built with its defaults: must: input should be a valid integer",
     ),
 }
 
@@ -177,7 +177,7 @@ def test_asking_for_what_is_excluded_says_how_to_allow_it(install, monkeypatch):
     install("third-party", "third", SOUND)
     monkeypatch.setenv("RLZOO_PLUGINS", "")
     zoo = load_zoo()
-    why = r"RLZOO_PLUGINS leaves out third \(third-party 1\.2\); add what you trust to it"
+    why = r"RLZOO_PLUGINS excludes third \(third-party 1\.2\); add the ones you trust to it"
     with pytest.raises(UserError, match=f"clip policy 'third' cannot be used: {why}"):
         zoo["third"]
     with pytest.raises(UserError, match=f"unknown clip policy 'free' .*; {why}"):
@@ -301,7 +301,7 @@ def test_a_plugin_may_bring_estimators_corrections_and_tasks(install, caplog):
     install("third-party", "third", PARTS)
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         zoo = load_zoo()
-    assert "has a hook that this rlzoo does not know, 'rlzoo_samplers'; the rest of it is loaded" in caplog.text
+    assert "has a hook that this rlzoo does not know, 'rlzoo_samplers'; the rest of the plugin is loaded" in caplog.text
     assert zoo.advantages.entries["twice"].source == "third-party 1.2"
     assert zoo.corrections.outside() == {"third-party 1.2": ["halved"]}
     overrides = ["clip.advantage=thrice", "correction=halved"]
@@ -329,7 +329,7 @@ def test_a_policy_whose_estimator_is_not_there_is_left_out(install, tmp_path):
 
 def test_an_estimator_that_asks_for_what_there_is_not_is_left_out(install):
     install("third-party", "third", PARTS.replace('"twice", "none", False', '"twice", "none", False\n    needs = {"critic"}'))
-    with pytest.raises(UserError, match=r"'twice' cannot be used: it needs 'critic', which is no optional input"):
+    with pytest.raises(UserError, match=r"'twice' cannot be used: it needs 'critic', which is not an optional input"):
         load_zoo().advantages["twice"]
 
 

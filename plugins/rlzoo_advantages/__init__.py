@@ -52,10 +52,10 @@ class GroupMean(AdvantageEstimator):
 
 
 class LeaveOneOut(AdvantageEstimator):
-    """Compares a response with the others of its group.
+    """Compares a response with the other responses of its group.
 
     Formula:
-        A = R - mean of the others in the group
+        A = R - mean of the other rewards in the group
 
     Reference:
         RLOO, arXiv 2402.14740.
@@ -70,10 +70,10 @@ class LeaveOneOut(AdvantageEstimator):
 
 
 class MaxRL(AdvantageEstimator):
-    """Follows the gradient of log(success rate) instead of that of the success rate.
+    """Maximises log(success rate) instead of the success rate.
 
     Formula:
-        A = (R - mean) / mean within the group, 0 where the mean is not positive
+        A = (R - mean) / mean within the group, or 0 if the mean is not positive
 
     Reference:
         MaxRL, arXiv 2602.02710.
@@ -88,13 +88,14 @@ class MaxRL(AdvantageEstimator):
 
 
 class PassAtK(AdvantageEstimator):
-    """Asks what a response adds to the best of k that are drawn from its group, for any rewards.
+    """Measures what a response adds to the best of k responses drawn from its group, for any rewards.
 
     Formula:
-        A = (mean of M over the k-subsets that hold the response - E) / sd, and 0 where every subset has the same M
+        A = (mean of M over the k-subsets that contain the response - E) / sd, or 0 if all subsets have the same M
 
     Where:
-        M is the largest reward of a k-subset of the group, E its mean and sd its standard deviation over all such subsets.
+        M is the largest reward in a k-subset of the group. E and sd are its mean and standard deviation over all such
+        subsets.
 
     Reference:
         Pass@k training, arXiv 2508.10751.
@@ -117,7 +118,7 @@ class PassAtK(AdvantageEstimator):
         for index in torch.unique(group_ids):
             rows = (group_ids == index).nonzero()[:, 0]
             values = rewards[rows]
-            best = _share_of_maxima(len(values), self.k).to(values)  # of the ascending rewards
+            best = _share_of_maxima(len(values), self.k).to(values)  # for the rewards in ascending order
             ascending = values.sort().values
             mean = (best * ascending).sum()
             spread = (best * (ascending - mean).square()).sum().sqrt()
@@ -131,7 +132,7 @@ class PassAtK(AdvantageEstimator):
 
 
 class BatchNorm(AdvantageEstimator):
-    """Normalises the rewards of the whole batch; with rewards for single tokens, the returns of all its tokens.
+    """Normalises the rewards of the whole batch, or the returns of all its tokens if there are token rewards.
 
     Formula:
         A = (R - mean) / (std + 1e-6) over the batch, std with n - 1
@@ -142,7 +143,7 @@ class BatchNorm(AdvantageEstimator):
 
     name, paper = "batch_norm", "arXiv 2501.03262"
     compares, takes_token_rewards = False, True
-    exempt: ClassVar = {"prompts_are_independent": "the mean and the deviation are those of the whole batch"}
+    exempt: ClassVar = {"prompts_are_independent": "mean and standard deviation are those of the whole batch"}
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
@@ -150,13 +151,13 @@ class BatchNorm(AdvantageEstimator):
             return _normalised(inputs.rewards, torch.zeros_like(inputs.group_ids))
         returns = inputs.returns()
         values = returns[inputs.response_mask]
-        if bool((values == values[:1]).all()):  # rounding in the mean must not turn equal returns into a signal
+        if bool((values == values[:1]).all()):  # rounding in the mean must not give equal returns a signal
             return torch.zeros_like(returns)
         return (returns - values.mean()) / (values.std() + STD_FLOOR)
 
 
 class Raw(AdvantageEstimator):
-    """Takes the reward as it is; with rewards for single tokens, the return of each token.
+    """Uses the reward unchanged, or the return of each token if there are token rewards.
 
     Formula:
         A = R
@@ -164,7 +165,7 @@ class Raw(AdvantageEstimator):
 
     name, paper = "raw", "none"
     compares, takes_token_rewards = False, True
-    exempt: ClassVar = {"equal_rewards_have_no_advantage": "the reward is not compared with anything"}
+    exempt: ClassVar = {"equal_rewards_have_no_advantage": "the reward is not compared with others"}
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
@@ -172,19 +173,19 @@ class Raw(AdvantageEstimator):
 
 
 class Process(AdvantageEstimator):
-    """Credits each token with the rewards of the reasoning steps that end at it or later, normalised in the group.
+    """Credits each token with the rewards of reasoning steps that end at or after it, normalised in the group.
 
     Formula:
         A_t = sum over the steps of the response that end at or after token t of (r - mean) / (std + 1e-6)
 
     Where:
-        r is the reward of a step: a token reward that is not 0. Mean and standard deviation, with n - 1, are those of all step
-        rewards of all responses in the group. The reward of the whole response counts as that of a step which ends at its
-        last token. A group whose step rewards are all equal gets 0.
+        r is the reward of a step, which is a non-zero token reward. Mean and standard deviation (with n - 1) are over the
+        step rewards of all responses in the group. The reward of the whole response counts as a step that ends at its last
+        token. If all step rewards of a group are equal, A_t = 0.
 
     Reference:
-        GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3. It does not say which standard
-        deviation; n - 1 and the last step's reward are ours.
+        GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3. The paper does not specify the
+        standard deviation; n - 1 and the reward of the last step are choices of rlzoo.
     """
 
     name, paper = "process", "arXiv 2402.03300"
@@ -193,7 +194,7 @@ class Process(AdvantageEstimator):
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
-        assert inputs.token_rewards is not None, "it is in needs"
+        assert inputs.token_rewards is not None, "guaranteed by needs"
         mask = inputs.response_mask
         paid = torch.where(mask, inputs.token_rewards, 0.0)
         last = ops.positions(mask) == ops.lengths(mask)
@@ -206,18 +207,19 @@ class Process(AdvantageEstimator):
 
 
 class GiGPO(AdvantageEstimator):
-    """Adds to the group's advantage a comparison of the turns that began in the same state of the environment.
+    """Adds a comparison of turns that began in the same environment state to the group's advantage.
 
     Formula:
-        A_t = (R - mean of the group) + weight * (G - mean of the turns of the group that began in the same state)
+        A_t = (R - mean of the group) + weight * (G - mean over the group's turns that began in the same state)
 
     Where:
-        R is everything that the response was paid,
-        G = sum over the turns from this one on of discount^(number of turns later) * r, r the reward of a turn: the sum of its
-        token rewards, and with the last turn the reward of the response. A state that only one turn began in adds nothing.
+        R is the total reward of the response.
+        G = sum over this and later turns of discount^(number of turns later) * r. r is the reward of a turn: the sum of its
+        token rewards, plus the reward of the response for the last turn. A state in which only one turn began adds 0.
 
     Reference:
-        GiGPO, arXiv 2505.10978; discount 0.95, weight 1 and no division by the deviation as in its authors' code.
+        GiGPO, arXiv 2505.10978, with discount 0.95, weight 1 and no division by the standard deviation, as in the authors'
+        code.
     """
 
     name, paper = "gigpo", "arXiv 2505.10978"
@@ -229,12 +231,12 @@ class GiGPO(AdvantageEstimator):
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
-        assert inputs.turn_ids is not None, "it is in needs"
-        assert inputs.state_ids is not None, "it is in needs"
+        assert inputs.turn_ids is not None, "guaranteed by needs"
+        assert inputs.state_ids is not None, "guaranteed by needs"
         rewards, mask, turns = inputs.rewards, inputs.response_mask, inputs.turn_ids
         paid = torch.zeros(mask.shape, dtype=rewards.dtype) if inputs.token_rewards is None else inputs.token_rewards
         number = int(turns.max()) + 1
-        index = torch.where(mask, turns, number)  # environment tokens fall into a turn that is left out
+        index = torch.where(mask, turns, number)  # environment tokens go to an extra turn that is dropped
         per_turn = torch.zeros(len(mask), number + 1, dtype=rewards.dtype).scatter_add(1, index, torch.where(mask, paid, 0.0))
         last = torch.where(mask, turns, -1).amax(-1, keepdim=True)
         per_turn = per_turn[:, :number].scatter_add(1, last.clamp(min=0), rewards)
@@ -252,34 +254,34 @@ class GiGPO(AdvantageEstimator):
 
 
 class OptimalTokenBaseline(AdvantageEstimator):
-    """Subtracts from the return of each token a baseline of its own, which weighs the group by the variance of its gradients.
+    """Subtracts a baseline per token, which weights the group's returns by the variance of their gradients.
 
     Formula:
-        A_t = G_t - B_t,    B_t = sum_i G_it W_it / sum_i W_it over the responses of the group that have a t-th token
+        A_t = G_t - B_t,    B_t = sum_i G_it W_it / sum_i W_it over the group's responses that have a t-th token
 
     Where:
-        G_t is the return of the token, W_t = sum over the tokens up to t of 1 - 2 p + sum_v p(v)^2: the squared norm of the
-        gradient of log p with respect to the logits, with p of the model before the first update. t counts the model's tokens.
-        Where only one response still has tokens there is nothing to compare with, and B_t = 0.
+        G_t is the return of the token. W_t = sum over the tokens up to t of 1 - 2 p + sum_v p(v)^2, which is the squared
+        norm of the gradient of log p with respect to the logits. p is from the model before the first update, and t counts
+        the model's tokens. If only one response has a t-th token, B_t = 0.
 
     Reference:
-        Optimal token baseline, arXiv 2602.07078; B_t = 0 in the tail of the longest response as in verl's code.
+        Optimal token baseline, arXiv 2602.07078, with B_t = 0 in the tail of the longest response as in verl's code.
     """
 
     name, paper = "optimal_token_baseline", "arXiv 2602.07078"
     needs: ClassVar = frozenset({"old_log_probs", "collision_probs"})
     per_token, takes_token_rewards = True, True
     exempt: ClassVar = {
-        "equal_rewards_have_no_advantage": "where only the longest response has tokens, the return is compared with nothing"
+        "equal_rewards_have_no_advantage": "if only the longest response has a t-th token, its return is not compared"
     }
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
-        assert inputs.old_log_probs is not None, "it is in needs"
-        assert inputs.collision_probs is not None, "it is in needs"
+        assert inputs.old_log_probs is not None, "guaranteed by needs"
+        assert inputs.collision_probs is not None, "guaranteed by needs"
         mask, returns = inputs.response_mask, inputs.returns()
         weight = ops.prefix_sum(1 - 2 * inputs.old_log_probs.exp() + inputs.collision_probs, mask)
-        # the t-th token of every response moves to column t
+        # move the t-th token of every response to column t
         column = torch.where(mask, mask.cumsum(-1) - 1, mask.shape[1])
         group = torch.unique(inputs.group_ids[:, 0], return_inverse=True)[1]
 
@@ -287,7 +289,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
             compact = torch.zeros(len(mask), mask.shape[1] + 1, dtype=values.dtype).scatter(1, column, values)
             return torch.zeros_like(compact).index_add(0, group, compact)[group].gather(1, column)
 
-        # less the smallest reward of the group, so that equal returns leave exactly 0
+        # subtract the group's smallest reward, so that equal returns give exactly 0
         smallest = torch.full_like(inputs.rewards, torch.inf).scatter_reduce(0, group[:, None], inputs.rewards, "amin")[group]
         number, total = group_sums(mask.to(returns.dtype)), group_sums(weight)
         baseline = smallest + group_sums((returns - smallest) * weight) / (total + WEIGHT_FLOOR)
@@ -296,12 +298,12 @@ class OptimalTokenBaseline(AdvantageEstimator):
 
 @hookimpl
 def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
-    """The estimators of this module."""
+    """Return the estimators of this plugin."""
     return [GroupNorm, GroupMean, LeaveOneOut, MaxRL, PassAtK, BatchNorm, Raw, Process, GiGPO, OptimalTokenBaseline]
 
 
 def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:
-    """``(values - mean) / (std + 1e-6)`` within each group, ``(N, 1)``, std with n - 1."""
+    """Compute ``(values - mean) / (std + 1e-6)`` within each group, ``(N, 1)``, with n - 1 in the std."""
     centred = ops.group_centred(values, group_ids)
     count = ops.group_sum(torch.ones_like(values), group_ids)
     std = (ops.group_sum(centred.square(), group_ids) / (count - 1).clamp(min=1)).sqrt()
@@ -309,5 +311,5 @@ def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def _share_of_maxima(n: int, k: int) -> Tensor:
-    """For the j-th smallest of n numbers, the share of k-subsets whose largest it is, ``C(j - 1, k - 1) / C(n, k)``."""
+    """Return the share of k-subsets whose maximum is the j-th smallest of n numbers, ``C(j - 1, k - 1) / C(n, k)``."""
     return torch.tensor([math.comb(j, k - 1) / math.comb(n, k) for j in range(n)], dtype=torch.float64)

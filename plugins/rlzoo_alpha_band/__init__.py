@@ -1,4 +1,4 @@
-"""The alpha family: a clip band on the summed log-ratio that grows with any power of the response length."""
+"""Alpha band: clips the summed log-ratio to a band that grows with a power of the response length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl,
 
 
 class AlphaBand(ClipPolicy):
-    """Clips the importance ratio of a whole response to a band that grows with the length to the power `alpha`.
+    """Clips the importance ratio of a whole response to a band that grows with its length to the power `alpha`.
 
     Formula:
         J = mean over responses of exp(clamp(S)) A,   S = sum_t log(pi_t / pi_old_t)
@@ -18,23 +18,24 @@ class AlphaBand(ClipPolicy):
         clamp(S) = max(S, drift L - width_low L^alpha), at most drift L + width_ceiling L^alpha  where A < 0
 
     Where:
-        L is the response's length in tokens, A its advantage. alpha 0 is the RLOO baseline's band of one width for every
-        length, 1/2 is FSPO's, 1 accepts what GSPO accepts (a band on the mean) with the importance ratio kept as weight.
+        L is the response's length in tokens, and A is its advantage. alpha = 0 is the RLOO baseline's band, with one width
+        for all lengths. alpha = 1/2 is FSPO's band. alpha = 1 accepts the same responses as GSPO (a band on the mean), but
+        keeps the importance ratio as weight.
 
     Differences from GRPO:
-        The ratio is the response's, so a response is clipped whole, in log space.
+        The ratio is that of the response, which is clipped as a whole, in log space.
 
     Reference:
-        Ours, to ask of FSPO (arXiv 2509.09177) whether its exponent is right: 1/2 follows from token log-ratios that are
-        independent of each other. Widths are those of `fspo`; another alpha needs other ones.
+        A rule of rlzoo, to test FSPO's exponent (arXiv 2509.09177): 1/2 follows if token log-ratios are independent. Widths
+        are those of `fspo`; other values of alpha need other widths.
     """
 
     name = "alpha-band"
     paper = "arXiv 2509.09177"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction_length_bin_<k>": "level at the right alpha: rising with length says larger, falling says smaller",
-        "fairness/lre_max": "compare alphas only where clip/fraction is the same",
+        "clip/fraction_length_bin_<k>": "flat at the right alpha: raise it if this rises with length, lower it if this falls",
+        "fairness/lre_max": "compare values of alpha only at equal clip/fraction",
     }
 
     alpha: float = Field(0.5, ge=0, le=2, description="power of the length with which the band grows")
@@ -60,5 +61,5 @@ class AlphaBand(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [AlphaBand]

@@ -1,4 +1,4 @@
-"""ASPO: the ratio of a good token turned upside down, so that tokens that fell behind weigh more."""
+"""ASPO: inverts the ratio of tokens with A > 0, so that tokens that have become less likely get more weight."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class ASPO(ClipPolicy):
-    """Weighs a good token by one over its ratio and a bad one by its ratio, within GRPO's band and below a cap.
+    """Weights tokens with A > 0 by the inverse ratio and others by the ratio, up to a cap, within GRPO's band.
 
     Formula:
         J = mean over the step's tokens of sg[w_t] A pi_t / sg[pi_t],   r_t = pi_t / pi_old_t
         w_t = min(1 / r_t, cap) where A > 0, min(r_t, cap) where A < 0
-        no gradient where A > 0 and r_t > 1 + clip_high, or A < 0 and r_t < 1 - clip_low: a constant of the edge's weight
+        no gradient where A > 0 and r_t > 1 + clip_high, or A < 0 and r_t < 1 - clip_low: constant, with the edge's weight
 
     Where:
-        sg[.] is a constant for the gradient; A = (R - mean) / std of the rewards R in the group. A capped token keeps its
-        gradient and does not count as clipped.
+        sg[.] stops the gradient, and A = (R - mean) / std of the rewards R in the group. A capped token keeps its gradient
+        and does not count as clipped.
 
     Differences from GRPO:
-        GRPO weighs a good token by its ratio, so those that are already likelier learn fastest. Here those that fell behind
-        do. The cap bounds a bad token's weight as well. Mean over all tokens.
+        GRPO weights a token with A > 0 by its ratio, so that tokens that have become likelier learn fastest. Here, tokens
+        that have become less likely do. The cap also bounds the weight where A < 0. The mean is over all tokens.
 
     Reference:
-        Asymmetric Importance Sampling Policy Optimization, arXiv 2510.06062, equation 3: clips 0.2. It does not print the
-        cap; 3 is the released code's. The released code also makes the clips depend on the token's entropy: 0.2 for most
-        tokens, 0.4 for the fifth of highest entropy.
+        Asymmetric Importance Sampling Policy Optimization, arXiv 2510.06062, equation 3, with clips of 0.2. The paper does
+        not state the cap; 3 is from the released code. The released code also makes the clips depend on the token's entropy:
+        0.4 for the fifth of the tokens with the highest entropy, and 0.2 for the others.
     """
 
     name = "aspo"
@@ -37,7 +37,7 @@ class ASPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "clip/fraction": "the share of tokens beyond the band, as in grpo",
-        "ratio/log_ratio_min": "below -log(cap), good tokens are capped",
+        "ratio/log_ratio_min": "tokens with A > 0 are capped if this is below -log(cap)",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
@@ -48,7 +48,7 @@ class ASPO(ClipPolicy):
     cap: float = Field(3.0, ge=1, le=1e6, description="largest weight of a token")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weigh each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Weight each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         clamped, clipped = ops.clamp_by_advantage(log_ratio.detach(), advantages, band)
@@ -59,5 +59,5 @@ class ASPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [ASPO]

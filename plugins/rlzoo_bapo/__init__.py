@@ -1,4 +1,4 @@
-"""BAPO: widens GRPO's band step by step until good tokens have their share of the objective."""
+"""BAPO: widens GRPO's band step by step until tokens with A > 0 have a target share of the objective."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Reduction, hooki
 
 
 class BAPO(ClipPolicy):
-    """Clips token ratios to a band that is found anew in each update, so that good tokens have a share of the objective.
+    """Clips token ratios to a band chosen in each update so that tokens with A > 0 have a target share of the objective.
 
     Formula:
         J = mean over the step's tokens of min(r_t A, clip(r_t, c_low, c_high) A),   r_t = pi_t / pi_old_t
@@ -21,30 +21,31 @@ class BAPO(ClipPolicy):
         share = sum_{A > 0} pi_rollout_t min(r_t, c_high) |A| / sum pi_rollout_t |min(r_t A, clip(r_t, c_low, c_high) A)|
 
     Where:
-        Sums run over all tokens of the step. pi_rollout is the sampler's probability, or pi_old where the sampler gave none.
-        A = (R - mean) / std of the rewards R in the group.
+        Sums are over all tokens of the step. pi_rollout is the sampler's probability, or pi_old if the sampler reported
+        none. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        A wide, moving ceiling for good tokens, which else drown among the bad ones early on; and a floor that leaves out
-        more bad tokens once the ceiling is at its end. Mean over all tokens.
+        The ceiling for tokens with A > 0 is wide and moves, because tokens with A < 0 would otherwise dominate early in
+        training. Once the ceiling is at its maximum, the floor rises and drops more tokens with A < 0. The mean is over
+        all tokens.
 
     Reference:
-        Balanced Policy Optimization, arXiv 2510.18927: share 0.4, floors 0.6 to 0.9 by 0.02, ceilings 1.2 to 3.0 by 0.05. The
-        released code also has a dual clip; it compares good with bad tokens without pi_rollout, moves the floor first, and
-        searches each micro-batch.
+        Balanced Policy Optimization, arXiv 2510.18927, with share 0.4, floors 0.6 to 0.9 in steps of 0.02, and ceilings 1.2
+        to 3.0 in steps of 0.05. The released code differs: it has a dual clip, computes the share without pi_rollout, moves
+        the floor first, and searches each micro-batch.
     """
 
     name = "bapo"
     paper = "arXiv 2510.18927"
     scope = "batch"
     watch: ClassVar = {
-        "clip/fraction_high": "good tokens above the ceiling; fewer where it has moved up",
-        "clip/fraction_low": "bad tokens below the floor; more where it has moved up",
-        "learner/entropy": "meant to stay up, as rare good tokens learn",
+        "clip/fraction_high": "tokens with A > 0 above the ceiling; falls when the ceiling rises",
+        "clip/fraction_low": "tokens with A < 0 below the floor; rises when the floor rises",
+        "learner/entropy": "should stay high, because rare tokens with A > 0 learn",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
-    share: float = Field(0.4, gt=0, lt=1, description="share of the objective that good tokens should have")
+    share: float = Field(0.4, gt=0, lt=1, description="target share of the objective for tokens with A > 0")
     low_first: float = Field(0.6, gt=0, lt=1, description="smallest floor of the ratio where A < 0")
     low_last: float = Field(0.9, gt=0, lt=1, description="largest floor")
     low_step: float = Field(0.02, ge=1e-3, le=1, description="step of the floor")
@@ -53,7 +54,7 @@ class BAPO(ClipPolicy):
     high_step: float = Field(0.05, ge=1e-3, le=100, description="step of the ceiling")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip within the band that was found; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip within the chosen band; shapes as in `ClipInputs`, objective ``(B, T)``."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         ratio, now = ops.limited_exp(log_ratio.detach()).double(), ops.log_probs(inputs).detach()
         sampled = (now - ops.log_ratio(inputs, against="rollout").detach()).exp()
@@ -73,19 +74,19 @@ class BAPO(ClipPolicy):
         return ClipResult(result.objective, result.log_ratio, result.clipped, result.band, metrics)
 
     def pairs(self) -> list[tuple[float, float]]:
-        """The floors and ceilings to try, in order: the ceiling moves first."""
+        """Return the floors and ceilings to try in order; the ceiling moves first."""
         lows = grid(self.low_first, self.low_last, self.low_step)
         highs = grid(self.high_first, self.high_last, self.high_step)
         return [(lows[0], high) for high in highs] + [(low, highs[-1]) for low in lows[1:]]
 
 
 def grid(first: float, last: float, step: float) -> list[float]:
-    """From the first number by steps to the last; the first alone where the last is not above it."""
+    """Return the numbers from ``first`` to ``last`` in steps; only ``first`` if ``last`` is not above it."""
     number = max(0, math.ceil((last - first) / step - 1e-9))
     return [min(first + index * step, last) if index else first for index in range(number + 1)]
 
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [BAPO]

@@ -1,4 +1,4 @@
-"""CE-GPPO: PPO's clip with a bounded gradient for the tokens beyond it."""
+"""CE-GPPO: PPO's clip with a bounded gradient for tokens beyond the band."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class CEGPPO(ClipPolicy):
-    """Keeps a bounded gradient for the tokens that GRPO clips, scaled apart below and above the band.
+    """Keeps a bounded gradient for tokens that GRPO clips, with separate scales below and above the band.
 
     Formula:
         J = mean over the step's tokens of
@@ -20,17 +20,18 @@ class CEGPPO(ClipPolicy):
             r_t A                                          elsewhere
 
     Where:
-        r_t = pi_t / pi_old_t, sg[.] a constant for the gradient; A = (R - mean) / std of the rewards R in the group. A token
+        r_t = pi_t / pi_old_t, sg[.] stops the gradient, and A = (R - mean) / std of the rewards R in the group. A token
         counts as clipped in the first two cases.
 
     Differences from GRPO:
-        Clipped tokens keep a gradient: beta times the bound, in place of 0. Those above the band are rare tokens of good
-        responses, which sharpen the policy; those below are rare tokens of bad ones, which flatten it. Mean over all tokens.
+        Clipped tokens keep a gradient of beta times the bound, instead of 0. Tokens above the band are rare tokens with A >
+        0, which sharpen the policy. Tokens below the band are rare tokens with A < 0, which flatten it. The mean is over all
+        tokens.
 
     Reference:
-        Coordinating Entropy via Gradient-Preserving Policy Optimization, arXiv 2509.20712, equations 8 and 10: clips 0.2,
-        betas 0.5 and 1 for its model of 1.5B parameters (0.75 and 1 for 7B). The released code also has a dual clip, r_t
-        of at most 10 where A < 0.
+        Coordinating Entropy via Gradient-Preserving Policy Optimization, arXiv 2509.20712, equations 8 and 10, with clips of
+        0.2 and betas of 0.5 and 1 as for its 1.5B model (0.75 and 1 for 7B). The released code also has a dual clip, which
+        limits r_t to 10 where A < 0.
     """
 
     name = "ce-gppo"
@@ -40,22 +41,24 @@ class CEGPPO(ClipPolicy):
         "learner/entropy": "falls with beta_high, rises with beta_low",
         "clip/fraction": "the share of tokens beyond the band; they still learn",
     }
-    exempt: ClassVar = {"clipped_means_no_gradient": "a token beyond the band keeps a gradient, with beta times the bound"}
+    exempt: ClassVar = {"clipped_means_no_gradient": "a token beyond the band keeps a gradient of beta times the bound"}
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
-    clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="below 1 - clip_low the weight is bounded, A < 0")
-    clip_high: Annotated[float, Width()] = Field(
-        0.2, gt=0, le=100, description="above 1 + clip_high the weight is bounded, A > 0"
+    clip_low: Annotated[float, Width()] = Field(
+        0.2, gt=0, lt=1, description="ratios below 1 - clip_low have a bounded weight, A < 0"
     )
-    beta_low: float = Field(0.5, ge=0, le=100, description="factor of the gradient below the band; 0 as in GRPO")
-    beta_high: float = Field(1.0, ge=0, le=100, description="factor of the gradient above the band; 0 as in GRPO")
+    clip_high: Annotated[float, Width()] = Field(
+        0.2, gt=0, le=100, description="ratios above 1 + clip_high have a bounded weight, A > 0"
+    )
+    beta_low: float = Field(0.5, ge=0, le=100, description="factor of the gradient below the band; 0 is GRPO")
+    beta_high: float = Field(1.0, ge=0, le=100, description="factor of the gradient above the band; 0 is GRPO")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Bound the weight of tokens beyond the band; shapes as in `ClipInputs`, objective ``(B, T)``."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         below, above = (advantages < 0) & (log_ratio < band.low), (advantages > 0) & (log_ratio > band.high)
-        one = (log_ratio - log_ratio.detach()).exp()  # of value 1, with the gradient of the log-ratio
+        one = (log_ratio - log_ratio.detach()).exp()  # has value 1 and the gradient of the log-ratio
         low, high = self.beta_low * (1 - self.clip_low), self.beta_high * (1 + self.clip_high)
         weight = torch.where(below, low * one, torch.where(above, high * one, ops.limited_exp(log_ratio)))
         return ClipResult(weight * advantages, log_ratio.detach(), below | above, band)
@@ -63,5 +66,5 @@ class CEGPPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [CEGPPO]

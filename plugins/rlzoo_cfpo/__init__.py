@@ -1,4 +1,4 @@
-"""CFPO: a quadratic penalty on every token's ratio, in place of the clip."""
+"""CFPO: a quadratic penalty on every token's ratio instead of a clip."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class CFPO(ClipPolicy):
-    """Holds every token's ratio near 1 by a parabola that peaks where PPO's clip would begin.
+    """Keeps every token's ratio near 1 with a quadratic objective that peaks where PPO's clip would begin.
 
     Formula:
         J = mean over responses of mean_t r_t A - |A| / (2 width) (r_t - 1)^2,   r_t = pi_t / pi_old_t
 
     Where:
-        A is the advantage. The gradient vanishes at r_t = 1 + width (A > 0) or 1 - width (A < 0) and turns round beyond
-        it; a token counts as clipped there.
+        A is the advantage. The gradient is zero at r_t = 1 + width (A > 0) or 1 - width (A < 0) and reverses beyond it,
+        where the token counts as clipped.
 
     Differences from GRPO:
-        Beyond the band a token is pulled back where GRPO lets go of it; below it the pull is already felt.
+        Beyond the band, a token is pulled back, whereas GRPO only drops its gradient. The penalty also acts within the band.
 
     Reference:
-        Clipping-Free Policy Optimization, arXiv 2601.22801, equation 7; width 0.2 is PPO's clip range, as there.
+        Clipping-Free Policy Optimization, arXiv 2601.22801, equation 7, with PPO's clip range 0.2 as width, as in the paper.
     """
 
     name = "cfpo"
@@ -31,9 +31,9 @@ class CFPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "clip/fraction": "the share of tokens that are pulled back",
-        "ratio/log_ratio_max": "held near log(1 + width) by the pull alone",
+        "ratio/log_ratio_max": "kept near log(1 + width) only by the penalty",
     }
-    exempt: ClassVar = {"clipped_means_no_gradient": "the gradient turns round and is never cut"}
+    exempt: ClassVar = {"clipped_means_no_gradient": "the gradient reverses and is never cut"}
 
     width: Annotated[float, Width()] = Field(0.2, gt=0, le=100, description="distance of the ratio from 1 at which J peaks")
 
@@ -49,5 +49,5 @@ class CFPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [CFPO]

@@ -1,4 +1,4 @@
-"""CISPO: clipped importance weights on a plain policy gradient, in both meanings of its bound."""
+"""CISPO: a policy gradient with clipped importance weights, in both definitions of the bound."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from torch import Tensor
 
 from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
 
-EXEMPT = {"clipped_means_no_gradient": "a capped token keeps its gradient, with the bound as its weight"}
+EXEMPT = {"clipped_means_no_gradient": "a capped token keeps its gradient, weighted by the bound"}
 
 
 class CISPO(ClipPolicy):
-    """Weighs every token's gradient by its ratio, clipped to 1 - clip_low and 1 + clip_high; no token is ever dropped.
+    """Weights each token's gradient by its ratio, clipped to [1 - clip_low, 1 + clip_high]; no token is dropped.
 
     Formula:
         J = mean over the step's tokens of sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A log pi_t
 
     Where:
-        r_t = pi_t / pi_old_t, sg[.] a constant for the gradient. `clip_low` null: no floor. A token counts as clipped
-        where its ratio is beyond the bound to which its advantage pushes it.
+        r_t = pi_t / pi_old_t, and sg[.] stops the gradient. There is no floor if `clip_low` is null. A token counts as
+        clipped if its ratio is beyond the bound towards which its advantage pushes it.
 
     Differences from GRPO:
-        Beyond the bound the gradient stays, with the bound as its weight, where GRPO's is cut off. Mean over all tokens.
+        Beyond the bound, the gradient is weighted by the bound, whereas GRPO cuts it off. The mean is over all tokens.
 
     Reference:
-        MiniMax-M1, arXiv 2506.13585, which sets no floor and does not print its ceiling: 1 + 4 is ours, the cap of arXiv
-        2510.13786 (see `cispo-absolute`).
+        MiniMax-M1, arXiv 2506.13585, which sets no floor and does not state its ceiling. The default 1 + 4 is the cap of
+        arXiv 2510.13786 (see `cispo-absolute`).
     """
 
     name = "cispo"
@@ -35,7 +35,7 @@ class CISPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose weight is at its bound; they still learn",
-        "ratio/log_ratio_max": "above log(1 + clip_high) the ceiling acts",
+        "ratio/log_ratio_max": "the ceiling is active if this is above log(1 + clip_high)",
     }
     exempt = EXEMPT
 
@@ -52,22 +52,22 @@ class CISPO(ClipPolicy):
 
 
 class CISPOAbsolute(ClipPolicy):
-    """Weighs every token's gradient by its ratio, but never more than by `cap`; no token is ever dropped.
+    """Weights each token's gradient by its ratio, up to `cap`; no token is dropped.
 
     Formula:
         J = mean over the step's tokens of sg[min(r_t, cap)] A log pi_t
 
     Where:
-        r_t = pi_t / pi_old_t, sg[.] a constant for the gradient. A token counts as clipped where its weight is capped and
-        its advantage pushes its ratio further up.
+        r_t = pi_t / pi_old_t, and sg[.] stops the gradient. A token counts as clipped if its weight is capped and its
+        advantage pushes its ratio further up.
 
     Differences from GRPO:
-        Beyond the cap the gradient stays, with the cap as its weight. The bound is the ratio itself, not a distance from
-        1: `cispo` with clip_high = cap - 1 is the same rule.
+        Beyond the cap, the gradient is weighted by the cap. The bound is a ratio, not a distance from 1: `cispo` with
+        clip_high = cap - 1 is the same rule.
 
     Reference:
-        The Art of Scaling Reinforcement Learning Compute for LLMs, arXiv 2510.13786; cap 5 from the range it tries. The
-        reading of TRL, too.
+        The Art of Scaling Reinforcement Learning Compute for LLMs, arXiv 2510.13786; cap 5 is from the range that it tests.
+        TRL interprets the bound in the same way.
     """
 
     name = "cispo-absolute"
@@ -75,7 +75,7 @@ class CISPOAbsolute(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose weight is at the cap; they still learn",
-        "ratio/log_ratio_max": "above log(cap) the cap acts",
+        "ratio/log_ratio_max": "the cap is active if this is above log(cap)",
     }
     exempt = EXEMPT
 
@@ -89,7 +89,7 @@ class CISPOAbsolute(ClipPolicy):
 
 
 def weighted_policy_gradient(inputs: ClipInputs, floor: float | None, cap: float) -> ClipResult:
-    """``sg[clip(r, floor, cap)] A log pi`` per token."""
+    """Compute ``sg[clip(r, floor, cap)] A log pi`` per token."""
     log_ratio, advantages = ops.log_ratio(inputs).detach(), inputs.advantages.detach().float()
     ratio = ops.limited_exp(log_ratio)
     weight: Tensor = ratio.clamp(min=floor, max=cap)
@@ -101,5 +101,5 @@ def weighted_policy_gradient(inputs: ClipInputs, floor: float | None, cap: float
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [CISPO, CISPOAbsolute]

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Pool = Literal["token", "sum", "mean"]
-"""Whose ratio is judged: each token's, or the response's as the sum or mean of its log-ratios."""
+"""Which ratio is judged: that of each token, or that of the response from the sum or mean of its log-ratios."""
 
 
-PROB_FLOOR = 1e-8  # of a probability's complement, before its logarithm
+PROB_FLOOR = 1e-8  # minimum of 1 - probability before the logarithm
 
 
 class Pooled(Correction):
-    """A correction by rho, the ratio ``exp(log pi_old - log pi_rollout)`` of each token or response."""
+    """Base class of corrections by rho, the ratio ``exp(log pi_old - log pi_rollout)`` of each token or response."""
 
-    pool: Pool = Field("token", description="whose ratio is judged: each token's, or the response's as sum or mean")
+    pool: Pool = Field("token", description="which ratio is judged: of each token, or of the response by sum or mean")
     high: float = Field(2.0, gt=0, description="largest ratio that is kept")
 
     @property
@@ -31,7 +31,7 @@ class Pooled(Correction):
         return self.pool == "token"
 
     def ratio(self, inputs: CorrectionInputs) -> Tensor:
-        """The pooled ratio, limited to what can be exponentiated."""
+        """Compute the pooled ratio, limited by `rlzoo.ops.limited_exp`."""
         if self.pool == "token":
             return ops.limited_exp(inputs.log_ratio)
         pool = ops.sequence_sum if self.pool == "sum" else ops.sequence_mean
@@ -39,13 +39,13 @@ class Pooled(Correction):
 
 
 class Truncate(Pooled):
-    """Truncates the ratio: truncated importance sampling.
+    """Truncates the ratio (truncated importance sampling).
 
     Formula:
         w = min(rho, high)
 
     Reference:
-        Truncated importance sampling, Ionides 2008; as a correction for inference engines, by Yao et al. 2025.
+        Truncated importance sampling, Ionides 2008; applied to inference engines by Yao et al. 2025.
     """
 
     name, paper = "tis", "none"
@@ -56,7 +56,7 @@ class Truncate(Pooled):
 
 
 class Mask(Pooled):
-    """Drops what has a large ratio, and weighs the rest by it: masked importance sampling.
+    """Drops tokens or responses with a large ratio, and weights the others by it (masked importance sampling).
 
     Formula:
         w = rho where rho <= high, else 0
@@ -71,7 +71,7 @@ class Mask(Pooled):
 
 
 class IcePop(Pooled):
-    """Drops what has a large or a small ratio, and weighs the rest by it.
+    """Drops tokens or responses with a large or small ratio, and weights the others by it.
 
     Formula:
         w = rho where low <= rho <= high, else 0
@@ -97,13 +97,13 @@ class LengthFair(Correction):
         w = 1 where |sum of the log-ratios| <= width * sqrt(L), else 0
 
     Reference:
-        Ours. A sum spreads with the square root of the length: bounds that do not grow with it drop long responses before
-        short ones, and bounds that do drop every length alike.
+        A correction of rlzoo. The spread of a sum grows with the square root of the length. Bounds that do not grow drop
+        long responses more often than short ones; these bounds drop all lengths equally.
     """
 
     name, paper = "length_fair", "none"
 
-    width: float = Field(0.03, gt=0, description="half-width of the band per square root of a token, in nats")
+    width: float = Field(0.03, gt=0, description="half-width of the band in nats per sqrt(token)")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
@@ -118,12 +118,12 @@ class TrustRegionMask(Correction):
         w = 1 where max_t l_t^2 / 2 <= max_divergence and mean_t (exp(l_t) - 1 - l_t) <= mean_divergence, else 0
 
     Where:
-        l_t = log pi_old - log pi_rollout of the sampled token. The paper takes the KL over the whole vocabulary; these are its
-        estimators from the sampled token alone, k2 for the maximum and k3 for the mean, as it recommends.
+        l_t = log pi_old - log pi_rollout of the sampled token. The paper uses the KL over the whole vocabulary. These are
+        its estimators from the sampled token, k2 for the maximum and k3 for the mean, as it recommends.
 
     Reference:
-        Trust Region Masking, arXiv 2512.23075; the thresholds .1 and .002 are those of its combined criterion with the whole
-        vocabulary. There the mask follows the current model; here it is computed once, before the first update.
+        Trust Region Masking, arXiv 2512.23075, with the thresholds 0.1 and 0.002 of its combined criterion over the whole
+        vocabulary. In the paper, the mask follows the current model; here it is computed once, before the first update.
     """
 
     name, paper = "trm", "arXiv 2512.23075"
@@ -145,7 +145,7 @@ class TrustRegionMask(Correction):
 
 
 class TVGate(Correction):
-    """In responses that are far from the sampler, drops the tokens that would push further away.
+    """Drops tokens that would increase the distance, in responses that are far from the sampler.
 
     Formula:
         w_t = 0 where D > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
@@ -155,13 +155,14 @@ class TVGate(Correction):
 
     Reference:
         VACO, arXiv 2603.01365, in the form of TVPO, which open-instruct's code applies once before the update; the paper
-        filters on the current model. The cap 2 is that code's. The threshold .2 is what a review quotes; it is ours.
+        filters with the current model. The cap 2 is from that code. The threshold 0.2 is quoted in a review and is a choice
+        of rlzoo.
     """
 
     name, paper, per_token = "tv_gate", "arXiv 2603.01365", True
 
-    threshold: float = Field(0.2, gt=0, description="mean |ratio - 1| of a response above which it is gated")
-    high: float = Field(2.0, gt=0, description="cap of the ratio of what is kept")
+    threshold: float = Field(0.2, gt=0, description="mean |ratio - 1| of a response above which its tokens may be dropped")
+    high: float = Field(2.0, gt=0, description="cap of the ratio of kept tokens")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
@@ -170,24 +171,24 @@ class TVGate(Correction):
 
 
 class BinaryTVGate(Correction):
-    """Drops tokens whose probabilities under trainer and sampler are far apart, if learning would push them further.
+    """Drops tokens whose trainer and sampler probabilities are far apart, if learning would increase the distance.
 
     Formula:
         w_t = 0 where |p_t - q_t| > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
 
     Where:
         p_t = pi_old and q_t = pi_rollout of the sampled token, rho_t = p_t / q_t. |p_t - q_t| is the total variation between
-        the two models seen as "this token or another one".
+        the two models on the binary event "this token or another".
 
     Reference:
-        The trust region of DPPO, arXiv 2602.04879, with the threshold of its published scripts. There it follows the current
-        model; here it is computed once, before the first update. The cap is ours.
+        The trust region of DPPO, arXiv 2602.04879, with the threshold of its published scripts. In the paper, it follows the
+        current model; here it is computed once, before the first update. The cap is an addition of rlzoo.
     """
 
     name, paper, per_token = "binary_tv_gate", "arXiv 2602.04879", True
 
     threshold: float = Field(0.15, gt=0, le=1, description="largest difference of the two probabilities")
-    high: float = Field(2.0, gt=0, description="cap of the ratio of what is kept")
+    high: float = Field(2.0, gt=0, description="cap of the ratio of kept tokens")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
@@ -196,25 +197,25 @@ class BinaryTVGate(Correction):
 
 
 class BinaryKLGate(Correction):
-    """Drops tokens on which trainer and sampler diverge too far, if learning would push them further.
+    """Drops tokens on which trainer and sampler diverge too far, if learning would increase the divergence.
 
     Formula:
         w_t = 0 where D_t > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
         D_t = q_t log(q_t / p_t) + (1 - q_t) log((1 - q_t) / (1 - p_t))
 
     Where:
-        p_t = pi_old and q_t = pi_rollout of the sampled token, rho_t = p_t / q_t. D_t is the Kullback-Leibler divergence
-        between the two models seen as "this token or another one", in nats.
+        p_t = pi_old and q_t = pi_rollout of the sampled token, rho_t = p_t / q_t. D_t is the KL divergence between the two
+        models on the binary event "this token or another", in nats.
 
     Reference:
-        The trust region of DPPO, arXiv 2602.04879, with the threshold of its published scripts. There it follows the current
-        model; here it is computed once, before the first update. The cap is ours.
+        The trust region of DPPO, arXiv 2602.04879, with the threshold of its published scripts. In the paper, it follows the
+        current model; here it is computed once, before the first update. The cap is an addition of rlzoo.
     """
 
     name, paper, per_token = "binary_kl_gate", "arXiv 2602.04879", True
 
     threshold: float = Field(0.05, gt=0, le=100, description="largest divergence of a token, in nats")
-    high: float = Field(2.0, gt=0, description="cap of the ratio of what is kept")
+    high: float = Field(2.0, gt=0, description="cap of the ratio of kept tokens")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
@@ -225,18 +226,18 @@ class BinaryKLGate(Correction):
 
 
 def _log_probs(inputs: CorrectionInputs) -> tuple[Tensor, Tensor]:
-    """Log-probs of trainer and sampler, float32 ``(B, T)``; equal where masked."""
+    """Return the log-probs of trainer and sampler, float32 ``(B, T)``; equal where masked."""
     log_q = torch.where(inputs.response_mask, inputs.rollout_log_probs.float(), 0.0)
     return log_q + inputs.log_ratio, log_q
 
 
 def _gated(inputs: CorrectionInputs, is_far: Tensor, high: float) -> Tensor:
-    """0 on tokens that are far and would be pushed further, elsewhere the ratio up to ``high``, ``(B, T)``."""
+    """Return 0 for tokens that are far and would move further, and the ratio up to ``high`` elsewhere, ``(B, T)``."""
     pushes = inputs.log_ratio.sign() * inputs.advantages > 0
     return torch.where(is_far & pushes, 0.0, ops.limited_exp(inputs.log_ratio).clamp(max=high))
 
 
 @hookimpl
 def rlzoo_corrections() -> list[type[Correction]]:
-    """The corrections of this module."""
+    """Return the corrections of this plugin."""
     return [Truncate, Mask, IcePop, LengthFair, TrustRegionMask, TVGate, BinaryTVGate, BinaryKLGate]

@@ -13,33 +13,34 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class ClipCov(ClipPolicy):
-    """Clips every token as PPO does, and drops a few random ones among those that cost most entropy.
+    """Clips every token like PPO, and drops a few random tokens among those that reduce the entropy most.
 
     Formula:
         J = mean over the step's tokens of M_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A),   r_t = pi_t / pi_old_t
         M_t = 0 for max(1, fraction x tokens) tokens drawn at random among the unclipped ones with cov_low < cov_t < cov_high
 
     Where:
-        cov_t = (A_t - mean A) (log pi_t - mean log pi), means over the step's tokens: what the token adds to the
-        covariance that drives the entropy down. The draw is seeded by the step.
+        cov_t = (A_t - mean A) (log pi_t - mean log pi) with means over the step's tokens. It is the token's contribution to
+        the covariance that decreases the entropy. The draw is seeded by the step.
 
     Differences from GRPO:
-        The mask M; mean over all tokens.
+        The mask M is added, and the mean is over all tokens.
 
     Reference:
-        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617; fraction 2e-4 and bounds 1 and 5 as there.
+        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617, with fraction 2e-4 and bounds 1 and 5
+        as in the paper.
     """
 
     name = "clip-cov"
     paper = "arXiv 2505.22617"
     scope = "batch"
     watch: ClassVar = {
-        "learner/entropy": "what the rule is meant to hold up",
-        "clip/fraction": "that of grpo and the drawn tokens",
+        "learner/entropy": "the rule should keep it high",
+        "clip/fraction": "that of grpo plus the dropped tokens",
     }
     exempt: ClassVar = {
         "ratio_one_is_reinforce": "tokens are dropped at ratio 1 too",
-        "compiles": "how many tokens are drawn depends on the data",
+        "compiles": "the number of dropped tokens depends on the data",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
@@ -47,7 +48,7 @@ class ClipCov(ClipPolicy):
     clip_high: Annotated[float, Width()] = Field(
         0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
     )
-    fraction: float = Field(2e-4, gt=0, le=1, description="share of the step's tokens that is dropped; at least one token")
+    fraction: float = Field(2e-4, gt=0, le=1, description="share of the step's tokens to drop; at least one token")
     cov_low: float = Field(1.0, ge=-1e6, le=1e6, description="only tokens with a covariance above this are dropped")
     cov_high: float = Field(5.0, ge=-1e6, le=1e6, description="only tokens with a covariance below this are dropped")
 
@@ -68,21 +69,22 @@ class ClipCov(ClipPolicy):
 
 
 class KLCov(ClipPolicy):
-    """Holds the few tokens that cost most entropy back by a penalty; the others follow their ratio without a clip.
+    """Penalises the few tokens that reduce the entropy most; the others have no clip.
 
     Formula:
         J = mean over the step's tokens of r_t A - [t in K] kl_coef |log r_t|,   r_t = pi_t / pi_old_t
-        K = the max(1, fraction x tokens) tokens of the step with the largest cov_t; of tokens with equal cov_t all or none
+        K = the max(1, fraction x tokens) tokens of the step with the largest cov_t; all or none of those with equal cov_t
 
     Where:
-        cov_t is that of `clip-cov`. The penalised tokens that have moved count as clipped.
+        cov_t is defined as in `clip-cov`. Penalised tokens that have moved count as clipped.
 
     Differences from GRPO:
-        No clip: the few tokens in K are pulled back to where they were, whatever their advantage. Mean over all tokens.
+        There is no clip. The few tokens in K are pulled back to their old probability, whatever their advantage. The mean is
+        over all tokens.
 
     Reference:
-        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617; fraction 2e-3 (its 7B runs; 2e-4 at 32B),
-        coefficient 1.
+        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617, with fraction 2e-3 as in its 7B runs
+        (2e-4 for 32B) and coefficient 1.
     """
 
     name = "kl-cov"
@@ -90,7 +92,7 @@ class KLCov(ClipPolicy):
     scope = "batch"
     learns_without_advantages = True
     watch: ClassVar = {
-        "learner/entropy": "what the rule is meant to hold up",
+        "learner/entropy": "the rule should keep it high",
         "clip/fraction": "the share of penalised tokens that have moved",
         "ratio/log_ratio_max": "not bounded by a clip",
     }
@@ -100,7 +102,7 @@ class KLCov(ClipPolicy):
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
-    fraction: float = Field(2e-3, gt=0, le=1, description="share of the step's tokens that is penalised; at least one token")
+    fraction: float = Field(2e-3, gt=0, le=1, description="share of the step's tokens to penalise; at least one token")
     kl_coef: float = Field(1.0, ge=0, le=1e6, description="weight of the penalty on |log r|")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -109,7 +111,7 @@ class KLCov(ClipPolicy):
         cov = torch.where(mask, covariance(inputs), -torch.inf)
         number = (self.fraction * mask.sum()).long().clamp(min=1)
         beyond = torch.cat([cov.flatten().sort(descending=True).values, cov.new_full((1,), -torch.inf)])
-        penalised = mask & (cov > beyond.gather(0, number[None]))  # of equal ones all or none, and never too many
+        penalised = mask & (cov > beyond.gather(0, number[None]))  # all or none of equal ones, and never too many
         objective = ops.limited_exp(log_ratio) * inputs.advantages.detach().float()
         objective = objective - torch.where(penalised, self.kl_coef * log_ratio.abs(), 0.0)
         moved = penalised & (inputs.advantages != 0) & (log_ratio.detach() != 0)
@@ -117,9 +119,9 @@ class KLCov(ClipPolicy):
 
 
 def covariance(inputs: ClipInputs) -> Tensor:
-    """``(A - mean A) (log pi - mean log pi)`` per token, means over the step's response tokens; ``(B, T)``, no gradient.
+    """Compute ``(A - mean A) (log pi - mean log pi)``, ``(B, T)``, with means over the step's response tokens; detached.
 
-    In float64, so that equal advantages differ from their mean by exactly 0.
+    The result is in float64, so that equal advantages differ from their mean by exactly 0.
     """
     log_probs, mask = ops.log_probs(inputs).detach().double(), inputs.response_mask
     advantages = inputs.advantages.detach().double().expand_as(log_probs)
@@ -128,5 +130,5 @@ def covariance(inputs: ClipInputs) -> Tensor:
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [ClipCov, KLCov]

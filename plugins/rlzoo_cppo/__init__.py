@@ -1,4 +1,4 @@
-"""CPPO: a trust region on the divergence of each token and, as a budget, on that of the prefix before it."""
+"""CPPO: a trust region on the divergence of each token, with a budget for the divergence of its prefix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class CPPO(ClipPolicy):
-    """Drops a token whose probability moved too far for itself, or for what the tokens before it have already moved.
+    """Drops a token whose probability moved too far, given a limit per token and a budget for its prefix.
 
     Formula:
         J = sum over the step's tokens of M_t r_t A / (responses x max_length),   r_t = pi_t / pi_rollout_t
@@ -20,17 +20,18 @@ class CPPO(ClipPolicy):
         w_t = 1 - (1 - weight_last) (t - 1) / (T - 1),   b = clip(the `quantile` of D_1..D_T, budget, 2 budget)
 
     Where:
-        t = 1..T counts the response's own tokens, and S_0 = W_0 = 0. pi_rollout is the sampler's probability, or pi_old
-        where the sampler gave none. Dropped tokens count in S and W. `quantile` null: b = budget.
+        t = 1..T counts the model's tokens, and S_0 = W_0 = 0. pi_rollout is the sampler's probability, or pi_old if the
+        sampler reported none. Dropped tokens count in S and W. If `quantile` is null, b = budget.
 
     Differences from GRPO:
-        The bound is on the probability, not on the ratio. It tightens once the prefix has drifted by more than b a token
-        on average, and it is looser late in a response.
+        The bound is on the probability instead of the ratio. It becomes tighter when the prefix has drifted by more than b
+        per token on average, and it is looser late in a response.
 
     Reference:
-        Cumulative Prefix-divergence Policy Optimization, arXiv 2606.10968, equations 8 to 11 and 22: delta 0.15,
-        weight_last 0.8, budget 0.02 with the quantile for base models, 0.015 without it for others. The paper prints the
-        sum over tokens; the constant denominator is ours. The released code also takes the quantile for every model.
+        Cumulative Prefix-divergence Policy Optimization, arXiv 2606.10968, equations 8 to 11 and 22, with delta 0.15,
+        weight_last 0.8, and budget 0.02 with the quantile for base models or 0.015 without it for others. The paper states
+        a sum over tokens; the constant denominator is an addition of rlzoo. The released code uses the quantile for every
+        model.
     """
 
     name = "cppo"
@@ -39,7 +40,7 @@ class CPPO(ClipPolicy):
     ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens that were dropped",
-        "clip/fraction_length_bin_<k>": "rising with length: the budget of the prefix acts, not delta",
+        "clip/fraction_length_bin_<k>": "if it rises with length, the budget of the prefix is active rather than delta",
     }
 
     reduction: Reduction = Field("constant_length", description="how the objective becomes a scalar")
@@ -48,9 +49,12 @@ class CPPO(ClipPolicy):
         0.02, gt=0, le=1, description="divergence per token that the prefix may have spent before delta shrinks"
     )
     quantile: float | None = Field(
-        0.9, ge=0, le=1, description="of the response's divergences, as its budget, up to twice `budget`; null: `budget` itself"
+        0.9,
+        ge=0,
+        le=1,
+        description="quantile of the response's divergences that sets its budget, up to twice `budget`; null for `budget`",
     )
-    weight_last: float = Field(0.8, ge=0, le=1, description="weight of the last token's divergence; the first one's is 1")
+    weight_last: float = Field(0.8, ge=0, le=1, description="weight of the last token's divergence; that of the first is 1")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Drop tokens beyond the trust region; shapes as in `ClipInputs`, objective ``(B, T)``."""
@@ -73,5 +77,5 @@ class CPPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [CPPO]

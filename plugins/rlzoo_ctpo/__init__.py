@@ -1,4 +1,4 @@
-"""CTPO: clips the cumulative ratio of a response's tokens so far, in a band that grows with the token's position."""
+"""CTPO: clips the cumulative ratio of each prefix to a band that grows with the token's position."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl,
 
 
 class CTPO(ClipPolicy):
-    """Weighs each token by the product of the ratios up to it, clipped to a band that grows with the token's position.
+    """Weights each token by the product of the ratios up to it, clipped to a band that grows with its position.
 
     Formula:
         J = mean over responses of mean_t min(x_t A, clip(x_t, exp(-width_low t^power), exp(width_high t^power)) A)
         x_t = sg[rho_t] pi_t / sg[pi_t],   log rho_t = sum_{k <= t} log(pi_k / pi_old_k)
 
     Where:
-        t = 1, 2, ... counts the model's own tokens; sg[.] is a constant for the gradient. x_t has the value rho_t and the
-        gradient of token t alone. A = (R - mean) / std of the rewards R in the group.
+        t = 1, 2, ... counts the model's tokens, and sg[.] stops the gradient. x_t has the value rho_t and the gradient of
+        token t only. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        The ratio of a token is that of the whole prefix, which is what the state and the token together call for. The band
-        widens with the spread of a sum of t token log-ratios: with `power` 1/2, as their standard deviation.
+        The ratio of a token is that of the whole prefix, which is the importance ratio of state and token together. The band
+        widens with the spread of a sum of t token log-ratios; `power` 1/2 is its standard deviation if they are independent.
 
     Reference:
-        Cumulative Token Policy Optimization, arXiv 2605.07331; widths 0.025 and 0.05 and power 0.5 as there. Its formula
-        prints rho_t as a function of the current policy; the prefix is constant here, as in the released code. The released
-        code also has a dual clip, exp(0.05 t^power) where A < 0 (`width_ceiling`), and takes the mean over all tokens.
+        Cumulative Token Policy Optimization, arXiv 2605.07331, with widths 0.025 and 0.05 and power 0.5 as in the paper. Its
+        formula states rho_t as a function of the current policy; here the prefix is constant, as in the released code. The
+        released code also has a dual clip, exp(0.05 t^power) where A < 0 (`width_ceiling`), and averages over all tokens.
     """
 
     name = "ctpo"
     paper = "arXiv 2605.07331"
     scope = "token"
     watch: ClassVar = {
-        "clip/fraction_length_bin_<k>": "level where `power` is right: rising with length says larger",
-        "ratio/sigma_token": "a width of about this clips a third of the tokens, at every position",
+        "clip/fraction_length_bin_<k>": "flat at the right `power`; increase it if the fraction rises with length",
+        "ratio/sigma_token": "a width of about this value clips a third of the tokens at every position",
     }
 
     width_low: Annotated[float, Width()] = Field(
@@ -61,5 +61,5 @@ class CTPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [CTPO]

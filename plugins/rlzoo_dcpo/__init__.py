@@ -1,4 +1,4 @@
-"""DCPO: PPO's clip with a band on every token that is the wider the rarer the token was."""
+"""DCPO: PPO's clip with a band that is wider for tokens of low old probability."""
 
 from __future__ import annotations
 
@@ -10,37 +10,39 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl,
 
 
 class DCPO(ClipPolicy):
-    """Clips every token's ratio to a band that widens as the token's old probability falls.
+    """Clips every token's ratio to a band that widens as the token's old probability decreases.
 
     Formula:
         J = mean over responses of mean_t min(r_t A, clip(r_t, low_t, high_t) A),   r_t = pi_t / pi_old_t
         low_t = 1/2 + 1/2 sqrt(max(1 - 4 eps_low / q_t, 0)),   high_t = min(1/2 + 1/2 sqrt(1 + 4 eps_high / q_t), cap)
 
     Where:
-        q_t = pi_old_t is the token's probability before the update. The edges solve |(r - 1) r| q = eps: what is bounded is
-        the change of the probability, weighted by the ratio.
+        q_t = pi_old_t is the token's probability before the update. The edges solve |(r - 1) r| q = eps, which bounds the
+        change of the probability, weighted by the ratio.
 
     Differences from GRPO:
-        A token of probability 0.01 may rise to 5 times it, one of probability 0.9 to 1.19 times; GRPO's band is 0.8 to 1.2
+        A token of probability 0.01 may grow by a factor of 5, and one of probability 0.9 by 1.19. GRPO's band is 0.8 to 1.2
         for both.
 
     Reference:
-        DCPO, arXiv 2509.02333; widths 0.16 and 0.2 and cap 10 as there.
+        DCPO, arXiv 2509.02333, with widths 0.16 and 0.2 and cap 10 as in the paper.
     """
 
     name = "dcpo"
     paper = "arXiv 2509.02333"
     scope = "token"
     watch: ClassVar = {
-        "clip/fraction": "the share of a response's tokens that is clipped; below that of grpo, which clips the rare ones",
+        "clip/fraction": "the share of clipped tokens; lower than for grpo, which clips rare tokens",
         "ratio/log_ratio_max": "up to log(cap) for the rarest tokens",
     }
 
-    eps_low: Annotated[float, Width()] = Field(0.16, gt=0, le=100, description="width of the band below, times the probability")
-    eps_high: Annotated[float, Width()] = Field(
-        0.2, gt=0, le=1000, description="width of the band above, times the probability"
+    eps_low: Annotated[float, Width()] = Field(
+        0.16, gt=0, le=100, description="width of the band below, scaled by the probability"
     )
-    cap: float = Field(10.0, gt=1, le=1e6, description="largest ratio where A > 0, however rare the token")
+    eps_high: Annotated[float, Width()] = Field(
+        0.2, gt=0, le=1000, description="width of the band above, scaled by the probability"
+    )
+    cap: float = Field(10.0, gt=1, le=1e6, description="largest ratio where A > 0, for any probability")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Clip each token's log-ratio; shapes as in `ClipInputs`, objective ``(B, T)``."""
@@ -53,5 +55,5 @@ class DCPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [DCPO]

@@ -1,4 +1,4 @@
-"""DPPO: a trust region on the divergence of a token's probability, in place of a band on its ratio."""
+"""DPPO: a trust region on the divergence of a token's probability instead of a band on its ratio."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
 
-FLOOR = 1e-8  # of a probability's complement, before its logarithm
+FLOOR = 1e-8  # minimum of 1 - probability before the logarithm
 
 
 class DPPOTV(ClipPolicy):
-    """Drops a token whose probability has moved too far, in total variation, the way its advantage pushes.
+    """Drops a token whose probability moved too far in the direction of its advantage, by total variation.
 
     Formula:
         J = sum over the step's tokens of M_t r_t A / (responses x max_length),   r_t = pi_t / pi_rollout_t
@@ -22,16 +22,16 @@ class DPPOTV(ClipPolicy):
         D_t = |pi_t - pi_rollout_t|
 
     Where:
-        pi_rollout is the sampler's own probability, the behaviour policy, or pi_old where the sampler gave none. D_t is
-        the total variation between the two policies seen as "this token or another one".
+        pi_rollout is the sampler's probability, the behaviour policy, or pi_old if the sampler reported none. D_t is the
+        total variation between the two policies on the binary event "this token or another".
 
     Differences from GRPO:
-        A rare token may double its probability, which GRPO's band on the ratio forbids; a frequent one may not move by
-        0.15, which that band allows. Advantages without std and a constant denominator, as its authors advise.
+        A rare token may double its probability, which GRPO's band forbids. A frequent token may not move by more than 0.15,
+        which that band allows. Advantages are not divided by std and the denominator is constant, as the authors advise.
 
     Reference:
-        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879; delta 0.15 as in its published
-        scripts.
+        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879, with delta 0.15 as in its
+        published scripts.
     """
 
     name = "dppo-tv"
@@ -40,13 +40,13 @@ class DPPOTV(ClipPolicy):
     ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose probability moved by more than delta",
-        "ratio/log_ratio_max": "not bounded by this rule: a rare token may multiply its probability",
+        "ratio/log_ratio_max": "not bounded by this rule, because rare tokens may multiply their probability",
     }
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
     reduction: Reduction = Field("constant_length", description="how the objective becomes a scalar")
-    delta_low: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest fall of a probability where A < 0")
-    delta_high: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest rise of a probability where A > 0")
+    delta_low: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest decrease of a probability where A < 0")
+    delta_high: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest increase of a probability where A > 0")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Drop tokens beyond the trust region; shapes as in `ClipInputs`, objective ``(B, T)``."""
@@ -55,21 +55,21 @@ class DPPOTV(ClipPolicy):
 
 
 class DPPOKL(ClipPolicy):
-    """Drops a token whose probability has moved too far, in Kullback-Leibler divergence, the way its advantage pushes.
+    """Drops a token whose probability moved too far in the direction of its advantage, by KL divergence.
 
     Formula:
         As in `dppo-tv`, with q = pi_rollout_t, p = pi_t and
         D_t = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
 
     Where:
-        D_t is the divergence between the two policies seen as "this token or another one", in nats.
+        D_t is the KL divergence between the two policies on the binary event "this token or another", in nats.
 
     Differences from GRPO:
-        Those of `dppo-tv`.
+        The same as for `dppo-tv`.
 
     Reference:
-        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879; delta 0.05 as in its published
-        scripts.
+        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879, with delta 0.05 as in its
+        published scripts.
     """
 
     name = "dppo-kl"
@@ -78,16 +78,16 @@ class DPPOKL(ClipPolicy):
     ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose divergence is above delta",
-        "ratio/log_ratio_max": "not bounded by this rule: a rare token may multiply its probability",
+        "ratio/log_ratio_max": "not bounded by this rule, because rare tokens may multiply their probability",
     }
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
     reduction: Reduction = Field("constant_length", description="how the objective becomes a scalar")
     delta_low: Annotated[float, Width()] = Field(
-        0.05, gt=0, le=100, description="largest divergence of a fall where A < 0, nats"
+        0.05, gt=0, le=100, description="largest divergence of a decrease where A < 0, in nats"
     )
     delta_high: Annotated[float, Width()] = Field(
-        0.05, gt=0, le=100, description="largest divergence of a rise where A > 0, nats"
+        0.05, gt=0, le=100, description="largest divergence of an increase where A > 0, in nats"
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -100,13 +100,13 @@ class DPPOKL(ClipPolicy):
 
 
 def probabilities(inputs: ClipInputs) -> tuple[Tensor, Tensor]:
-    """A token's probability now and when it was sampled, ``(B, T)`` each; 1 where masked; no gradient."""
+    """Return each token's probability now and when sampled, ``(B, T)`` each, 1 where masked; detached."""
     now = ops.log_probs(inputs).detach()
     return now.exp(), (now - ops.log_ratio(inputs, against="rollout").detach()).exp()
 
 
 def trust_region(inputs: ClipInputs, divergence: Tensor, delta_low: float, delta_high: float) -> ClipResult:
-    """``r A`` per token, dropped where the divergence is too large and the advantage pushes further."""
+    """Compute ``r A`` per token, dropping tokens whose divergence is too large and would increase."""
     log_ratio, advantages = ops.log_ratio(inputs, against="rollout"), inputs.advantages.detach().float()
     above = (advantages > 0) & (log_ratio > 0) & (divergence > delta_high)
     below = (advantages < 0) & (log_ratio < 0) & (divergence > delta_low)
@@ -117,5 +117,5 @@ def trust_region(inputs: ClipInputs, divergence: Tensor, delta_low: float, delta
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [DPPOTV, DPPOKL]

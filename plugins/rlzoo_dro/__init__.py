@@ -1,4 +1,4 @@
-"""DRO: a quadratic penalty on every token's log-ratio, in place of a clip."""
+"""DRO: a quadratic penalty on every token's log-ratio instead of a clip."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, hook
 
 
 class DRO(ClipPolicy):
-    """Follows the log-probability of every token times its advantage, held back by the square of its log-ratio.
+    """Maximises each token's log-probability times its advantage, with a penalty on the squared log-ratio.
 
     Formula:
         J = mean over the step's tokens of A log pi_t - (beta / 2) (log r_t)^2,   r_t = pi_t / pi_old_t
 
     Where:
-        A = R - mean of the rewards R in the group. The gradient vanishes at log r_t = A / beta and turns round beyond it; a
-        token counts as clipped there.
+        A = R - mean of the rewards R in the group. The gradient is zero at log r_t = A / beta and reverses beyond it, where
+        the token counts as clipped.
 
     Differences from GRPO:
-        No exponential and no clip: the penalty is the trust region, on every token. No division by std; mean over all
-        tokens.
+        There is no exponential and no clip; the penalty on every token is the trust region. Advantages are not divided by
+        std, and the mean is over all tokens.
 
     Reference:
-        Direct Reward Optimisation, arXiv 2405.19107, by token as in verl's implementation, which leaves beta to the user;
-        0.05 is the example of Tinker's documentation. The paper learns a value function; the group's mean stands for it.
+        Direct Reward Optimisation, arXiv 2405.19107, per token as in verl's implementation, which leaves beta to the user;
+        0.05 is the example in Tinker's documentation. The paper learns a value function, which the group's mean replaces
+        here.
     """
 
     name = "dro"
@@ -34,12 +35,12 @@ class DRO(ClipPolicy):
     learns_without_advantages = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens that are pulled back",
-        "ratio/sigma_token": "times beta, the pull that A has to overcome",
+        "ratio/sigma_token": "times beta, the penalty's gradient that A must exceed",
     }
     exempt: ClassVar = {
         "advantages_scale_the_gradient": "the penalty does not grow with the advantage",
-        "zero_advantage_zero_gradient": "the penalty acts whatever the advantage",
-        "clipped_means_no_gradient": "the gradient turns round and is never cut",
+        "zero_advantage_zero_gradient": "the penalty acts at any advantage",
+        "clipped_means_no_gradient": "the gradient reverses and is never cut",
     }
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
@@ -57,5 +58,5 @@ class DRO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [DRO]

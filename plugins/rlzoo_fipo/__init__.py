@@ -1,4 +1,4 @@
-"""FIPO: GRPO's clip, with each token weighed by how the policy has changed on the tokens after it."""
+"""FIPO: GRPO's clip, with tokens weighted by the policy's change on the tokens after them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class FIPO(ClipPolicy):
-    """Weighs each token's advantage by how much likelier the rest of the response has become, with GRPO's clip.
+    """Weights each token's advantage by how much likelier the rest of the response has become, with GRPO's clip.
 
     Formula:
         J = mean over the step's tokens of min(r_t f_t A, clip(r_t, 1 - clip_low, 1 + clip_high) f_t A),   r_t = pi_t / pi_old_t
@@ -21,26 +21,25 @@ class FIPO(ClipPolicy):
         With `dual_clip` c, where A < 0: max(that minimum, c f_t A)
 
     Where:
-        t counts the model's own tokens; sg is a constant for the gradient; A = (R - mean) / std of the rewards R in the
-        group.
+        t counts the model's tokens, sg stops the gradient, and A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        Credit within a response: tokens that lead to text which the policy now prefers get up to 1 + weight_high times the
-        advantage. A higher ceiling, as in DAPO; mean over all tokens. On the first update f is 1.
+        Credit differs within a response: tokens that lead to text that the policy now prefers get up to 1 + weight_high
+        times the advantage. The ceiling is higher, as in DAPO, and the mean is over all tokens. On the first update, f is 1.
 
     Reference:
         Future-KL Influenced Policy Optimization, arXiv 2603.19835, equations 5 to 8, with the settings of its 32B model:
-        weights in [1, 1.2], half-life 32, clips 0.2 and 0.28, dual clip and safety 10. Equation 8 does not print the dual
-        clip; the text names it. The released code also sets m_k to 0 where A > 0, clips f to [0.8, 1] where the paper sets 1,
-        and leaves out responses with more than one token above the dual clip.
+        weights in [1, 1.2], half-life 32, clips 0.2 and 0.28, dual clip and safety 10. The dual clip is in the paper's text
+        but not in equation 8. The released code also sets m_k to 0 where A > 0, clips f to [0.8, 1] where the paper sets 1,
+        and drops responses with more than one token above the dual clip.
     """
 
     name = "fipo"
     paper = "arXiv 2603.19835"
     scope = "token"
     watch: ClassVar = {
-        "response/length_mean": "the weights are meant to let responses grow",
-        "ratio/sigma_token": "times about the root of half_life, the spread of F; near 0 the rule is DAPO",
+        "response/length_mean": "the weights should let responses grow",
+        "ratio/sigma_token": "times about the square root of half_life, this is the spread of F; near 0 the rule equals DAPO",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
@@ -55,7 +54,7 @@ class FIPO(ClipPolicy):
     safety: float = Field(10.0, gt=1, le=1e6, description="a token with A < 0 and a larger ratio has weight 1")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weigh and clip each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Weight and clip each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         judged = log_ratio.detach()
         band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
@@ -68,11 +67,11 @@ class FIPO(ClipPolicy):
 
 
 def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -> Tensor:
-    """``sum_{k >= t} 2^(-(k - t) / half_life) values_k`` over a response's own tokens, ``(B, T)``; 0 where masked.
+    """Compute ``sum_{k >= t} 2^(-(k - t) / half_life) values_k`` over a response's tokens, ``(B, T)``; 0 where masked.
 
-    Sums windows of 1, 2, 4, ... tokens, so that nothing overflows however long the response is.
+    It sums windows of 1, 2, 4, ... tokens, which cannot overflow for long responses.
     """
-    order = (~response_mask).long().argsort(dim=-1, stable=True)  # tokens to the front, in their order
+    order = (~response_mask).long().argsort(dim=-1, stable=True)  # move the tokens to the front, in order
     summed = torch.where(response_mask, values, 0.0).gather(-1, order)
     window = 1
     while window < values.shape[-1]:
@@ -84,5 +83,5 @@ def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [FIPO]

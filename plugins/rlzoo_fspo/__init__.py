@@ -1,4 +1,4 @@
-"""FSPO: a clip band on the summed log-ratio that grows with the square root of the response length."""
+"""FSPO: clips the summed log-ratio to a band that grows with the square root of the response length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl,
 
 
 class FSPO(ClipPolicy):
-    """Clips the importance ratio of a whole response to a band that accepts every length equally.
+    """Clips the importance ratio of a whole response to a band that accepts all lengths equally.
 
     Formula:
         J = mean over responses of exp(clamp(S)) A,   S = sum_t log(pi_t / pi_old_t)
@@ -18,27 +18,28 @@ class FSPO(ClipPolicy):
         clamp(S) = max(S, drift L - width_low sqrt(L)), at most drift L + width_ceiling sqrt(L)  where A < 0
 
     Where:
-        L is the response's length in tokens, A its advantage. Under the old policy S is close to normal with mean mu L
-        and variance sigma^2 L; `drift` is mu, and a width is z sigma for the same z at every length.
+        L is the response's length in tokens, and A is its advantage. Under the old policy, S is approximately normal with
+        mean mu L and variance sigma^2 L. `drift` is mu, and a width is z sigma with the same z at every length.
 
     Differences from GRPO:
-        The ratio is the response's, the product over its tokens, so a response is clipped whole; GRPO clips token by
-        token with one band. The width is per sqrt(token) in log space, not a distance from ratio 1.
+        The ratio is that of the response, the product over its tokens, so that a response is clipped as a whole. The width
+        is per sqrt(token) in log space, not a distance from ratio 1.
 
     Reference:
-        Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift, versions 2
-        and 3 set it to 0, the default here. The paper lists a dual clip; its number is not in our sources: 0.09 is ours.
+        Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift; versions 2
+        and 3 set it to 0, the default here. The paper lists a dual clip, but its value was not found; 0.09 is a default of
+        rlzoo.
     """
 
     name = "fspo"
     paper = "arXiv 2509.09177"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction_length_bin_<k>": "level, if the band suits the model; rising: log-ratios are correlated, or drift",
-        "fairness/lre_max": "compare it with another rule's only where clip/fraction is the same",
-        "ratio/sigma_token": "a width in units of it is z; where ratio/mu_token times L is not small beside it, set drift",
-        "clip/fraction_dual": "how often the ceiling for A < 0 acts",
-        "learner/grad_clipped": "the norm of a sum over tokens grows with L: gradient-norm clipping acts on nearly every step",
+        "clip/fraction_length_bin_<k>": "flat if the band suits the model; rises if log-ratios are correlated or drift",
+        "fairness/lre_max": "compare rules only at equal clip/fraction",
+        "ratio/sigma_token": "a width divided by it is z; set drift if ratio/mu_token times L is not small in comparison",
+        "clip/fraction_dual": "how often the ceiling for A < 0 is active",
+        "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }
 
     width_low: Annotated[float, Width()] = Field(0.03, gt=0, le=10, description="width of the band below, per sqrt(token)")
@@ -63,5 +64,5 @@ class FSPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [FSPO]

@@ -1,4 +1,4 @@
-"""Adaptive FSPO: a band that learns, length by length and for each sign of the advantage, to clip the wanted share."""
+"""Adaptive FSPO: learns a band that clips a target share at every length and sign of the advantage."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, ClipStats, Width, hookimpl, ops
 
 BELOW, ABOVE = 0, 1  # columns of ClipStats: advantages below and above zero
-INERT = 1e-4  # nats: log-ratios all smaller than this tell nothing of their spread
-USUAL = 1.5  # root mean squares of the log-ratio: the width to start from, soon left behind
-FOLLOW = 0.05  # share of the way that knots move, each update, to where the lengths now are
-FURTHEST = 20.0  # no offset is larger, in nats of the width
-HEAVIEST = 3.0  # weight of one knot in one update, at most; the mean over knots and signs is 1
+INERT = 1e-4  # nats; smaller log-ratios say nothing about their spread
+USUAL = 1.5  # initial width, in root mean squares of the log-ratio
+FOLLOW = 0.05  # fraction of the distance to the current lengths that knots move per update
+FURTHEST = 20.0  # maximum absolute offset, in nats
+HEAVIEST = 3.0  # maximum weight of a knot in an update; the mean over knots and signs is 1
 
 Lengths = tuple[Annotated[float, Field(ge=1, le=1e9)], ...]
 Offsets = tuple[Annotated[float, Field(ge=-FURTHEST, le=FURTHEST)], ...]
@@ -30,39 +30,39 @@ class FSPOAdaptive(ClipPolicy):
         J = mean over responses of exp(clamp(S)) A,   S = sum_t log(pi_t / pi_old_t)
         clamp(S) = min(S, high(L)) where A > 0
         clamp(S) = max(S, -low(L)), at most ceiling_factor low(L) where A < 0
-        low(L) = width_low sqrt(L) exp(offset_low(L)), high(L) likewise: FSPO's band times a factor for every length
+        low(L) = width_low sqrt(L) exp(offset_low(L)), high(L) likewise: FSPO's band times a factor per length
         After each update, for each sign of A and each knot j:
         offset_j += rate weight_j (clip fraction_j - target)
 
     Where:
-        L is the response's length, A its advantage. An offset is a value at each of a few lengths, the knots, which follow
-        those of the length bins; it is linear in log L between them. A response between two knots counts for both, the
-        more for the nearer one: clip fraction_j is the share so weighted, and weight_j is how many responses counted for
-        knot j, divided by the mean over knots and signs, at most 3. The step is that of online quantile regression: what
-        was clipped too little narrows the band and what was clipped too much widens it. Whatever the law of S, the
-        weighted mean of clip fraction_j - target over many updates is (change of offset_j) / (rate sum of weight_j), while
-        the offset is off its limits of +-20.
+        L is the response's length, and A is its advantage. An offset is given at a few lengths, the knots, which follow the
+        mean lengths of the length bins; it is linear in log L between them. A response between two knots counts for both in
+        proportion to its closeness. clip fraction_j is the share weighted in this way. weight_j is the number of responses
+        counted for knot j, divided by the mean over knots and signs, and at most 3. The step is that of online quantile
+        regression: clipping too few responses narrows the band, and clipping too many widens it. For any distribution of S,
+        the weighted mean of clip fraction_j - target over many updates is (change of offset_j) / (rate sum of weight_j),
+        while the offset is within its limits of +-20.
 
     Differences from GRPO:
-        The ratio is the response's, so a response is clipped whole; what is set is how much is clipped, not how wide the
-        band is.
+        The ratio is that of the response, which is clipped as a whole. The setting is the share to clip instead of the width
+        of the band.
 
     Reference:
-        Ours, after length-fair sequence policy optimisation, arXiv 2509.09177, whose band is this one before the first
-        update. Its square root supposes that token log-ratios are independent.
+        A rule of rlzoo, based on length-fair sequence policy optimisation, arXiv 2509.09177, whose band this rule has before
+        the first update. The square root assumes that token log-ratios are independent.
     """
 
     name = "fspo-adaptive"
     paper = "arXiv 2509.09177"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction": "approaches target_clip_fraction within some tens of updates",
-        "clip/fraction_length_bin_<k>": "level from bin to bin once the band has settled",
-        "clip/band_high_length_bin_<k>": "the band that was found, with its lower side in `clip/band_low_length_bin_<k>`",
+        "clip/fraction": "approaches target_clip_fraction within a few tens of updates",
+        "clip/fraction_length_bin_<k>": "equal in all bins once the band has converged",
+        "clip/band_high_length_bin_<k>": "the upper edge of the learned band; the lower edge is `clip/band_low_length_bin_<k>`",
     }
 
-    target_clip_fraction: float = Field(0.1, gt=0, lt=0.5, description="share of responses to clip, at every length and sign")
-    rate: float = Field(2.0, ge=0, le=10, description="step of the offsets per update; 0 keeps them")
+    target_clip_fraction: float = Field(0.1, gt=0, lt=0.5, description="share of responses to clip at every length and sign")
+    rate: float = Field(2.0, ge=0, le=10, description="step of the offsets per update; 0 keeps them fixed")
     ceiling_factor: float | None = Field(
         3.0, gt=0, le=1000, description="dual clip where A < 0: ceiling in units of the width below; null for none"
     )
@@ -75,9 +75,9 @@ class FSPOAdaptive(ClipPolicy):
     @model_validator(mode="after")
     def _offsets_belong_to_lengths(self) -> Self:
         if not len(self.lengths) == len(self.offsets_low) == len(self.offsets_high):
-            raise ValueError("lengths, offsets_low and offsets_high must have one entry each for the same lengths")
+            raise ValueError("lengths, offsets_low and offsets_high must have the same number of entries")
         if any(later <= earlier for earlier, later in zip(self.lengths, self.lengths[1:], strict=False)):
-            raise ValueError("lengths must ascend")
+            raise ValueError("lengths must be in ascending order")
         return self
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -94,7 +94,7 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(target_clip_fraction=clip_fraction)
 
     def updated(self, stats: ClipStats) -> Self:
-        """The band for the next update, from the counts and sums of this one."""
+        """Return the policy with the band for the next update, from the statistics of this one."""
         filled = stats.num_responses.sum(1) > 0
         length = (stats.length.sum(1) / stats.num_responses.sum(1))[filled].clamp(min=1)
         if not self.lengths:
@@ -106,7 +106,7 @@ class FSPOAdaptive(ClipPolicy):
         return stepped._followed(length)
 
     def _started(self, length: Tensor, square: Tensor) -> Self:
-        """Knots at the mean lengths of the bins, and a band that suits how far their log-ratios lie from 0, once they do."""
+        """Place knots at the bins' mean lengths, and set the initial band from the spread of their log-ratios."""
         if len(length) == 0 or float(square.max()) < INERT**2:
             return self
         knots = sorted(set(length.tolist()))
@@ -118,7 +118,7 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(lengths=knots, **offsets)
 
     def _followed(self, length: Tensor) -> Self:
-        """Knots a step nearer to the lengths of this update, each with its offsets; or at these lengths, if they are more."""
+        """Move the knots towards the lengths of this update, or place them there if there are more lengths."""
         following = torch.tensor(sorted(set(length.tolist())), dtype=torch.float64)
         if len(following) < len(self.lengths):
             return self
@@ -126,19 +126,19 @@ class FSPOAdaptive(ClipPolicy):
             low, high = (interpolated(following, self.lengths, side).tolist() for side in (self.offsets_low, self.offsets_high))
             return self.replace(lengths=following.tolist(), offsets_low=low, offsets_high=high)
         knots = torch.tensor(self.lengths, dtype=torch.float64)
-        # an offset belongs to its knot, wherever that is: what it has added up is not mixed with its neighbours'
+        # an offset stays with its moving knot, so that accumulated offsets do not mix
         return self.replace(lengths=torch.exp(knots.log() + FOLLOW * (following.log() - knots.log())).tolist())
 
     def _stepped(self, offsets: Offsets, stats: ClipStats, sign: int) -> list[float]:
-        """Offsets of one side after a step of online quantile regression, with the knots that the update was clipped by."""
+        """Return one side's offsets after a step of online quantile regression, at the knots used in the update."""
         weight, error = self.errors(stats, sign)
         return (torch.tensor(offsets, dtype=torch.float64) + self.rate * weight * error).clamp(-FURTHEST, FURTHEST).tolist()
 
     def errors(self, stats: ClipStats, sign: int) -> tuple[Tensor, Tensor]:
-        """What one update says of every knot: its weight, and its clip fraction less the target, float64 ``(K,)`` each.
+        """Return each knot's weight, and its clip fraction minus the target, float64 ``(K,)`` each.
 
         Args:
-            stats: of an update that was clipped by this policy, which has knots.
+            stats: statistics of an update with this policy, which has knots.
             sign: `BELOW` or `ABOVE`.
         """
         filled = stats.num_responses[:, sign] > 0
@@ -152,7 +152,7 @@ class FSPOAdaptive(ClipPolicy):
 
 
 def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
-    """How much each knot counts at each length, ``(..., K)``: linear in log length between two knots, one beyond the ends."""
+    """Return each knot's weight at each length, ``(..., K)``: linear in log length, constant beyond the ends."""
     x, at = length.double().log()[..., None], torch.tensor(knots, dtype=torch.float64, device=length.device).log()
     if len(knots) == 1:
         return torch.ones_like(x)
@@ -166,7 +166,7 @@ def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
 
 
 def interpolated(length: Tensor, knots: Sequence[float], values: Sequence[float]) -> Tensor:
-    """The curve through the values at the knots, at each length, of its shape; 0 without knots."""
+    """Interpolate the values at the knots, at each length, with the shape of ``length``; 0 without knots."""
     if not knots:
         return torch.zeros_like(length)
     return (hats(length, knots) @ torch.tensor(values, dtype=torch.float64, device=length.device)).to(length.dtype)
@@ -174,5 +174,5 @@ def interpolated(length: Tensor, knots: Sequence[float], values: Sequence[float]
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [FSPOAdaptive]

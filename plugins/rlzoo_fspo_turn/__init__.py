@@ -1,4 +1,4 @@
-"""FSPO by turn: a clip band on the summed log-ratio of each turn that grows with the square root of the turn's length."""
+"""FSPO by turn: clips each turn's summed log-ratio to a band that grows with the square root of its length."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Reduction, Width
 
 
 class FSPOTurn(ClipPolicy):
-    """Clips the importance ratio of each turn to a band that accepts every length of a turn equally.
+    """Clips the importance ratio of each turn to a band that accepts all turn lengths equally.
 
     Formula:
-        J = mean over responses of sum_t x_t A, with the gradient of x_t that of its own token
+        J = mean over responses of sum_t x_t A, where x_t has the gradient of its own token only
         x_t = exp(clamp(S_k)) of t's turn k,   S_k = sum over the tokens of turn k of log(pi / pi_old)
         clamp(S_k) = min(S_k, drift L_k + width_high sqrt(L_k))                              where A > 0
         clamp(S_k) = max(S_k, drift L_k - width_low sqrt(L_k)), at most drift L_k + width_ceiling sqrt(L_k)  where A < 0
 
     Where:
-        A turn is what the model writes between two messages of an environment, L_k its length in tokens, A its advantage.
-        Under the old policy S_k is close to normal with mean mu L_k and variance sigma^2 L_k.
+        A turn is the model's text between two messages of an environment, L_k is its length in tokens, and A is its
+        advantage. Under the old policy, S_k is approximately normal with mean mu L_k and variance sigma^2 L_k.
 
     Differences from GRPO:
-        The ratio is the turn's, the product over its tokens, so a turn is clipped whole, and the other turns of its response
-        still count. A response of one turn has the clip and the gradient of FSPO.
+        The ratio is that of the turn, the product over its tokens. A turn is clipped as a whole, while other turns of the
+        response still count. On a response of one turn, clip and gradient are those of FSPO.
 
     Reference:
-        Ours. The band is that of length-fair sequence policy optimisation, arXiv 2509.09177, taken by turn.
+        A rule of rlzoo, which applies the band of length-fair sequence policy optimisation, arXiv 2509.09177, to each turn.
     """
 
     name = "fspo-turn"
@@ -36,10 +36,10 @@ class FSPOTurn(ClipPolicy):
     scope = "token"
     needs: ClassVar = frozenset({"turn_ids"})
     watch: ClassVar = {
-        "clip/fraction_turn_<k>": "level over the turns of an episode, if the band suits the model",
-        "fairness/lre_turn_max": "compare it with another rule's only where clip/fraction is the same",
-        "ratio/sigma_token": "a width in units of it is z; where ratio/mu_token times L_k is not small beside it, set drift",
-        "learner/grad_clipped": "the norm of a sum over tokens grows with L: gradient-norm clipping acts on nearly every step",
+        "clip/fraction_turn_<k>": "flat over the turns of an episode if the band suits the model",
+        "fairness/lre_turn_max": "compare rules only at equal clip/fraction",
+        "ratio/sigma_token": "a width divided by it is z; set drift if ratio/mu_token times L_k is not small in comparison",
+        "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }
 
     reduction: Reduction = Field("sequence_mean_token_sum", description="how the objective becomes a scalar")
@@ -67,5 +67,5 @@ class FSPOTurn(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [FSPOTurn]

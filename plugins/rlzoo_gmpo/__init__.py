@@ -1,4 +1,4 @@
-"""GMPO: the geometric mean of a response's token ratios, each clipped before it is pooled."""
+"""GMPO: the geometric mean of a response's token ratios, which are clipped before pooling."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl,
 
 
 class GMPO(ClipPolicy):
-    """Clips every token's log-ratio, then weighs the response by the geometric mean of what is left.
+    """Clips every token's log-ratio, then weights the response by the geometric mean of the clipped ratios.
 
     Formula:
         J = mean over responses of A exp(mean_t clamp(log r_t)),   r_t = pi_t / pi_old_t
         clamp(x) = min(x, width_high) where A > 0, max(x, -width_low) where A < 0
 
     Where:
-        A is the response's advantage. A clamped token has no gradient, the others of its response keep theirs.
+        A is the response's advantage. A clamped token has no gradient; the other tokens of its response keep theirs.
 
     Differences from GRPO:
-        The geometric mean of the ratios in place of the arithmetic mean, so that one outlier weighs little; and a band
+        The mean of the ratios is geometric instead of arithmetic, so that single outliers have little weight. The band is
         twice as wide, in log space.
 
     Reference:
-        Geometric-Mean Policy Optimization, arXiv 2507.20673; widths 0.4 as in its section 4.
+        Geometric-Mean Policy Optimization, arXiv 2507.20673, with widths of 0.4 as in its section 4.
     """
 
     name = "gmpo"
     paper = "arXiv 2507.20673"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction": "the share of a response's tokens that is clipped; small with bands this wide",
-        "learner/entropy": "the wide band is meant to keep it up",
+        "clip/fraction": "the share of clipped tokens, which is small with bands this wide",
+        "learner/entropy": "the wide band should keep it high",
     }
 
     width_low: Annotated[float, Width()] = Field(
@@ -44,17 +44,17 @@ class GMPO(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clamp each token's log-ratio, pool by response; objective ``(B, 1)``, log-ratio and decisions ``(B, T)``."""
+        """Clamp each token's log-ratio and pool by response; objective ``(B, 1)``, log-ratio and decisions ``(B, T)``."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         edges = torch.tensor([-self.width_low, self.width_high], device=log_ratio.device)
         band = ClipBand(low=edges[0], high=edges[1])
         _, clipped = ops.clamp_by_advantage(log_ratio, advantages, band)
         clamped = torch.where(clipped, torch.where(advantages > 0, band.high, band.low), log_ratio)
-        pooled = ops.sequence_mean(clamped, inputs.response_mask)  # only the mean is exponentiated, and limited
+        pooled = ops.sequence_mean(clamped, inputs.response_mask)  # only the mean is exponentiated and limited
         return ClipResult(ops.limited_exp(pooled) * advantages, log_ratio.detach(), clipped, band)
 
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [GMPO]

@@ -1,4 +1,4 @@
-"""GRPO: PPO's clip on every token's ratio, with advantages normalised in the group."""
+"""GRPO: clips every token's ratio like PPO, with advantages normalised within each group."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class GRPO(ClipPolicy):
         A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        None. DAPO, Dr. GRPO, REINFORCE++ and the dual clip are settings of a run with this policy, in configs/dapo.yaml,
+        None. DAPO, Dr. GRPO, REINFORCE++ and the dual clip are configurations of this policy: configs/dapo.yaml,
         dr-grpo.yaml, reinforce-pp.yaml and dual-clip.yaml.
 
     Reference:
-        DeepSeekMath, arXiv 2402.03300; the clip is PPO's, arXiv 1707.06347; the dual clip is arXiv 1912.09729's (c = 3
-        there, off by default).
+        DeepSeekMath, arXiv 2402.03300. The clip is from PPO, arXiv 1707.06347. The dual clip is from arXiv 1912.09729, with
+        c = 3 there; it is off by default.
     """
 
     name = "grpo"
     paper = "arXiv 2402.03300"
     scope = "token"
     watch: ClassVar = {
-        "clip/fraction": "a response counts with the share of its tokens that is clipped, usually a few per cent or less",
-        "clip/fraction_dual": "how often dual_clip acts, where it is set",
+        "clip/fraction": "a response adds its share of clipped tokens; usually a few per cent or less",
+        "clip/fraction_dual": "how often dual_clip is active, if it is set",
     }
 
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
@@ -51,5 +51,5 @@ class GRPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [GRPO]

@@ -1,4 +1,4 @@
-"""GSPO: a fixed clip band on the geometric-mean ratio of a response."""
+"""GSPO: clips the geometric-mean ratio of a response to a fixed band."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class GSPO(ClipPolicy):
-    """Clips the geometric mean of a response's token ratios, with one narrow band for every length.
+    """Clips the geometric mean of a response's token ratios to one narrow band for all lengths.
 
     Formula:
         J = mean over responses of min(s A, clip(s, 1 - clip_low, 1 + clip_high) A),   s = exp(S / L)
 
     Where:
-        S = sum_t log(pi_t / pi_old_t), L the response's length in tokens, A its advantage.
+        S = sum_t log(pi_t / pi_old_t). L is the response's length in tokens, and A is its advantage.
 
     Differences from GRPO:
-        One ratio per response, the L-th root of its importance ratio: all of its tokens are clipped or none. The band is
-        about a thousandth as wide, since a mean over L tokens moves little.
+        There is one ratio per response, the L-th root of its importance ratio, so that all of its tokens are clipped or
+        none. The band is about a thousand times narrower, because a mean over L tokens moves little.
 
     Reference:
-        Group Sequence Policy Optimization, arXiv 2507.18071; widths 3e-4 and 4e-4 as in its experiments. `dual_clip` is
-        ours.
+        Group Sequence Policy Optimization, arXiv 2507.18071, with widths 3e-4 and 4e-4 as in its experiments. `dual_clip` is
+        an addition of rlzoo.
     """
 
     name = "gspo"
     paper = "arXiv 2507.18071"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction": "with the usual 0.2 always 0; with 3e-4 and a small model it can be nearly everything",
-        "clip/fraction_length_bin_<k>": "falls with length, since a mean over more tokens moves less",
+        "clip/fraction": "0 at the usual width of 0.2; close to 1 with 3e-4 and a small model",
+        "clip/fraction_length_bin_<k>": "falls with length, because a mean over more tokens moves less",
     }
 
     clip_low: Annotated[float, Width()] = Field(3e-4, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
@@ -50,5 +50,5 @@ class GSPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [GSPO]

@@ -10,29 +10,30 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class GSPOToken(ClipPolicy):
-    """Clips the geometric mean of a response's token ratios, and lets advantages differ from token to token.
+    """Clips the geometric mean of a response's token ratios, and supports advantages per token.
 
     Formula:
         J = mean over responses of mean_t min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t),
         s_t = sg[exp(S / L)] pi_t / sg[pi_t]
 
     Where:
-        S = sum_t log(pi_t / pi_old_t), L the response's length in tokens, sg[.] a constant for the gradient. Every s_t
-        has the value exp(S / L); its gradient is that of its own token alone.
+        S = sum_t log(pi_t / pi_old_t), L is the response's length in tokens, and sg[.] stops the gradient. Every s_t has the
+        value exp(S / L), but the gradient of its own token only.
 
     Differences from GRPO:
-        The ratio that is judged is the response's; only the advantage and the gradient are the token's.
+        The judged ratio is that of the response. Only the advantage and the gradient are per token.
 
     Reference:
-        Group Sequence Policy Optimization, arXiv 2507.18071, section 4.3; widths 3e-4 and 4e-4 as in its experiments.
+        Group Sequence Policy Optimization, arXiv 2507.18071, section 4.3, with widths 3e-4 and 4e-4 as in its
+        experiments.
     """
 
     name = "gspo-token"
     paper = "arXiv 2507.18071"
     scope = "token"
     watch: ClassVar = {
-        "clip/fraction": "that of gspo where every token has its response's advantage",
-        "clip/fraction_length_bin_<k>": "falls with length, since a mean over more tokens moves less",
+        "clip/fraction": "equal to that of gspo if all tokens of a response have the same advantage",
+        "clip/fraction_length_bin_<k>": "falls with length, because a mean over more tokens moves less",
     }
 
     clip_low: Annotated[float, Width()] = Field(3e-4, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
@@ -50,5 +51,5 @@ class GSPOToken(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [GSPOToken]

@@ -1,4 +1,4 @@
-"""GVPO: fits the differences between a group's summed log-ratios to the differences between its rewards."""
+"""GVPO: fits the differences of summed log-ratios within a group to the differences of rewards."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class GVPO(ClipPolicy):
-    """Fits the log-ratios of a prompt's responses to their rewards: a square error of both, each less its group's mean.
+    """Fits the log-ratios of a prompt's responses to their rewards by least squares, both centred in the group.
 
     Formula:
         J = mean over prompts of -1 / (2 (G - 1)) sum_i [beta (S_i - mean_j S_j) - (R_i - mean_j R_j)]^2
         S_i = sum_t log(pi_t / pi_old_t)
 
     Where:
-        i and j run over the G responses to one prompt, R_i is the reward. A response counts as clipped where its log-ratio is
-        ahead of its reward, so that the gradient turns back.
+        i and j run over the G responses to one prompt, and R_i is the reward. A response counts as clipped if its log-ratio
+        is beyond the fitted value, so that its gradient reverses.
 
     Differences from GRPO:
-        No ratio is exponentiated and nothing is cut: the error is 0 where the policy is the one that maximises the reward
-        under a KL penalty of beta. Rewards are read as they are, without std.
+        No ratio is exponentiated and no gradient is cut. The error is 0 if the policy maximises the reward under a KL
+        penalty of beta. Rewards are not divided by std.
 
     Reference:
-        Group Variance Policy Optimization, arXiv 2504.19599; beta 0.1 as in the released code, which sums over the prompts
-        of a micro-batch where this is their mean.
+        Group Variance Policy Optimization, arXiv 2504.19599, with beta 0.1 as in the released code. The released code
+        sums over the prompts of a micro-batch, whereas this rule takes their mean.
     """
 
     name = "gvpo"
@@ -36,13 +36,13 @@ class GVPO(ClipPolicy):
     needs: ClassVar = frozenset({"group_ids", "rewards"})
     learns_without_advantages = True
     watch: ClassVar = {
-        "clip/fraction": "the share of responses that are pulled back: beta is large, or the update goes far",
-        "ratio/mu_token": "falls where the fit is reached by making all responses of a group unlikelier",
+        "clip/fraction": "the share of responses that are pulled back; high if beta or the updates are large",
+        "ratio/mu_token": "falls if the fit makes all responses of a group less likely",
     }
     exempt: ClassVar = {
-        "advantages_scale_the_gradient": "rewards are read, not advantages",
-        "zero_advantage_zero_gradient": "rewards are read, not advantages, and the fit pulls every response",
-        "clipped_means_no_gradient": "the gradient turns round and is never cut",
+        "advantages_scale_the_gradient": "the rule uses rewards instead of advantages",
+        "zero_advantage_zero_gradient": "the rule uses rewards instead of advantages, and the fit affects every response",
+        "clipped_means_no_gradient": "the gradient reverses and is never cut",
     }
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages; not in the formula")
@@ -63,5 +63,5 @@ class GVPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [GVPO]

@@ -1,4 +1,4 @@
-"""IPO of prime-rl: drops every token whose probability has moved too far from the sampler's, whichever way."""
+"""IPO of prime-rl: drops every token whose probability moved too far from the sampler's, in either direction."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Widt
 
 
 class IPO(ClipPolicy):
-    """Drops a token whose probability has moved too far from the sampler's, whatever the sign of its advantage.
+    """Drops a token whose probability moved too far from the sampler's, for either sign of its advantage.
 
     Formula:
         J = mean over the step's tokens of M_t r_t A,   r_t = pi_t / pi_rollout_t
         M_t = 1 where |pi_t - pi_rollout_t| <= eps, else 0
 
     Where:
-        pi_rollout is the sampler's probability, or pi_old where the sampler gave none. A = R - mean of the rewards R in
-        the group.
+        pi_rollout is the sampler's probability, or pi_old if the sampler reported none. A = R - mean of the rewards R in the
+        group.
 
     Differences from GRPO:
-        The bound is on the probability, not on the ratio, and a token is dropped on both sides: also where its advantage
-        pushes it back. No division by std; mean over all tokens.
+        The bound is on the probability instead of the ratio. A token is dropped on both sides, even if its advantage pushes
+        it back. Advantages are not divided by std, and the mean is over all tokens.
 
     Reference:
         The loss of prime-rl (github.com/PrimeIntellect-ai/prime-rl), which has no paper; eps 0.3 is its default since
@@ -35,10 +35,10 @@ class IPO(ClipPolicy):
     scope = "token"
     ratio_to_sampler = True
     watch: ClassVar = {
-        "clip/fraction": "the share of tokens whose probability moved by more than eps; they learn nothing, even backwards",
-        "ratio/log_ratio_max": "not bounded by this rule: a rare token may multiply its probability",
+        "clip/fraction": "the share of tokens whose probability moved by more than eps; they have no gradient",
+        "ratio/log_ratio_max": "not bounded by this rule, because rare tokens may multiply their probability",
     }
-    exempt: ClassVar = {"only_cuts_outward": "a token is dropped wherever its probability moved, also against its advantage"}
+    exempt: ClassVar = {"only_cuts_outward": "a token is dropped even if its probability moved against its advantage"}
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
@@ -56,5 +56,5 @@ class IPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [IPO]

@@ -1,4 +1,4 @@
-"""LUSPO: GSPO with every response's objective multiplied by its length."""
+"""LUSPO: GSPO with each response's objective multiplied by its length."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class LUSPO(ClipPolicy):
-    """Clips the geometric mean of a response's token ratios, and weighs the response by its length.
+    """Clips the geometric mean of a response's token ratios, and weights the response by its length.
 
     Formula:
         J = mean over responses of L min(s A, clip(s, 1 - clip_low, 1 + clip_high) A),   s = exp(S / L)
 
     Where:
-        S = sum_t log(pi_t / pi_old_t), L the response's length in tokens, A its advantage.
+        S = sum_t log(pi_t / pi_old_t). L is the response's length in tokens, and A is its advantage.
 
     Differences from GRPO:
-        One ratio per response, and a token counts the same in a long response as in a short one: GRPO's and GSPO's mean
-        over a response's tokens makes each token of a long one count less.
+        There is one ratio per response, and tokens count equally in long and short responses. In GRPO and GSPO, the mean
+        over a response's tokens gives the tokens of long responses less weight.
 
     Reference:
-        Length-Unbiased Sequence Policy Optimization, arXiv 2602.05261; widths 2e-3 and 2.5e-3 as in its section 5.1.
+        Length-Unbiased Sequence Policy Optimization, arXiv 2602.05261, with widths 2e-3 and 2.5e-3 as in its section 5.1.
     """
 
     name = "luspo"
     paper = "arXiv 2602.05261"
     scope = "sequence"
     watch: ClassVar = {
-        "response/length_mean": "what the factor L is meant to hold up",
-        "clip/fraction": "that of gspo at the same widths",
-        "learner/grad_norm": "grows with the length; compare it with that of other rules before a learning rate is kept",
+        "response/length_mean": "the factor L should keep it from falling",
+        "clip/fraction": "equal to that of gspo at the same widths",
+        "learner/grad_norm": "grows with length; compare it with other rules before reusing their learning rate",
     }
 
     clip_low: Annotated[float, Width()] = Field(2e-3, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
@@ -51,5 +51,5 @@ class LUSPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [LUSPO]

@@ -1,4 +1,4 @@
-"""M2PO: clips the step's tokens at one log-ratio, chosen so that the second moment stays within its bound."""
+"""M2PO: clips the step's tokens at a log-ratio that keeps their second moment within a bound."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class M2PO(ClipPolicy):
         tau = the largest |log r_i| with   mean over i of min((log r_i)^2, tau^2) <= `threshold`;   0 if there is none
 
     Where:
-        i runs over the tokens of the step that the advantage pushes further out: A > 0 and r > 1, or A < 0 and r < 1.
-        Only tokens beyond tau are clipped. None is, as long as the mean of (log r_i)^2 is within `threshold`.
+        i runs over the tokens of the step that the advantage pushes further out: A > 0 and r > 1, or A < 0 and r < 1. Tokens
+        beyond tau are clipped. No token is clipped while the mean of (log r_i)^2 is within `threshold`.
 
     Differences from GRPO:
-        Where the cut lies is decided by all tokens of the step together, so nothing is cut while the policies are close
-        and only outliers when they are not. Mean over all tokens.
+        All tokens of the step together determine the clip. Nothing is clipped while the policies are close, and only
+        outliers are clipped otherwise. The mean is over all tokens.
 
     Reference:
         Prosperity before Collapse, arXiv 2510.01161, with its threshold of 0.04, as in the authors' code
-        (github.com/Infini-AI-Lab/M2PO). Algorithm 1 of the paper bounds the mean square of the tokens kept, and cuts fewer.
+        (github.com/Infini-AI-Lab/M2PO). Algorithm 1 of the paper bounds the mean square of the kept tokens, and clips fewer.
     """
 
     name = "m2po"
     paper = "arXiv 2510.01161"
     scope = "batch"
     watch: ClassVar = {
-        "clip/fraction": "0 while the policies are close; the share of outliers when they are not",
-        "ratio/sigma_token": "its square, over the tokens pushed outwards, is what the threshold bounds",
+        "clip/fraction": "0 while the policies are close, and the share of outliers otherwise",
+        "ratio/sigma_token": "the threshold bounds its square over the tokens that are pushed outwards",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
@@ -54,24 +54,24 @@ class M2PO(ClipPolicy):
 
 
 def clip_edge(distances: Tensor, number: Tensor, threshold: float) -> Tensor:
-    """The largest of the distances at which all of them can be capped with a mean square within the threshold.
+    """Return the largest distance at which capping all of them keeps the mean square within the threshold.
 
     Args:
-        distances: of any shape, not negative; 0 for what does not count.
-        number: how many of them count.
-        threshold: bound of the mean of ``min(distance, edge)^2``.
+        distances: non-negative, of any shape; 0 for entries that do not count.
+        number: number of entries that count.
+        threshold: bound on the mean of ``min(distance, edge)^2``.
 
     Returns:
-        A scalar; 0 where even the smallest distance that counts is too large.
+        A scalar; 0 if even the smallest distance that counts is too large.
     """
     ascending = distances.flatten().sort().values
     squares = ascending.double().square()
     larger = torch.arange(len(squares) - 1, -1, -1, device=squares.device)
-    capped = squares.cumsum(0) + squares * larger  # the sum of squares, if all are capped at this one
+    capped = squares.cumsum(0) + squares * larger  # sum of squares if all are capped at this one
     return torch.where(capped <= threshold * number, ascending, 0.0).amax()
 
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [M2PO]

@@ -1,4 +1,4 @@
-"""OPMD: online policy mirror descent, a quadratic penalty on the response's log-ratio."""
+"""OPMD: online policy mirror descent with a quadratic penalty on the response's log-ratio."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class OPMD(ClipPolicy):
-    """Follows the response's log-ratio times its advantage, held back by the square of the log-ratio.
+    """Maximises the response's log-ratio times its advantage, with a penalty on the squared log-ratio.
 
     Formula:
         J = mean over responses of A S - (tau / 2) S^2,   S = sum_t log(pi_t / pi_old_t)
 
     Where:
-        A = R - mean of the rewards R in the group. The gradient vanishes at S = A / tau and turns round beyond it; a
-        response counts as clipped there.
+        A = R - mean of the rewards R in the group. The gradient is zero at S = A / tau and reverses beyond it, where the
+        response counts as clipped.
 
     Differences from GRPO:
-        No exponential and no clip: the penalty is the trust region, on the whole response.
+        There is no exponential and no clip; the penalty on the whole response is the trust region.
 
     Reference:
-        Kimi k1.5, arXiv 2501.12599, section 2.3.2, whose reference is the policy at the start of the iteration. It does
-        not print tau: 0.1 is ours.
+        Kimi k1.5, arXiv 2501.12599, section 2.3.2, whose reference is the policy at the start of the iteration. The paper
+        does not state tau; 0.1 is a default of rlzoo.
     """
 
     name = "opmd"
@@ -33,11 +33,11 @@ class OPMD(ClipPolicy):
     learns_without_advantages = True
     watch: ClassVar = {
         "clip/fraction": "the share of responses that are pulled back",
-        "ratio/mu_token": "times L and tau, the pull that A has to overcome",
+        "ratio/mu_token": "times L and tau, the penalty's gradient that A must exceed",
     }
     exempt: ClassVar = {
-        "zero_advantage_zero_gradient": "the penalty acts whatever the advantage",
-        "clipped_means_no_gradient": "the gradient turns round and is never cut",
+        "zero_advantage_zero_gradient": "the penalty acts at any advantage",
+        "clipped_means_no_gradient": "the gradient reverses and is never cut",
     }
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
@@ -54,5 +54,5 @@ class OPMD(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [OPMD]

@@ -1,4 +1,4 @@
-"""OPSM: off-policy sequence masking, which drops wrong responses the policy has moved away from."""
+"""OPSM: off-policy sequence masking, which drops wrong responses that the policy has moved away from."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class OPSM(ClipPolicy):
-    """Clips every token as PPO does, and drops a response with negative advantage that has become too unlikely.
+    """Clips every token like PPO, and drops responses with a negative advantage that have become too unlikely.
 
     Formula:
         J = mean over responses of M mean_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A),   r_t = pi_t / pi_old_t
         M = 0 where A < 0 and mean_t log(pi_rollout_t / pi_t) > delta, else 1
 
     Where:
-        pi_rollout is the sampler's own probability, or pi_old where the sampler gave none: the mask sees the mismatch of
-        sampler and trainer too.
+        pi_rollout is the sampler's probability, or pi_old if the sampler reported none. The mask therefore includes the
+        mismatch of sampler and trainer.
 
     Differences from GRPO:
-        The mask M. A response with positive advantage is never dropped.
+        The mask M is added. A response with a positive advantage is never dropped.
 
     Reference:
-        DeepSeek-V3.2, arXiv 2512.02556. It does not print delta: 0.5 is the starting point TRL's documentation gives.
+        DeepSeek-V3.2, arXiv 2512.02556. The paper does not state delta; 0.5 is the starting point in TRL's documentation.
     """
 
     name = "opsm"
     paper = "arXiv 2512.02556"
     scope = "token"
     watch: ClassVar = {
-        "clip/fraction_low": "whole responses that are dropped count here, with all of their tokens",
-        "ratio/log_ratio_min": "how far the most suppressed token has gone",
+        "clip/fraction_low": "includes dropped responses, with all of their tokens",
+        "ratio/log_ratio_min": "the log-ratio of the most suppressed token",
     }
 
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
@@ -42,7 +42,7 @@ class OPSM(ClipPolicy):
         0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
     )
     delta: Annotated[float, Width()] = Field(
-        0.5, gt=0, le=20, description="a response with A < 0 is dropped when its mean token log-ratio is below -delta"
+        0.5, gt=0, le=20, description="a response with A < 0 is dropped if its mean token log-ratio is below -delta"
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -58,5 +58,5 @@ class OPSM(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [OPSM]

@@ -1,4 +1,4 @@
-"""REAL: rewards as labels of a classification, within each group, by the mean log-ratio of a response."""
+"""REAL: classifies the responses of a group by their mean log-ratio, with rewards as labels."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class REAL(ClipPolicy):
-    """Takes rewards as labels: raises the mean log-ratio of a prompt's good responses above that of its bad ones.
+    """Treats rewards as labels, and raises the mean log-ratio of a prompt's good responses above that of its bad ones.
 
     Formula:
         J = mean over prompts of -log(1 + sum_{i good} exp(-s_i / tau)) - log(1 + sum_{j bad} exp(s_j / tau))
         s_i = mean_t log(pi_t / pi_old_t)
 
     Where:
-        A response is good if its reward is above `threshold`. Prompts without both kinds contribute 0 and count in the mean.
+        A response is good if its reward is above `threshold`. Prompts without both kinds contribute 0 but count in the mean.
 
     Differences from GRPO:
-        A loss of classification in place of an advantage. The weight of a response is a softmax of its score, at most 1 / tau:
-        it is largest for what is still wrong, fades for what is settled, and is never cut.
+        A classification loss replaces the advantage. The weight of a response is a softmax of its score and at most 1 / tau.
+        It is largest for misclassified responses, decreases for well-classified ones, and is never cut.
 
     Reference:
-        Rewards as Labels, arXiv 2602.05630; tau 0.5 as in the released script. The released code takes a reward of exactly 1
-        for good and of exactly 0 for bad; the threshold is ours.
+        Rewards as Labels, arXiv 2602.05630, with tau 0.5 as in the released script. The released code treats a reward of
+        exactly 1 as good and exactly 0 as bad; the threshold is an addition of rlzoo.
     """
 
     name = "real"
@@ -35,21 +35,21 @@ class REAL(ClipPolicy):
     needs: ClassVar = frozenset({"group_ids", "rewards"})
     learns_without_advantages = True
     watch: ClassVar = {
-        "ratio/mu_token": "the mean score; it need not stay at 0",
-        "ratio/sigma_token": "in units of tau, how far responses are told apart; beyond 1 the weights have settled",
+        "ratio/mu_token": "the mean score, which may differ from 0",
+        "ratio/sigma_token": "in units of tau, the separation of responses; weights are small beyond 1",
     }
     exempt: ClassVar = {
-        "advantages_scale_the_gradient": "rewards are read, not advantages",
-        "zero_advantage_zero_gradient": "rewards are read, not advantages",
-        "clipped_means_no_gradient": "weights fade and are never cut",
+        "advantages_scale_the_gradient": "the rule uses rewards instead of advantages",
+        "zero_advantage_zero_gradient": "the rule uses rewards instead of advantages",
+        "clipped_means_no_gradient": "weights decrease and are never cut",
     }
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages; not in the formula")
-    tau: float = Field(0.5, ge=1e-3, le=1e3, description="temperature: the mean log-ratio at which a weight begins to settle")
-    threshold: float = Field(0.5, ge=-1e6, le=1e6, description="a response with a larger reward is good, any other bad")
+    tau: float = Field(0.5, ge=1e-3, le=1e3, description="temperature: mean log-ratio at which a weight starts to decrease")
+    threshold: float = Field(0.5, ge=-1e6, le=1e6, description="responses with a larger reward are good, all others bad")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Classify each group; shapes as in `ClipInputs`, objective ``(B, 1)``, its prompt's J for every response."""
+        """Classify each group; shapes as in `ClipInputs`, objective ``(B, 1)`` with its prompt's J for each response."""
         assert inputs.group_ids is not None, "real needs group_ids: fill ClipInputs.group_ids"
         assert inputs.rewards is not None, "real needs rewards: fill ClipInputs.rewards"
         score = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
@@ -68,5 +68,5 @@ class REAL(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [REAL]

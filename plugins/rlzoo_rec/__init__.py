@@ -1,4 +1,4 @@
-"""REC: REINFORCE with a clip for a mask, on one side, on two sides, or with a ring beyond them."""
+"""REC: REINFORCE with the clip as a mask on one side, on two sides, or with a ring beyond the band."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Widt
 
 
 class REC(ClipPolicy):
-    """Follows the plain policy gradient of the tokens within a band, with or without their ratio as a weight.
+    """Uses the plain policy gradient of tokens within a band, with or without their ratio as a weight.
 
     Formula:
         J = mean over the step's tokens of sg[K_t W_t] A log pi_t,   W_t = r_t if `importance`, else 1
@@ -20,25 +20,26 @@ class REC(ClipPolicy):
         ring:      as two-side, but K_t = 1 also where A > 0 and r_t <= 1 - ring_low, or A < 0 and r_t >= 1 + ring_high
 
     Where:
-        r_t = pi_t / pi_old_t, sg[.] is a constant for the gradient, A = R - mean of the rewards R in the group.
+        r_t = pi_t / pi_old_t, sg[.] stops the gradient, and A = R - mean of the rewards R in the group.
 
     Differences from GRPO:
-        The clip is a mask and the ratio is no weight: the clip makes REINFORCE stable off policy, and the weight adds little.
-        one-side with `importance` has GRPO's gradient. No division by std; mean over all tokens.
+        The clip is a mask, and the ratio is not a weight by default: the clip makes REINFORCE stable off-policy, and the
+        weight adds little. one-side with `importance` has GRPO's gradient. Advantages are not divided by std, and the mean
+        is over all tokens.
 
     Reference:
-        Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm, arXiv 2509.24203, with the clips of Trinity-RFT, 0.2,
-        0.2, and 0.6 and 2.0 for the ring. The default is its REC-OneSide-NoIS; the paper also tries 0.6 and 2.0 for it.
+        Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm, arXiv 2509.24203, with the clips of Trinity-RFT: 0.2
+        and 0.2, and 0.6 and 2.0 for the ring. The default is REC-OneSide-NoIS, for which the paper also tests 0.6 and 2.0.
     """
 
     name = "rec"
     paper = "arXiv 2509.24203"
     scope = "token"
     watch: ClassVar = {
-        "clip/fraction": "the share of tokens that are masked; more for two-side than for one-side at the same clips",
-        "ratio/sigma_token": "how far off policy the data is; only the mask corrects for it",
+        "clip/fraction": "the share of masked tokens; higher for two-side than for one-side at equal clips",
+        "ratio/sigma_token": "how far off-policy the data is; only the mask corrects for it",
     }
-    exempt: ClassVar = {"only_cuts_outward": "`two-side` masks on both sides, and `ring` learns again further out"}
+    exempt: ClassVar = {"only_cuts_outward": "`two-side` masks both sides, and `ring` keeps tokens further out"}
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
@@ -46,8 +47,8 @@ class REC(ClipPolicy):
     importance: bool = Field(False, description="whether the ratio is a weight")
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the band reaches down to 1 - clip_low")
     clip_high: Annotated[float, Width()] = Field(0.2, gt=0, le=100, description="the band reaches up to 1 + clip_high")
-    ring_low: float = Field(0.6, gt=0, lt=1, description="ring: from 1 - ring_low down, tokens with A > 0 learn again")
-    ring_high: float = Field(2.0, gt=0, le=1e4, description="ring: from 1 + ring_high up, tokens with A < 0 learn again")
+    ring_low: float = Field(0.6, gt=0, lt=1, description="ring: tokens with A > 0 below 1 - ring_low are kept")
+    ring_high: float = Field(2.0, gt=0, le=1e4, description="ring: tokens with A < 0 above 1 + ring_high are kept")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Mask tokens beyond the band; shapes as in `ClipInputs`, objective ``(B, T)``."""
@@ -68,5 +69,5 @@ class REC(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [REC]

@@ -10,29 +10,30 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl
 
 
 class RLOO(ClipPolicy):
-    """Clips the importance ratio of a whole response to one band, whatever its length.
+    """Clips the importance ratio of a whole response to one band for all lengths.
 
     Formula:
         J = mean over responses of min(w A, clip(w, 1 - clip_low, 1 + clip_high) A),   w = exp(S)
 
     Where:
-        S = sum_t log(pi_t / pi_old_t), A_i = R_i - mean of the other rewards in the group. Both widths null: no clip.
+        S = sum_t log(pi_t / pi_old_t), and A_i = R_i - mean of the other rewards in the group. Nothing is clipped if both
+        widths are null.
 
     Differences from GRPO:
-        The advantage leaves the response itself out of its baseline and is not divided by std; the ratio is the
-        response's.
+        The baseline of the advantage excludes the response itself, and advantages are not divided by std. The ratio is that
+        of the response.
 
     Reference:
-        Back to Basics, arXiv 2402.14740, which takes one update per rollout and needs no clip; the clip is that of the
-        RLOO baseline in arXiv 2509.09177, its 0.2 that of TRL's RLOOTrainer. `dual_clip` is ours.
+        Back to Basics, arXiv 2402.14740, which takes one update per rollout and needs no clip. The clip is that of the RLOO
+        baseline in arXiv 2509.09177, and its default 0.2 is that of TRL's RLOOTrainer. `dual_clip` is an addition of rlzoo.
     """
 
     name = "rloo"
     paper = "arXiv 2402.14740"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction_length_bin_<k>": "rises with length, since S spreads with sqrt(L) and the band does not",
-        "fairness/ess": "without a clip, how many responses carry the gradient",
+        "clip/fraction_length_bin_<k>": "rises with length, because S spreads with sqrt(L) and the band does not",
+        "fairness/ess": "without a clip, the share of responses that carry the gradient",
     }
 
     advantage: Advantage = Field("leave_one_out", description="how the rewards of a group become advantages")
@@ -47,7 +48,7 @@ class RLOO(ClipPolicy):
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:
         if (self.clip_low is None) != (self.clip_high is None):
-            raise ValueError("clip_low and clip_high are both numbers, or both null for no clip")
+            raise ValueError("clip_low and clip_high must both be numbers, or both null for no clip")
         if self.clip_low is None and self.dual_clip is not None:
             raise ValueError("dual_clip needs clip_low and clip_high")
         return self
@@ -63,5 +64,5 @@ class RLOO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [RLOO]

@@ -1,4 +1,4 @@
-"""SAPO: a sigmoid gate on every token's ratio, in place of a hard clip."""
+"""SAPO: a sigmoid gate on every token's ratio instead of a hard clip."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class SAPO(ClipPolicy):
-    """Lets the gradient of a token fade as its ratio leaves 1, faster where the advantage is negative.
+    """Reduces a token's gradient smoothly as its ratio moves away from 1, faster if the advantage is negative.
 
     Formula:
         J = mean over responses of mean_t (4 / tau) sigmoid(tau (r_t - 1)) A
         tau = tau_positive where A > 0, tau_negative where A <= 0
 
     Where:
-        r_t = pi_t / pi_old_t, A = (R - mean) / std of the rewards R in the group. The weight of a token's gradient is
+        r_t = pi_t / pi_old_t, and A = (R - mean) / std of the rewards R in the group. The weight of a token's gradient is
         r_t sech^2(tau (r_t - 1) / 2), which is 1 at ratio 1.
 
     Differences from GRPO:
-        The gradient fades and is never cut: nothing counts as clipped. It fades on both sides of 1, whatever the sign of the
-        advantage.
+        The gradient decreases smoothly and is never cut, so nothing counts as clipped. It decreases on both sides of 1, for
+        either sign of the advantage.
 
     Reference:
-        Soft Adaptive Policy Optimization, arXiv 2511.20347; tau 1.0 and 1.05 as there.
+        Soft Adaptive Policy Optimization, arXiv 2511.20347, with tau 1.0 and 1.05 as in the paper.
     """
 
     name = "sapo"
     paper = "arXiv 2511.20347"
     scope = "token"
     watch: ClassVar = {
-        "fairness/ess": "how many responses carry the gradient",
-        "ratio/log_ratio_max": "of a token: its weight is largest at a ratio of 2 and below 0.02 from 9 on",
+        "fairness/ess": "the share of responses that carry the gradient",
+        "ratio/log_ratio_max": "a token's weight is largest at a ratio of 2, and below 0.02 from a ratio of 9",
     }
-    exempt: ClassVar = {"clipped_means_no_gradient": "the gradient fades and is never cut"}
+    exempt: ClassVar = {"clipped_means_no_gradient": "the gradient decreases and is never cut"}
 
     tau_positive: float = Field(1.0, gt=0, le=100, description="steepness of the gate where A > 0")
     tau_negative: float = Field(1.05, gt=0, le=100, description="steepness of the gate where A < 0")
@@ -53,5 +53,5 @@ class SAPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [SAPO]

@@ -1,4 +1,4 @@
-"""Top-entropy tokens: only the tokens at which the model was least certain learn."""
+"""Top-entropy tokens: learns only from the tokens with the highest entropy."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class TopEntropy(ClipPolicy):
-    """Learns from the tokens of highest entropy only, the forks of a response, with GRPO's clip.
+    """Learns only from the tokens with the highest entropy, with GRPO's clip.
 
     Formula:
         J = mean over the tokens t with H_t >= h of min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A)
         h = the ceil(top_share n)-th largest entropy of the step's n response tokens
 
     Where:
-        H_t is the entropy of the model at the start of the update, in nats; r_t = pi_t / pi_old_t. A token below h has no
-        gradient and does not count as clipped. A = (R - mean) / std of the rewards R in the group.
+        H_t is the entropy of the model at the start of the update, in nats, and r_t = pi_t / pi_old_t. A token below h has
+        no gradient and does not count as clipped. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        Most tokens are left out: they follow from those before them, and to learn them again teaches little. A higher
-        ceiling, as in DAPO. The mean is over the tokens that learn.
+        Most tokens are left out, because they follow from earlier tokens and carry little signal. The ceiling is higher, as
+        in DAPO. The mean is over the tokens that learn.
 
     Reference:
-        Beyond the 80/20 Rule, arXiv 2506.01939, and the authors' code: top share 0.2, clips 0.2 and 0.28. The code takes
-        the entropies of the current model and the top share of each micro-batch; it also has a dual clip, r_t of at most 10
-        where A < 0. TRL divides by all tokens, which makes the gradient five times smaller.
+        Beyond the 80/20 Rule, arXiv 2506.01939, and the authors' code, with top share 0.2 and clips 0.2 and 0.28. The code
+        uses the entropies of the current model and the top share of each micro-batch. It also has a dual clip, which limits
+        r_t to 10 where A < 0. TRL divides by all tokens, which makes the gradient five times smaller.
     """
 
     name = "top-entropy"
@@ -36,11 +36,11 @@ class TopEntropy(ClipPolicy):
     scope = "batch"
     needs: ClassVar = frozenset({"old_entropy"})
     watch: ClassVar = {
-        "learner/entropy": "meant to stay up, as the certain tokens are not sharpened",
-        "clip/fraction": "of all tokens, those that are at the top and clipped: at most `top_share`",
+        "learner/entropy": "should stay high, because low-entropy tokens are not sharpened",
+        "clip/fraction": "the share of all tokens that are in the top share and clipped; at most `top_share`",
     }
     exempt: ClassVar = {
-        "ratio_one_is_reinforce": "only the tokens of highest entropy have a gradient",
+        "ratio_one_is_reinforce": "only the tokens with the highest entropy have a gradient",
         "clipped_means_no_gradient": "a token of lower entropy has no gradient and does not count as clipped",
         "clipped_means_held_back": "a token of lower entropy has no gradient and does not count as clipped",
     }
@@ -70,5 +70,5 @@ class TopEntropy(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [TopEntropy]

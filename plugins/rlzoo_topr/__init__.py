@@ -11,37 +11,37 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class TOPR(ClipPolicy):
-    """Follows the plain gradient of a good response; a bad one's fades as the response becomes unlikely.
+    """Uses the plain gradient where A >= 0, and a gradient that fades as the response becomes unlikely where A < 0.
 
     Formula:
         J = mean over responses of sg[weight] A sum_t log pi_t
         weight = 1 where A >= 0, min(w, 1) where A < 0,   w = exp(S)
 
     Where:
-        S = sum_t log(pi_t / pi_old_t), sg[.] a constant for the gradient. A response counts as clipped where its weight
-        is capped: A < 0 and w > 1.
+        S = sum_t log(pi_t / pi_old_t), and sg[.] stops the gradient. A response counts as clipped if its weight is capped:
+        A < 0 and w > 1.
 
     Differences from GRPO:
-        No ratio at all on good responses, the response's ratio on bad ones, never above 1; nothing is cut off.
+        Responses with A >= 0 have no ratio. The others are weighted by the response's ratio, up to 1. No gradient is cut.
 
     Reference:
-        Tapered Off-Policy REINFORCE, arXiv 2503.14286, which rewards with +1 and -1; here the group's mean is subtracted,
-        so that rewards of 0 and 1 have both signs too.
+        Tapered Off-Policy REINFORCE, arXiv 2503.14286, which uses rewards of +1 and -1. Here, the group's mean is
+        subtracted, so that rewards of 0 and 1 give both signs too.
     """
 
     name = "topr"
     paper = "arXiv 2503.14286"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction_low": "the share of bad responses that have become likelier than they were: their weight is capped at 1",
-        "learner/entropy": "falls where nothing holds the good responses back",
+        "clip/fraction_low": "the share of responses with A < 0 that have become likelier, whose weight is capped at 1",
+        "learner/entropy": "falls if nothing limits the responses with A > 0",
     }
     exempt: ClassVar = {"clipped_means_no_gradient": "a response whose weight is capped keeps its gradient"}
 
     advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weigh each response; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        """Weight each response; shapes as in `ClipInputs`, objective ``(B, 1)``."""
         advantages = inputs.advantages.detach().float()
         total = ops.sequence_sum(ops.log_ratio(inputs).detach(), inputs.response_mask)
         weight = torch.where(advantages < 0, ops.limited_exp(total.clamp(max=0)), 1.0)
@@ -51,5 +51,5 @@ class TOPR(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [TOPR]

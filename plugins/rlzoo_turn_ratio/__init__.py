@@ -1,4 +1,4 @@
-"""A ratio for each turn of a conversation: the geometric mean of its tokens' ratios."""
+"""Turn ratio: clips one ratio per turn of a conversation, the geometric mean of its tokens' ratios."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class TurnRatio(ClipPolicy):
-    """Clips the geometric mean of the token ratios of each turn, so that a turn is kept or clipped whole.
+    """Clips the geometric mean of each turn's token ratios, so that a turn is kept or clipped as a whole.
 
     Formula:
         J = mean over responses of mean_t min(x_t A, clip(x_t, 1 - clip_low, 1 + clip_high) A)
         x_t = sg[exp(mean over the tokens k of t's turn of log(pi_k / pi_old_k))] pi_t / sg[pi_t]
 
     Where:
-        A turn is what the model writes between two messages of an environment; sg[.] is a constant for the gradient, so that
-        each token follows its own advantage. A = (R - mean) / std of the rewards R in the group.
+        A turn is the model's text between two messages of an environment. sg[.] stops the gradient, so that each token uses
+        its own advantage. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        One ratio for all tokens of a turn. A response of one turn is judged as in GSPO, with a wider band.
+        All tokens of a turn share one ratio. A response of one turn is judged as in GSPO, with a wider band.
 
     Reference:
-        The ratio by segment of ROLL (github.com/alibaba/ROLL), with its clip of 0.2, and of Workflow-R1, arXiv 2602.01202,
-        which takes the mean over turns in place of tokens. 0.2 is as wide as the band of a single token, and a mean over n
-        tokens varies 1 / sqrt(n) as much: narrow it where nothing is clipped.
+        The ratio per segment of ROLL (github.com/alibaba/ROLL), with its clip of 0.2, and of Workflow-R1, arXiv 2602.01202,
+        which averages over turns instead of tokens. 0.2 is the usual band of a single token, but a mean over n tokens varies
+        by a factor of sqrt(n) less. Narrow the band if nothing is clipped.
     """
 
     name = "turn-ratio"
@@ -34,8 +34,8 @@ class TurnRatio(ClipPolicy):
     scope = "token"
     needs: ClassVar = frozenset({"turn_ids"})
     watch: ClassVar = {
-        "clip/fraction": "the share of tokens in clipped turns; 0 for long turns says that the band is too wide",
-        "clip/fraction_length_bin_<k>": "falls with length, as the mean over more tokens varies less",
+        "clip/fraction": "the share of tokens in clipped turns; the band is too wide if it is 0 for long turns",
+        "clip/fraction_length_bin_<k>": "falls with length, because a mean over more tokens varies less",
     }
 
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
@@ -54,5 +54,5 @@ class TurnRatio(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [TurnRatio]

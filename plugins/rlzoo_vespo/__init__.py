@@ -1,4 +1,4 @@
-"""VESPO: a smooth weight on the response's importance ratio that fades on both sides of 1."""
+"""VESPO: a smooth weight of the response's importance ratio that decreases on both sides of 1."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, hookimpl, ops
 
 
 class VESPO(ClipPolicy):
-    """Weighs a response's gradient by a gamma-shaped function of its importance ratio, steeper where the advantage is negative.
+    """Weights a response's gradient by a gamma-shaped function of its importance ratio, which is steeper where A < 0.
 
     Formula:
         J = mean over the step's tokens of sg[phi(w)] A log pi_t,   phi(w) = w^k exp(lambda (1 - w)),   w = exp(S)
 
     Where:
-        S = sum_t log(pi_t / pi_old_t); (k, lambda) are k_positive and lambda_positive where A >= 0, the others where A <
-        0; sg[.] is a constant for the gradient. phi(1) = 1, and phi is largest at w = k / lambda.
+        S = sum_t log(pi_t / pi_old_t). (k, lambda) are k_positive and lambda_positive where A >= 0, and k_negative and
+        lambda_negative where A < 0. sg[.] stops the gradient. phi(1) = 1, and phi is largest at w = k / lambda.
 
     Differences from GRPO:
-        One weight per response, from the product of its token ratios, that fades and is never cut: nothing counts as
-        clipped. Mean over all tokens.
+        There is one weight per response, from the product of its token ratios. The weight decreases smoothly and is never
+        cut, so nothing counts as clipped. The mean is over all tokens.
 
     Reference:
-        VESPO, arXiv 2602.10693; (k, lambda) = (2, 3) and (3, 2) as in the published implementation in TRL.
+        VESPO, arXiv 2602.10693, with (k, lambda) = (2, 3) and (3, 2) as in the published implementation in TRL.
     """
 
     name = "vespo"
     paper = "arXiv 2602.10693"
     scope = "token"
     watch: ClassVar = {
-        "fairness/ess": "how many responses carry the gradient",
-        "ratio/sigma_token": "the spread of S is about this times sqrt(L); phi fades beyond 1",
+        "fairness/ess": "the share of responses that carry the gradient",
+        "ratio/sigma_token": "times sqrt(L), this is about the spread of S; phi becomes small beyond 1",
     }
-    exempt: ClassVar = {"clipped_means_no_gradient": "the weight fades and is never cut"}
+    exempt: ClassVar = {"clipped_means_no_gradient": "the weight decreases and is never cut"}
 
     reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
     k_positive: float = Field(2.0, ge=0, le=100, description="power of the ratio where A >= 0")
@@ -44,7 +44,7 @@ class VESPO(ClipPolicy):
     lambda_negative: float = Field(2.0, ge=0, le=100, description="rate of the decay above 1 where A < 0")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weigh each response's tokens; objective ``(B, T)``, log-ratio and decisions ``(B, 1)``."""
+        """Weight each response's tokens; objective ``(B, T)``, log-ratio and decisions ``(B, 1)``."""
         advantages = inputs.advantages.detach().float()
         total = ops.sequence_sum(ops.log_ratio(inputs).detach(), inputs.response_mask)
         limited = total.clamp(-ops.LOG_RATIO_LIMIT, ops.LOG_RATIO_LIMIT)
@@ -56,5 +56,5 @@ class VESPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [VESPO]

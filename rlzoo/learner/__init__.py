@@ -1,1 +1,1 @@
-"""Learning from a batch: scoring, the rule, the gradient and the optimizer."""
+"""Trains on a batch: scoring, rule evaluation, gradients and optimizer steps."""

@@ -1,4 +1,4 @@
-"""The records of a rollout step on its way to the rule: `Batch`, then `ScoredBatch`."""
+"""A rollout step as tensors: `Batch` before scoring, `ScoredBatch` after."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
 class Batch:
     """The graded responses of one rollout step as tensors, on the CPU.
 
-    B responses; position t of a row is the t-th token after its prompt, and T is the length of the longest row after its
-    prompt. ``response_mask`` is True on tokens that the model chose. It has holes where an environment wrote tokens between
-    two turns of the model.
+    B is the number of responses. Position t of a row is the t-th token after its prompt, and T is the largest number of
+    tokens after a prompt. ``response_mask`` is True on tokens that the model chose, and False on the environment's tokens
+    between two turns.
     """
 
     step: int  # rollout step of the run, from 1
@@ -34,10 +34,9 @@ class Batch:
     rewards: Tensor  # (B,) float32
     group_ids: Tensor  # (B,) int64; responses to one prompt share one
     finished: Tensor  # (B,) bool; False: cut off at a limit
-    turn_rewards: Tensor | None = field(
-        default=None, kw_only=True
-    )  # (B, T) of turns but the last, at their ends; in rewards too
-    state_ids: Tensor | None = field(default=None, kw_only=True)  # (B, T) int64: state that a token's turn began in
+    # (B, T) rewards of all turns but the last, at the turns' last tokens; `rewards` includes them
+    turn_rewards: Tensor | None = field(default=None, kw_only=True)
+    state_ids: Tensor | None = field(default=None, kw_only=True)  # (B, T) int64: state at the start of the token's turn
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -49,20 +48,20 @@ class Batch:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of tokens in each row, prompt included."""
+        """Number of tokens in each row, including the prompt."""
         return [sequence.numel() for sequence in self.sequences]
 
     def token_ids(self, rows: Tensor) -> Tensor:
-        """Ids of the tokens that the model chose, ``(R, T)``, 0 elsewhere."""
+        """Return the ids of the tokens that the model chose, ``(R, T)``, 0 elsewhere."""
         pairs = zip(rows.tolist(), self.prompt_lengths[rows].tolist(), strict=True)
         responses = pad_sequence([self.sequences[row][start:] for row, start in pairs], batch_first=True)
         missing = self.response_mask.shape[1] - responses.shape[1]
         return torch.nn.functional.pad(responses, (0, missing)) * self.response_mask[rows]
 
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
-        """Lay out one value per token of the model as ``(R, T)``, with 0 elsewhere; keeps the gradient.
+        """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; keeps the gradient.
 
-        T is that of the whole batch, so that a rule never sees how rows were cut into micro-batches.
+        T is that of the whole batch, so that the split into micro-batches is invisible to a rule.
 
         Args:
             rows: ``(R,)``.
@@ -74,33 +73,33 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch(Batch):
-    """A batch with everything that a rule reads, except the current model's log-probs.
+    """A batch with all inputs of a rule except the current model's log-probs.
 
-    Before the first optimizer step the model is still the old one. The rows of the first minibatch are therefore not scored
-    in a pass of their own (``unscored``): their ``old_log_probs`` are 0, and that minibatch uses the log-probs of its own
-    forward pass. `with_old_log_probs` fills them in.
+    At the first optimizer step, the current model is still the old one. The rows of the first minibatch are therefore not
+    scored in a separate pass (``unscored``). Their ``old_log_probs`` are 0 until `with_old_log_probs` fills in the log-probs
+    of the training forward pass.
     """
 
-    old_log_probs: Tensor  # (B, T) float32, of the model before the first optimizer step of the batch
+    old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
     advantages: Tensor  # (B, 1), or (B, T) where credit differs by token
-    unscored: Tensor  # (B,) bool: rows of the first minibatch, whose old log-probs are those of its own forward pass
-    seed: int  # of the step: it decides which responses share a minibatch
-    ref_log_probs: Tensor | None = None  # (B, T); None for a run without a reference model
-    old_entropy: Tensor | None = None  # (B, T) nats, of the model of old_log_probs; None where the rule does not need it
-    weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None for a run without mismatch correction
+    unscored: Tensor  # (B,) bool: rows of the first minibatch, if they are not scored separately
+    seed: int  # of the step; decides the split into minibatches
+    ref_log_probs: Tensor | None = None  # (B, T); None without a reference model
+    old_entropy: Tensor | None = None  # (B, T) in nats, from the model of old_log_probs; None unless the rule needs it
+    weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None without a correction
 
     @classmethod
     def of(cls, batch: Batch, **scores: Any) -> ScoredBatch:
-        """A batch with its scores."""
+        """Add scores to a batch."""
         return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, **scores)
 
     def with_old_log_probs(self, rows: Tensor, log_probs: Tensor, entropy: Tensor | None = None) -> ScoredBatch:
-        """Fill in the old log-probs of the unscored rows, ``(R, T)``, and their entropy where it is kept."""
-        assert self.unscored.nonzero()[:, 0].tolist() == sorted(rows.tolist()), "they are the rows of the first minibatch"
+        """Fill in the old log-probs ``(R, T)`` of the unscored rows, and their entropy if it is kept."""
+        assert self.unscored.nonzero()[:, 0].tolist() == sorted(rows.tolist()), "the rows are those of the first minibatch"
         old_log_probs, old_entropy = self.old_log_probs.clone(), self.old_entropy
         old_log_probs[rows] = log_probs
         if old_entropy is not None:
-            assert entropy is not None, "it comes from the same pass as the log-probs"
+            assert entropy is not None, "the pass that gives the log-probs gives the entropy too"
             old_entropy = old_entropy.clone()
             old_entropy[rows] = entropy
         return replace(self, old_log_probs=old_log_probs, old_entropy=old_entropy, unscored=torch.zeros_like(self.unscored))
@@ -116,16 +115,16 @@ class ScoredBatch(Batch):
         max_length: int | None = None,
         progress: float | None = None,
     ) -> ClipInputs:
-        """Build what a rule reads for some rows, on the device of ``log_probs``.
+        """Build a rule's inputs for some rows, on the device of ``log_probs``.
 
         Args:
             rows: ``(R,)``, either all or none of them unscored.
-            log_probs: ``(R, T)`` of the current model.
-            seed: of the optimizer step.
+            log_probs: ``(R, T)`` from the current model.
+            seed: seed of the optimizer step.
             needs: the optional fields to fill.
-            entropy: ``(R, T)`` of the same forward pass as ``log_probs``, which is the old one of unscored rows.
+            entropy: ``(R, T)`` from the forward pass of ``log_probs``; it is the old entropy of unscored rows.
             max_length: the run's limit on a response, in tokens.
-            progress: share of the run's updates that are done.
+            progress: share of the run's updates before this one.
         """
         assert log_probs.shape[1] == self.response_mask.shape[1], "inputs are as wide as the batch"
         device, is_unscored = log_probs.device, bool(self.unscored[rows].any())
@@ -144,22 +143,22 @@ class ScoredBatch(Batch):
         )
 
     def _needed(self, name: str, rows: Tensor, entropy: Tensor | None) -> Tensor:
-        """An optional tensor of `ClipInputs`, for some rows."""
+        """Return an optional tensor of `ClipInputs` for some rows."""
         if name == "token_ids":
             return self.token_ids(rows)
         if name == "old_entropy" and entropy is not None:
             return entropy.detach()
         values = getattr(self, name)
-        assert values is not None, f"the learner fills {name} where a rule needs it"
+        assert values is not None, f"the learner fills {name} if a rule needs it"
         needed: Tensor = values[rows]
         return needed if needed.ndim == 2 else needed[:, None]
 
 
 def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
-    """Lay out graded responses as tensors.
+    """Convert graded responses to tensors.
 
     Args:
-        groups: the responses, with the task's rewards.
+        groups: the responses with their rewards.
         step: rollout step of the run.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -1,4 +1,4 @@
-"""Evaluates a rule and checks its result, so that a mistake in a plugin stops the run before it reaches the weights."""
+"""Evaluates a rule and checks its result, so that a faulty plugin stops the run before the weights change."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rlzoo.reductions import StepCounts, reduce_objective
 from rlzoo.types import ClipBand, ClipInputs, ClipResult
 
 METRIC = re.compile(r"[a-z][a-z0-9_]*")
-"""The form of a name in `ClipResult.metrics`."""
+"""Pattern of the names in `ClipResult.metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a rule makes of some responses."""
+    """The evaluation of a rule on some responses."""
 
-    inputs: ClipInputs  # as the rule read them, without gradient
-    result: ClipResult  # without gradient
-    objective: Tensor  # (), these responses' share of the step's J
+    inputs: ClipInputs  # the rule's inputs, detached
+    result: ClipResult  # detached
+    objective: Tensor  # scalar: these responses' share of the step's J
     gradient: Tensor  # (B, T) g = dJ/dlog_probs
 
     @classmethod
@@ -51,13 +51,13 @@ def judgement(
 
     Args:
         policy: any rule.
-        inputs: for a rule of scope "batch", of the whole step; a gradient that they carry is left alone.
+        inputs: inputs of the rule, for the whole step if its scope is "batch"; no gradient flows into them.
         counts: denominators of the whole step.
         max_length: constant of the reduction ``constant_length``, in tokens.
-        weights: factors of the objective, ``(B, 1)``, or ``(B, T)`` for one per token.
+        weights: factors of the objective, ``(B, 1)``, or ``(B, T)`` with one per token.
 
     Raises:
-        PolicyError: as `judge` and `gradient_of`.
+        PolicyError: see `judge` and `gradient_of`.
     """
     with torch.enable_grad():
         leaf = replace(inputs, log_probs=inputs.log_probs.detach().requires_grad_())
@@ -75,7 +75,7 @@ Record = TypeVar("Record", ClipInputs, ClipResult)
 
 
 def _concat(records: Sequence[Record]) -> Record:
-    """Records of several micro-batches as one."""
+    """Concatenate the records of several micro-batches."""
     joined: dict[str, Any] = {}
     for field in fields(records[0]):
         values = [getattr(record, field.name) for record in records]
@@ -96,7 +96,7 @@ def _concat(records: Sequence[Record]) -> Record:
 
 
 def _expanded(result: ClipResult) -> ClipResult:
-    """A result whose band has one edge for each judged log-ratio."""
+    """Expand a result's band to one edge per judged log-ratio."""
     if result.band is None:
         return result
     shape, band = result.log_ratio.shape, result.band
@@ -109,17 +109,17 @@ def _weighted(policy: ClipPolicy, objective: Tensor, weights: Tensor | None) -> 
         return objective
     if weights.shape[-1] > objective.shape[-1]:
         raise UserError(
-            f"the correction has a weight for each token, and {policy.name} has one objective per response; choose a "
+            f"the correction has a weight per token, but {policy.name} has an objective per response; choose a "
             "correction with a weight per response"
         )
     return objective * weights
 
 
 def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
-    """The policy's result for these inputs, in the shapes and types of the contract.
+    """Evaluate a policy and check the shapes and types of its result.
 
     Raises:
-        PolicyError: the policy raised, changed its inputs, or returned something other than the contract allows.
+        PolicyError: the policy raised an exception, changed its inputs, or returned a result that breaks the contract.
     """
     with watched(policy, inputs):
         result = policy(inputs)
@@ -129,10 +129,10 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
 
 @contextmanager
 def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
-    """Call a rule within this block: an exception becomes a `PolicyError` that names the rule, and so does a changed input.
+    """Turn exceptions of a rule called in this block, and changes to its inputs, into a `PolicyError`.
 
     Raises:
-        PolicyError: the rule raised, or changed its inputs.
+        PolicyError: the rule raised an exception or changed its inputs.
     """
     given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
     before = {name: value._version for name, value in given.items() if isinstance(value, Tensor)}
@@ -146,10 +146,10 @@ def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
 
 
 def check_result(policy: ClipPolicy, inputs: ClipInputs, result: ClipResult) -> None:
-    """Check the shapes and types of what a rule returned.
+    """Check the shapes and types of a rule's result.
 
     Raises:
-        PolicyError: it is something other than the contract allows.
+        PolicyError: the result breaks the contract.
     """
     problem = _form_problem(policy, inputs, result)
     if problem:
@@ -157,20 +157,20 @@ def check_result(policy: ClipPolicy, inputs: ClipInputs, result: ClipResult) -> 
 
 
 def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: ClipResult) -> Tensor:
-    """``d total / d log_probs``, ``(B, T)``, given what the policy answered; finite wherever its inputs are.
+    """Compute ``d total / d log_probs``, ``(B, T)``, and check that it is finite if the inputs are.
 
-    A policy may not answer finite log-probabilities with NaN or infinity. Where the model's own are not finite, neither is
-    what is returned, so that the step is skipped whatever the policy made of them.
+    A policy must not return NaN or infinity for finite log-probabilities. If the model's log-probabilities are not finite,
+    the returned gradient is not finite either, so that the step is skipped.
 
     Raises:
-        PolicyError: the objective does not depend on log_probs, or it or its gradient is not finite.
+        PolicyError: the objective does not depend on log_probs, or the objective or its gradient is not finite.
     """
     try:
         (gradient,) = torch.autograd.grad(total, inputs.log_probs)
     except RuntimeError as error:
-        raise PolicyError(policy.name, "gave an objective without a gradient: it must depend on log_probs") from error
+        raise PolicyError(policy.name, "returned an objective without a gradient; it must depend on log_probs") from error
     mask = inputs.response_mask
-    # one number tells whether anything is wrong; which response it was is asked only then
+    # check a single number first, and look for the response only if it is not finite
     read = torch.where(mask, inputs.log_probs.detach(), 0.0).sum()
     if bool(torch.isfinite(read + total.detach() + gradient.sum())):
         return gradient
@@ -178,39 +178,39 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
         return torch.where(mask, torch.nan, gradient)
     objective = result.objective if result.objective.shape == mask.shape else result.objective.expand_as(mask)
     bad = ~(torch.isfinite(objective) & torch.isfinite(gradient)) & mask
-    if not bool(bad.any()):  # finite numbers whose sum is not: nothing the policy did
+    if not bool(bad.any()):  # finite values with an infinite sum are not the policy's mistake
         return gradient
     row = int(bad.any(dim=-1).nonzero()[0])
     length, advantage = int(mask[row].sum()), float(inputs.advantages[row].sum())
-    what = "an objective" if not bool(torch.isfinite(objective[row][mask[row]]).all()) else "a gradient"
+    what = "an objective" if not bool(torch.isfinite(objective[row][mask[row]]).all()) else "an objective with a gradient"
     number = int(bad.any(dim=-1).sum())
     log_ratio = float((inputs.log_probs.detach() - inputs.old_log_probs)[row][mask[row]].sum())
     raise PolicyError(
         policy.name,
-        f"gave {what} that is not finite for {number} of {len(mask)} responses, the first of {length} tokens "
+        f"returned {what} that is not finite for {number} of {len(mask)} responses, the first of {length} tokens "
         f"with advantage {advantage:g} and summed log-ratio {log_ratio:.4g}",
     )
 
 
 def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
-    """The policy for the next update.
+    """Return the policy for the next update.
 
     Raises:
-        PolicyError: it raised, or gave something that is not a policy of its kind.
+        PolicyError: `ClipPolicy.updated` raised an exception or returned an object of another class.
     """
     try:
         following = policy.updated(stats)
     except Exception as error:
         raise PolicyError(policy.name, f"raised in updated: {_told(error)}") from error
     if type(following) is not type(policy):
-        raise PolicyError(policy.name, f"gave {following!r} from updated, not a {type(policy).__name__}")
+        raise PolicyError(policy.name, f"returned {following!r} from updated, not a {type(policy).__name__}")
     return following
 
 
 def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str | None:
-    """What is wrong with the form of an answer, or None."""
+    """Return what is wrong with the shapes and types of a result, or None."""
     if not isinstance(result, ClipResult):
-        return f"answered with a {type(result).__name__}, not a ClipResult"
+        return f"returned a {type(result).__name__}, not a ClipResult"
     size, length = inputs.log_probs.shape
     either = ((size, 1), (size, length))
     allowed = {"token": either[1:], "sequence": either[:1], "batch": either}[policy.scope]
@@ -218,28 +218,28 @@ def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str
         tensor = getattr(result, name)
         got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         if got not in shapes:
-            return f"gave {name} of shape {got}, expected {' or '.join(map(str, shapes))}"
+            return f"returned {name} of shape {got}, expected {' or '.join(map(str, shapes))}"
     if result.objective.dtype != torch.float32:
-        return f"gave an objective of type {result.objective.dtype}, expected torch.float32"
+        return f"returned an objective of type {result.objective.dtype}, expected torch.float32"
     if result.clipped.dtype != torch.bool:
-        return f"gave clipped of type {result.clipped.dtype}, expected torch.bool"
+        return f"returned clipped of type {result.clipped.dtype}, expected torch.bool"
     return _metrics_problem(result.metrics, either) if result.metrics else None
 
 
 def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> str | None:
-    """What is wrong with the form of the metrics of an answer, or None."""
+    """Return what is wrong with the metrics of a result, or None."""
     if not isinstance(metrics, Mapping):
-        return f"gave metrics of type {type(metrics).__name__}, expected a dictionary of tensors by name"
+        return f"returned metrics of type {type(metrics).__name__}, expected a dictionary of tensors"
     for name, values in metrics.items():
         if not isinstance(name, str) or not METRIC.fullmatch(name):
-            return f"gave a metric called {name!r}; its name must be lower-case letters, digits and underscores"
+            return f"returned a metric called {name!r}; names must consist of lower-case letters, digits and underscores"
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         if got not in shapes:
-            return f"gave metric {name!r} of shape {got}, expected {' or '.join(map(str, shapes))}"
+            return f"returned metric {name!r} of shape {got}, expected {' or '.join(map(str, shapes))}"
     return None
 
 
 def _told(error: Exception) -> str:
-    """An exception in one line, with where it was raised."""
+    """Format an exception as one line with its file and line number."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})".replace("\n", " ")

@@ -1,4 +1,4 @@
-"""The learner: turns a batch of graded responses into optimizer steps."""
+"""The learner, which turns a batch of graded responses into optimizer steps."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One optimizer step: what it was computed from, and its outcome."""
+    """One optimizer step: its inputs and its outcome."""
 
     rows: Tensor  # (R,) rows of the batch
-    log_probs: Tensor  # (R, T) of the model just before the step, on the CPU
-    entropy: Tensor | None  # (R, T) of the same pass in nats, where the rule needs it
-    table: ResponseTable  # a row per response, in the order in which they were computed
-    rule_metrics: Mapping[str, float]  # means over the responses of what the rule reports
+    log_probs: Tensor  # (R, T) from the model just before the step, on the CPU
+    entropy: Tensor | None  # (R, T) in nats, from the same pass; None unless the rule needs it
+    table: ResponseTable  # one row per response, in the order of computation
+    rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     grad_norm: float  # before clipping
     grad_clipped: bool
-    skipped: bool  # nothing to learn (every advantage 0), or a gradient that is not finite
-    nonfinite: bool  # the latter
+    skipped: bool  # there was nothing to learn (all advantages 0), or the gradient was not finite
+    nonfinite: bool  # the gradient was not finite
     lr: float
 
 
 class Learner:
     """Owns the optimizer and the current state of the rule.
 
-    The rule is differentiated with respect to the log-probs alone, g = dJ/dlog_probs, and ``sum(g * log_probs)`` is
-    back-propagated through the model. This is exact for every rule, since log_probs is all that a rule sees.
+    The rule is differentiated with respect to the log-probs only, g = dJ/dlog_probs, and ``sum(g * log_probs)`` is
+    back-propagated through the model. This is exact for every rule, because a rule sees the model only through log_probs.
 
     With several processes, each holds the whole batch and computes its share of the rows. Log-probs, measurements and
-    gradients are added up, so that all processes end every step with the same values.
+    gradients are summed over processes, so that all of them end a step with the same values.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Learner:
         self.max_length = max_length
         self.num_updates = num_updates
         self.num_optimizer_steps = 0
-        self.num_nonfinite = 0  # updates in a row whose gradient was not finite
+        self.num_nonfinite = 0  # consecutive updates whose gradient was not finite
         self.accelerator = accelerator or make_accelerator(LaunchConfig(), config)
         self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id, padding_side=padding_side)
         if config.packing:
@@ -116,20 +116,20 @@ class Learner:
 
     @property
     def has_reference(self) -> bool:
-        """Whether the log-probs of the starting model are wanted."""
+        """Whether the run needs log-probs of the starting model."""
         return needs_reference(self.config, self.reward, self.policy)
 
     @property
     def progress(self) -> float:
-        """Share of the run's updates that are done, in [0, 1)."""
+        """Share of the run's updates before the next one, in [0, 1)."""
         return float(self.scheduler.last_epoch) / max(self.num_updates, 1)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight as it is now, by name, whole; every process must ask for all of them."""
+        """Yield every current weight with its name, unsharded; all processes must iterate over all weights."""
         return named_weights(self.language_model)
 
     def save(self, folder: Path) -> None:
-        """Write the trained parameters, the optimizer's states and the policy's."""
+        """Write the trained parameters and the states of the optimizer and the policy."""
         folder.mkdir(parents=True, exist_ok=True)
         self.optimization.save(folder)
         if self.accelerator.is_main_process:
@@ -137,7 +137,12 @@ class Learner:
             (folder / "policy.json").write_text(json.dumps(settings), encoding="utf-8")
 
     def load(self, folder: Path, num_optimizer_steps: int, num_updates: int) -> None:
-        """Restore what `save` wrote after so many steps, and advance the schedule to so many updates, skipped ones included.
+        """Restore what `save` wrote, and advance the learning-rate schedule.
+
+        Args:
+            folder: folder that `save` wrote.
+            num_optimizer_steps: optimizer steps taken before `save`.
+            num_updates: updates before `save`, including skipped ones.
 
         Raises:
             UserError: the files do not belong to this run.
@@ -148,7 +153,7 @@ class Learner:
             settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
             policy = type(self.policy).model_validate_json(json.dumps(settings))
             if not policy.is_adaptive and policy != self.policy:
-                raise UserError(f"--resume: {str(folder / 'policy.json')!r} holds other settings than this run's clip policy")
+                raise UserError(f"--resume: {str(folder / 'policy.json')!r} has other settings than this run's clip policy")
             self.policy = policy
         except UserError:
             raise
@@ -156,16 +161,16 @@ class Learner:
             raise UserError(f"--resume: {str(folder)!r} does not belong to this run: {error}") from error
         self.advance_schedule(num_updates - self.scheduler.last_epoch)
         for group, lr in zip(self.optimization.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
-            group["lr"] = lr  # DeepSpeed restores the one that it saved
+            group["lr"] = lr  # DeepSpeed has restored the saved learning rate
         self.num_optimizer_steps = num_optimizer_steps
 
     def score(self, batch: Batch, seed: int = 0) -> ScoredBatch:
-        """Compute everything that the rule reads, except the current model's log-probs.
+        """Compute all inputs of the rule except the current model's log-probs.
 
         Args:
-            batch: the same in every process.
-            seed: decides which responses share a minibatch, and seeds rules that draw at random. Rows of the first minibatch
-                are not scored, see `ScoredBatch`.
+            batch: the same on every process.
+            seed: seeds the split into minibatches, and rules that sample. Rows of the first minibatch are not scored, see
+                `ScoredBatch`.
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
         batch = replace(batch, rewards=rewards)
@@ -173,7 +178,7 @@ class Learner:
         advantages = None if kl_coef or needs else self._advantages(batch)
         unscored = torch.zeros(len(batch), dtype=torch.bool)
         if not self.has_reference and advantages is not None and not self._learns_from(advantages):
-            unscored[:] = True  # nothing will read them
+            unscored[:] = True  # their old log-probs are never read
         elif advantages is not None and self.correction is None:
             unscored[self.minibatches(batch, seed)[0]] = True
         old_log_probs, old_entropy = self.log_probs_and_entropy(batch, ~unscored)
@@ -203,10 +208,10 @@ class Learner:
         )
 
     def _advantages(self, batch: Batch, **given: Tensor) -> Tensor:
-        """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` where credit differs by token; 0 for what is filtered.
+        """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` where credit differs by token; 0 for filtered responses.
 
         Args:
-            batch: with the rewards after shaping.
+            batch: batch with shaped rewards.
             given: optional fields of `AdvantageInputs`, ``(B, T)`` each.
         """
         rewards = batch.rewards[:, None]
@@ -224,12 +229,12 @@ class Learner:
         return self.log_probs_and_entropy(batch)[0]
 
     def log_probs_and_entropy(self, batch: Batch, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the model's log-probs and entropies of all responses, ``(B, T)``, or of those ``where`` is True; else 0."""
+        """Compute the model's log-probs and entropies, ``(B, T)``, of the responses selected by ``where``; else 0."""
         rows = torch.arange(len(batch))
         return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])
 
     def collision_probs(self, batch: Batch) -> Tensor:
-        """Compute the sum over the vocabulary of the model's squared probabilities, ``(B, T)``; a forward pass of its own."""
+        """Compute the sum over the vocabulary of the model's squared probabilities, ``(B, T)``, in a separate forward pass."""
         self._module.statistic = "collision"
         try:
             return self.log_probs_and_entropy(batch)[1]
@@ -246,9 +251,9 @@ class Learner:
             return self.micro_batches.log_probs(self.reference, batch, rows)[0]
 
     def minibatches(self, batch: Batch, seed: int) -> list[Tensor]:
-        """Draw which rows share an optimizer step: one tensor of rows for each step, epoch after epoch.
+        """Draw the minibatches at random: one tensor of rows per optimizer step, epoch after epoch.
 
-        Rows are drawn one by one, or with ``learner.minibatch_by=prompts`` by whole groups.
+        With ``learner.minibatch_by=prompts``, whole groups are drawn instead of single rows.
         """
         rng = torch.Generator().manual_seed(seed)
         by_prompts = minibatches_by_prompts(self.config, self.policy)
@@ -260,14 +265,14 @@ class Learner:
     def update(
         self, batch: ScoredBatch, before_update: Callable[[int], None] | None = None
     ) -> tuple[ScoredBatch, list[Update]]:
-        """Take every optimizer step of one batch.
+        """Take all optimizer steps on one batch.
 
         Args:
-            batch: the same in every process.
+            batch: the same on every process.
             before_update: called with the number of each update, from 0, just before it changes the weights.
 
         Returns:
-            The batch with all its old log-probs, and the updates in order; none if nothing can be learned from the batch.
+            The batch with all old log-probs filled in, and the updates in order; none if the batch has no learning signal.
         """
         minibatches = self.minibatches(batch, batch.seed)
         if not self._learns_from(batch.advantages):
@@ -292,15 +297,15 @@ class Learner:
         return batch, updates
 
     def accumulate(self, batch: ScoredBatch, rows: Tensor, seed: int = 0) -> Measured:
-        """Add up the gradient of one minibatch's loss, micro-batch by micro-batch.
+        """Accumulate the gradient of one minibatch's loss over its micro-batches.
 
-        Rows without an advantage have no gradient, unless the rule declares that it learns from them (or the loss has a KL).
-        They get only a forward pass. A rule of scope "batch" is evaluated before the first backward pass.
+        Rows with advantage 0 get only a forward pass, unless the rule declares that it learns from them or the loss has a
+        KL term. A rule of scope "batch" is evaluated before the first backward pass.
 
         Args:
-            batch: scored.
-            rows: ``(R,)`` of the batch, of all processes.
-            seed: of rules that draw at random.
+            batch: scored batch.
+            rows: ``(R,)`` rows of the minibatch, for all processes together.
+            seed: seed for rules that sample.
         """
         minibatch = Minibatch(
             batch, rows, self.policy, self.config, max_length=self.max_length, seed=seed, progress=self.progress
@@ -332,15 +337,15 @@ class Learner:
         if learns:
             norm, stepped = self.optimization.apply(limit)
         else:
-            self.optimization.forget()  # with nothing but zeros, AdamW's momentum alone would move the weights
+            self.optimization.forget()  # with a zero gradient, AdamW's momentum would still move the weights
         self.advance_schedule(1)  # the schedule advances whether or not the step was taken
         self.num_optimizer_steps += stepped
         if learns:
             self.num_nonfinite = 0 if stepped else self.num_nonfinite + 1
             if self.num_nonfinite >= self.config.max_nonfinite:
                 raise RunError(
-                    f"the gradient was not finite {self.num_nonfinite} updates in a row (learner.max_nonfinite); "
-                    "lower learner.lr, or look for infinities in the rewards and in the model's dtype"
+                    f"the gradient was not finite in {self.num_nonfinite} consecutive updates (learner.max_nonfinite); "
+                    "lower learner.lr, or check the rewards and the model's dtype for infinities"
                 )
         return Update(
             rows,
@@ -357,13 +362,13 @@ class Learner:
         )
 
     def advance_schedule(self, num_updates: int) -> None:
-        """Advance the learning rate past updates, so that the schedule ends with the run."""
+        """Advance the learning-rate schedule, which counts skipped updates too."""
         with warnings.catch_warnings():
-            # torch suspects a mistake where the optimizer has not taken a step yet
+            # torch warns if the optimizer has not taken a step yet
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             for _ in range(num_updates):
                 self.scheduler.step()
 
     def _learns_from(self, advantages: Tensor) -> bool:
-        """Whether any response can have a gradient."""
+        """Return whether any response can have a gradient."""
         return learns_without_advantages(self.config, self.policy) or bool((advantages != 0).any())

@@ -1,4 +1,4 @@
-"""The trained model as the learner sees it: a module from token ids to log-probabilities of response tokens."""
+"""A module that computes log-probabilities of response tokens from token ids."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from rlzoo.learner.micro_batches import ModelInputs
 
 LOGITS_PER_CHUNK = 2**24
-"""Logits held at a time, in elements: 64 MB in float32, whatever the vocabulary."""
+"""Maximum number of logits in memory: 64 MB in float32 for any vocabulary."""
 
 Statistic = Literal["entropy", "collision"]
-"""Of the distribution that a token was drawn from."""
+"""Statistic of the distribution that a token was drawn from."""
 
 logger = logging.getLogger("rlzoo")
 
 
 class ResponseLogProbs(nn.Module):
-    """Wraps a causal language model; its forward gives log-probabilities and entropies of response tokens only.
+    """Wraps a causal language model to compute log-probabilities and entropies of response tokens only.
 
-    The head runs on response tokens alone and chunk by chunk, each chunk recomputed in the backward pass, so that
-    logits of shape (B, T, vocabulary) never exist. A model that does more to its logits than apply its head is noticed
-    once, here, and takes the plain path.
+    The head runs on chunks of response tokens only, and the backward pass recomputes each chunk. Logits of shape
+    (B, T, vocabulary) therefore never exist. For models that transform the logits after the head, the constructor disables
+    chunking.
 
-    ``statistic`` says what comes beside the log-probabilities: entropies, or collision probabilities, the sum of the squared
+    ``statistic`` selects the second output: entropies, or collision probabilities, which are the sum of the squared
     probabilities over the vocabulary.
     """
 
@@ -44,17 +44,17 @@ class ResponseLogProbs(nn.Module):
         self.temperature = temperature
         self.chunked = head_gives_the_logits(language_model)
         if not self.chunked:
-            logger.warning("%s transforms its logits: log-probs are not chunked", type(language_model).__name__)
+            logger.warning("%s transforms its logits, so log-probs are not computed in chunks", type(language_model).__name__)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        """Log-probability of each response token, and the entropy or other ``statistic`` of its distribution.
+        """Compute the log-probability of each response token, and the ``statistic`` of its distribution.
 
         Args:
-            inputs: R rows of S tokens, of which the model chose N.
+            inputs: R rows of S tokens, N of which the model chose.
 
         Returns:
-            Two float32 ``(N,)`` tensors, row by row: log-probabilities in nats, with gradient, and entropies in nats, with one
-            if ``entropy_gradient`` asks for it, or collision probabilities, without.
+            Two float32 ``(N,)`` tensors, row by row: log-probabilities in nats, with gradient, and the statistic. Entropies are
+            in nats and carry a gradient if ``entropy_gradient`` is set; collision probabilities never do.
         """
         given = {
             "input_ids": inputs.input_ids,
@@ -82,7 +82,7 @@ def chunked_log_probs(
     entropy_gradient: bool = False,
     statistic: Statistic = "entropy",
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of ``targets`` and a statistic, with at most `LOGITS_PER_CHUNK` logits alive.
+    """Compute log-probabilities of ``targets`` and a statistic with at most `LOGITS_PER_CHUNK` logits in memory.
 
     Args:
         hidden: ``(N, H)`` last hidden states.
@@ -90,7 +90,7 @@ def chunked_log_probs(
         head: maps ``(n, H)`` to ``(n, V)`` logits.
         temperature: logits are divided by it.
         entropy_gradient: whether the entropies carry a gradient.
-        statistic: what comes beside the log-probabilities.
+        statistic: the second output.
 
     Returns:
         float32 ``(N,)`` each.
@@ -122,7 +122,7 @@ def _log_probs_of_logits(
 
 @torch.no_grad()
 def head_gives_the_logits(model: PreTrainedModel) -> bool:
-    """Whether ``head(base_model(x))`` is what the model calls its logits (no soft cap, no scale), tried on 8 tokens."""
+    """Test on 8 tokens whether ``head(base_model(x))`` equals the model's logits (no soft cap, no scale)."""
     head = model.get_output_embeddings()
     if head is None or model.base_model is model or getattr(head, "bias", None) is not None:
         return False
@@ -134,10 +134,10 @@ def head_gives_the_logits(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def check_packing(model: PreTrainedModel) -> None:
-    """Try on two rows whether the model keeps packed rows apart.
+    """Test on two rows that packing does not change the model's logits.
 
     Raises:
-        UserError: it does not, with the attention it uses.
+        UserError: the model's attention mixes packed rows.
     """
     first, second = torch.tensor([[3, 5, 7, 4]]), torch.tensor([[6, 2, 5]])
     positions = torch.cat([torch.arange(4), torch.arange(3)])[None]

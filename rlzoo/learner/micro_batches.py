@@ -1,4 +1,4 @@
-"""Micro-batches: which rows are computed in one pass, by which process, and how they are laid out for the model."""
+"""Splits rows into micro-batches, distributes them among processes and builds the model's inputs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ PaddingSide = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What one forward pass reads: R rows padded to S tokens, or packed end to end in one row of S tokens.
+    """Inputs of one forward pass: R rows padded to S tokens, or rows packed into one row of S tokens.
 
     Example:
-        Prompt (5, 6) with response (7, 1), padded on the right to 5: ``input_ids = [[5, 6, 7, 1, 0]]``,
-        ``predicts = [[False, True, True, False, False]]``: positions 1 and 2 predict the response.
+        Prompt (5, 6) with response (7, 1), padded on the right to 5 tokens, has ``input_ids = [[5, 6, 7, 1, 0]]`` and
+        ``predicts = [[False, True, True, False, False]]``, because positions 1 and 2 predict the response.
     """
 
     input_ids: Tensor  # (R, S)
-    attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None where causal attention needs no mask
-    position_ids: Tensor | None  # (R, S) from 0 at each row's first token; None: every row starts at 0
+    attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if causal attention needs no mask
+    position_ids: Tensor | None  # (R, S) from 0 at each row's first token; None if rows start at position 0
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
 
     def to(self, device: torch.device) -> ModelInputs:
-        """The same inputs on a device."""
+        """Move the inputs to a device."""
         mask, positions = self.attention_mask, self.position_ids
         return ModelInputs(
             self.input_ids.to(device),
@@ -49,7 +49,7 @@ class ModelInputs:
 
 
 def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
-    """Pad rows to the longest of them; with right padding, causal attention ignores what follows a row without a mask."""
+    """Pad rows to the longest one; right padding needs no attention mask, because attention is causal."""
     sequences = [batch.sequences[row] for row in rows.tolist()]
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     input_ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side=padding_side)
@@ -63,7 +63,7 @@ def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = 
 
 
 def packed(batch: Batch, rows: Tensor) -> ModelInputs:
-    """Put rows end to end in one, without padding."""
+    """Concatenate rows into one, without padding."""
     sequences = [batch.sequences[row] for row in rows.tolist()]
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     positions = torch.cat([torch.arange(size) for size in sizes.tolist()])
@@ -72,13 +72,13 @@ def packed(batch: Batch, rows: Tensor) -> ModelInputs:
 
 
 def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor:
-    """Which of ``number`` flat positions predict a token that the model chose, ``(number,)`` bool.
+    """Mark the flat positions that predict a token chosen by the model, ``(number,)`` bool.
 
     Args:
         batch: the whole batch.
         rows: ``(R,)``.
         starts: ``(R,)`` flat position of each row's first token.
-        number: of flat positions.
+        number: number of flat positions.
     """
     row, place = batch.response_mask[rows].nonzero(as_tuple=True)
     predicts = torch.zeros(number, dtype=torch.bool)
@@ -96,7 +96,7 @@ class MicroBatch:
 
 
 class MicroBatches:
-    """Cuts rows into micro-batches, shares them among the processes and computes them.
+    """Splits rows into micro-batches, distributes them among processes and runs the model on them.
 
     Each process holds the whole batch.
     """
@@ -120,9 +120,9 @@ class MicroBatches:
         self.padding_side: PaddingSide = padding_side
 
     def of(self, batch: Batch, rows: Tensor, *, learns: bool = False) -> list[MicroBatch]:
-        """Cut rows for this process; every process gets equally many micro-batches, idle ones at the end.
+        """Return this process's micro-batches; idle ones at the end give every process the same number.
 
-        Collective operations in a forward or backward pass wait for all processes.
+        The number must match because collective operations in a pass wait for all processes.
         """
         if not len(rows):
             return []
@@ -134,14 +134,14 @@ class MicroBatches:
         return own + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(own))
 
     def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log-probs, with gradient, and entropies of some responses: ``(R, T)`` each, 0 outside the mask."""
+        """Compute log-probs with gradient and entropies of some responses, ``(R, T)`` each, 0 outside the mask."""
         inputs = packed(batch, rows) if self.packing else padded(batch, rows, self.pad_id, self.padding_side)
         log_probs, entropy = model(inputs.to(self.accelerator.device))
         return batch.scatter(rows, log_probs), batch.scatter(rows, entropy)
 
     @torch.no_grad()
     def log_probs(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies ``(B, T)`` of some rows, 0 elsewhere; of all processes, on the CPU."""
+        """Compute log-probs and entropies ``(B, T)`` of some rows on all processes, 0 elsewhere; the result is on the CPU."""
         both = torch.zeros(2, *batch.response_mask.shape)
         for piece in self.of(batch, rows):
             log_probs, entropy = self.forward(model, batch, piece.rows)
@@ -151,49 +151,49 @@ class MicroBatches:
         return whole[0], whole[1]
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over processes; the result is on the CPU."""
+        """Sum a tensor over processes; the result is on the CPU."""
         if self.accelerator.num_processes == 1:
             return tensor
         total: Tensor = self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")
         return total.cpu()
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true in any process."""
+        """Return whether the flag is true on any process."""
         return bool(self.sum(torch.tensor(float(flag))))
 
 
 def max_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
-    """Largest micro-batch in tokens: enough to keep a GPU busy, or few enough to stay in a CPU's cache.
+    """Return the maximum micro-batch size in tokens, which keeps a GPU busy or fits a CPU's cache.
 
     Args:
-        limit: the configured limit; None to choose one.
+        limit: the configured limit, or None to choose one.
         is_cpu: whether the model is on a CPU.
-        depth: layers x width; a large model needs fewer tokens to be busy.
+        depth: number of layers times width; a larger model needs fewer tokens.
     """
     return limit or (max(512, min(3072, 2**24 // depth)) if is_cpu else 16384)
 
 
 def overhead(*, is_cpu: bool, depth: int) -> int:
-    """Cost of a forward and backward pass besides its tokens, in tokens, as measured; see `cut`.
+    """Return the measured fixed cost of a forward and backward pass, in tokens; see `cut`.
 
     Args:
-        is_cpu: whether the model is on a CPU, where call overhead costs a small model as much as hundreds of tokens.
-        depth: layers x width.
+        is_cpu: whether the model is on a CPU, where a small model's call overhead equals hundreds of tokens.
+        depth: number of layers times width.
     """
     return 48 + 2**16 // depth if is_cpu else 256
 
 
 def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = False, overhead: int = 256) -> list[Tensor]:
-    """Cut rows into micro-batches of at most ``max_tokens``, longest rows first; a single row may exceed it.
+    """Split rows into micro-batches of at most ``max_tokens`` tokens, longest first; a single row may exceed the limit.
 
-    Padded, a micro-batch holds ``rows x longest row`` tokens; packed, the sum of its rows.
+    A padded micro-batch has ``rows x longest row`` tokens; a packed one has the sum of its rows.
 
     Args:
-        sizes: tokens of every row of the batch.
+        sizes: number of tokens of every row of the batch.
         rows: ``(R,)``.
-        max_tokens: of a micro-batch.
+        max_tokens: maximum number of tokens in a micro-batch.
         packing: whether rows are packed.
-        overhead: cost of a micro-batch besides its tokens, in tokens; less padding is not worth ever more micro-batches.
+        overhead: fixed cost of a micro-batch, in tokens, which limits how many micro-batches are made to save padding.
     """
     by_size = sorted(rows.tolist(), key=sizes.__getitem__, reverse=True)
     lengths = [sizes[row] for row in by_size]
@@ -202,7 +202,7 @@ def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = 
 
 
 def _packed_numbers(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
-    """Number of rows in each micro-batch, as many as fit."""
+    """Yield the number of rows in each micro-batch: as many as fit."""
     start = 0
     while start < len(lengths):
         number = max(1, sum(total <= max_tokens for total in accumulate(lengths[start:])))
@@ -211,13 +211,13 @@ def _packed_numbers(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
 
 
 def _padded_numbers(lengths: Sequence[int], max_tokens: int, overhead: int) -> Iterator[int]:
-    """Number of rows in each micro-batch, such that the total cost is minimal, by dynamic programming."""
+    """Yield the number of rows in each micro-batch that minimises the total cost, by dynamic programming."""
     end = len(lengths)
     costs, numbers = [0.0] * (end + 1), [0] * end
     for start in range(end - 1, -1, -1):
         longest = lengths[start]
         most = max(1, min(end - start, max_tokens // longest))
-        # of equal costs the larger micro-batch, so that the remainder is at the end
+        # among equal costs, prefer the larger micro-batch, so that the smallest comes last
         costs[start], negative = min((overhead + longest * n + costs[start + n], -n) for n in range(1, most + 1))
         numbers[start] = -negative
     start = 0

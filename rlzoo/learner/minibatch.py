@@ -1,4 +1,4 @@
-"""The responses of one optimizer step: judged by the rule micro-batch by micro-batch, then measured together."""
+"""Evaluates the rule on the responses of one optimizer step, micro-batch by micro-batch, and measures the result."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The outcome of one minibatch, over all processes, before the weights changed."""
+    """Measurements of one minibatch over all processes, before the weights change."""
 
-    log_probs: Tensor  # (R, T) of the minibatch's rows before the step, on the CPU
-    entropy: Tensor | None  # (R, T) of the same pass, where the rule needs it
+    log_probs: Tensor  # (R, T) for the minibatch's rows before the step, on the CPU
+    entropy: Tensor | None  # (R, T) from the same pass; None unless the rule needs it
     table: ResponseTable
-    rule_metrics: Mapping[str, float]  # means over the responses of what the rule reports
+    rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
-    learns: bool  # whether there is anything to learn from
+    learns: bool  # whether there is a gradient to apply
 
 
 def learns_without_advantages(config: LearnerConfig, policy: ClipPolicy) -> bool:
-    """Whether a response with advantage 0 can have a gradient: by the rule, by a KL in the loss or by an entropy bonus."""
+    """Return whether responses with advantage 0 can have a gradient, from the rule, a KL term or an entropy bonus."""
     return policy.learns_without_advantages or config.kl_coef > 0 or config.entropy_coef > 0
 
 
 class Minibatch:
-    """Collects the rule's judgements of one minibatch."""
+    """Collects the rule's results on one minibatch."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Minibatch:
         self.max_length = max_length
         self.seed = seed
         self.progress = progress
-        # the denominators of the whole step, over all micro-batches and processes
+        # denominators of the whole step, over all micro-batches and processes
         self.counts = StepCounts.of(batch.response_mask[rows])
         self.learning = self._learning()  # (R,) bool: rows that can have a gradient
         self.log_probs = torch.zeros(batch.response_mask.shape)
         self.entropy = torch.zeros(batch.response_mask.shape) if "old_entropy" in policy.needs else None
         self._judged: list[tuple[Tensor, Judgement, Tensor, Tensor | None]] = []  # rows, judgement, entropy, KL
-        self._gradient: Tensor | None = None  # (B, T) of a rule of scope "batch", which is judged before the first pass
+        self._gradient: Tensor | None = None  # (B, T) for a rule of scope "batch", evaluated before the first backward pass
 
     def _learning(self) -> Tensor:
         if learns_without_advantages(self.config, self.policy):
@@ -78,7 +78,7 @@ class Minibatch:
         return (self.batch.advantages[self.rows] != 0).any(dim=1)
 
     def judge_whole(self, log_probs: Tensor, entropy: Tensor) -> Tensor:
-        """Evaluate a rule of scope "batch" on the whole minibatch; returns the rows that a backward pass is needed for.
+        """Evaluate a rule of scope "batch" on the whole minibatch, and return the rows that need a backward pass.
 
         Args:
             log_probs: ``(B, T)``, without gradient.
@@ -89,13 +89,13 @@ class Minibatch:
         self._gradient = torch.zeros(self.log_probs.shape, device=gradient.device)
         self._gradient[self.rows] = gradient
         acting = gradient.any(dim=1).cpu() | (self.config.entropy_coef > 0)
-        return self.rows[acting] if acting.any() else self.rows[:1]  # a step without any backward pass has no gradient at all
+        return self.rows[acting] if acting.any() else self.rows[:1]  # a step needs at least one backward pass
 
     def gradient(self, piece: MicroBatch, log_probs: Tensor, entropy: Tensor) -> Tensor:
-        """Evaluate the rule on a micro-batch, once; returns g = dJ/dlog_probs ``(R, T)``, less that of the KL to the reference.
+        """Evaluate the rule on a micro-batch and return g = dJ/dlog_probs ``(R, T)``, including the KL term.
 
         Raises:
-            PolicyError: the rule failed, or has a gradient where it said that it has none.
+            PolicyError: the rule failed, or reported different metrics for different micro-batches.
         """
         if piece.is_idle:
             return torch.zeros_like(log_probs)
@@ -118,7 +118,7 @@ class Minibatch:
         if self._judged and names != (before := self._judged[0][1].result.metrics.keys()):
             raise PolicyError(
                 self.policy.name,
-                f"gave the metrics {sorted(names)} for some responses and {sorted(before)} for others; give the same for all",
+                f"returned metrics {sorted(names)} for some responses and {sorted(before)} for others; return the same for all",
             )
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
         self._judged.append((rows, judged, entropy.detach(), kl))
@@ -128,7 +128,7 @@ class Minibatch:
         return gradient
 
     def entropy_bonus(self, piece: MicroBatch, entropy: Tensor) -> Tensor:
-        """What the entropy of a micro-batch, ``(R, T)``, adds to the objective: its weight times the reduced entropy."""
+        """Compute the objective's entropy term from a micro-batch's entropies ``(R, T)``: coefficient times reduced entropy."""
         if piece.is_idle:
             return 0.0 * entropy.sum()
         mask = self.batch.response_mask[piece.rows].to(entropy.device)
@@ -136,9 +136,9 @@ class Minibatch:
         return self.config.entropy_coef * reduced
 
     def measured(self, micro_batches: MicroBatches, on_policy: OnPolicyGradient) -> Measured:
-        """Measure what was judged, over all processes."""
+        """Combine the measurements of all micro-batches and processes."""
         measured = [self._measured(on_policy)] if self._judged else []
-        if self._gradient is None:  # else every process judged the whole minibatch
+        if self._gradient is None:  # otherwise every process evaluated the whole minibatch
             measured = gather(micro_batches.accelerator, measured)
             self.log_probs = micro_batches.sum(self.log_probs)
             self.entropy = None if self.entropy is None else micro_batches.sum(self.entropy)
@@ -151,16 +151,16 @@ class Minibatch:
         return Measured(self.log_probs[self.rows], entropy, table, means, sum(objectives), learns)
 
     def _measured(self, on_policy: OnPolicyGradient) -> tuple[ResponseTable, dict[str, float], float, bool]:
-        """Table, sums of the rule's metrics, objective, and whether there is a gradient, of the rows this process judged."""
+        """Return this process's response table, metric sums and objective, and whether it has a gradient."""
         rows, judgements, entropies, kls = zip(*self._judged, strict=True)
         judged, own = Judgement.concat(judgements), torch.cat(rows)
         factors = None if self.batch.weights is None else self.batch.weights[own].to(judged.gradient.device)
         at_ratio_1 = on_policy(judged.inputs, judged.result, self.counts, self.max_length, factors)
-        silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)].nan_to_num(0.0)  # NaN is the model's fault
+        silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)].nan_to_num(0.0)  # NaN comes from the model
         if self.policy.scope != "batch" and not self.policy.learns_without_advantages and bool(silent.any()):
             raise PolicyError(
                 self.policy.name,
-                "gave a gradient to a response with advantage 0; if it should, set learns_without_advantages = True",
+                "has a gradient on a response with advantage 0; if this is intended, set learns_without_advantages = True",
             )
         table = ResponseTable.measure(
             judged.inputs,
@@ -178,10 +178,10 @@ class Minibatch:
         return table, sums, float(judged.objective), has_gradient
 
     def _less_kl(self, gradient: Tensor, rows: Tensor, inputs: ClipInputs) -> tuple[Tensor, Tensor | None]:
-        """``gradient`` less that of ``kl_coef`` times the reduced KL to the reference, and that KL per token ``(R, T)``."""
+        """Subtract the gradient of the KL term from ``gradient``, and also return the KL per token ``(R, T)``."""
         if self.config.kl_coef == 0:
             return gradient, None
-        assert self.batch.ref_log_probs is not None, "the learner keeps a reference where the loss has a KL"
+        assert self.batch.ref_log_probs is not None, "the learner keeps a reference if the loss has a KL term"
         leaf = inputs.log_probs.detach().requires_grad_()
         ref_log_probs = self.batch.ref_log_probs[rows].to(leaf.device)
         with torch.enable_grad():

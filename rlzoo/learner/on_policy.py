@@ -1,4 +1,4 @@
-"""The gradient that a rule would have at ratio 1, which importance weights are measured against."""
+"""Computes a rule's gradient at ratio 1, the baseline for its importance weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rlzoo.types import ClipInputs, ClipResult
 class OnPolicyGradient:
     """Computes g = dJ/dlog_probs at ratio 1 without evaluating the rule again on the batch.
 
-    At ratio 1 the gradient is A times one positive constant per response (a law of every rule); it depends on the length
-    alone. It is measured once for every length, on one synthetic response for each sign of A, and kept. A rule that needs
-    more than log-probs and advantages, such as the group, is evaluated a second time instead, on the batch at ratio 1.
+    At ratio 1, the gradient is A times a positive constant per response, which depends only on the length (a law of every
+    rule). The constant is measured once per length and sign of A on a synthetic response, and cached. A rule that needs more
+    than log-probs and advantages is evaluated a second time on the batch at ratio 1 instead.
 
     Example:
-        ``OnPolicyGradient(policy)(inputs, result, counts)`` is ``A / (N L)`` on the tokens of a response if a rule takes the
-        mean over each response, and then over all.
+        If a rule averages over the tokens of each response and then over responses,
+        ``OnPolicyGradient(policy)(inputs, result, counts)`` is ``A / (N L)`` on the tokens of a response.
     """
 
     def __init__(self, policy: ClipPolicy) -> None:
         self.policy = policy
-        self._constants: dict[int, tuple[float, float]] = {}  # by length: for A > 0 and A < 0
+        self._constants: dict[int, tuple[float, float]] = {}  # by length, for A > 0 and A < 0
 
     def __call__(
         self,
@@ -41,8 +41,8 @@ class OnPolicyGradient:
         """Compute the gradient for the responses of a minibatch, ``(B, T)``.
 
         Args:
-            inputs: what the rule read.
-            result: what it answered; the shape of its objective says what the reduction divides by.
+            inputs: the rule's inputs.
+            result: the rule's result; the shape of its objective determines the denominator of the reduction.
             counts: denominators of the whole step.
             max_length: constant of the reduction ``constant_length``, in tokens.
             weights: factors of the objective.
@@ -64,7 +64,7 @@ class OnPolicyGradient:
         return torch.where(mask, gradient, 0.0)
 
     def _measure(self, lengths: list[int], size: int, device: torch.device) -> None:
-        """Evaluate the rule at ratio 1 on a response of each length, for A = 1 and A = -1, in inputs as wide as the batch."""
+        """Evaluate the rule at ratio 1 on a response of each length, for A = 1 and A = -1, with the batch's width."""
         if not lengths:
             return
         number = len(lengths)
@@ -79,10 +79,10 @@ class OnPolicyGradient:
                 error.add_note("on synthetic responses at ratio 1")
                 raise
             (gradient,) = torch.autograd.grad(torch.where(mask, objective, 0.0).sum(), leaf)
-        # a rule that drops tokens at random does so at ratio 1 too: the largest is that of a token it kept
+        # rules that drop tokens at random do so at ratio 1 too; the maximum comes from a kept token
         largest = torch.where(mask, gradient.abs(), 0.0).amax(-1)
         if is_per_response(objective, mask):
-            largest = largest / mask.sum(-1)  # the sum above counted the objective once for each token
+            largest = largest / mask.sum(-1)  # the sum above counted the objective once per token
         for length, positive, negative in zip(lengths, largest[:number].tolist(), largest[number:].tolist(), strict=True):
-            if positive and negative:  # else every token happened to be dropped
+            if positive and negative:  # otherwise every token was dropped
                 self._constants[length] = (positive, negative)

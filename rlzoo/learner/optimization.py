@@ -1,4 +1,4 @@
-"""Optimizer steps of a model, in one process or several: gradients added up by `backward`, applied by `apply`."""
+"""Optimizer steps on one or several processes: `backward` accumulates gradients, and `apply` applies them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ logger = logging.getLogger("rlzoo")
 
 
 class PlainOptimization:
-    """A model with its optimizer, in one process, or in several with a copy of the model each (DDP).
+    """A model with its optimizer, on one process, or on several processes with a copy of the model each (DDP).
 
-    `DeepSpeedOptimization` has the same methods and attributes. ``model`` is called as the module that was given; behind it,
-    the gradients of the processes are added up. ``optimizer`` is the one whose learning rate a scheduler sets.
+    `DeepSpeedOptimization` has the same methods and attributes. ``model`` is called like the original module and sums the
+    gradients over processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
 
-    Weights with a float32 master are rounded from it after every step, so that small steps add up. One process adds up the
-    gradients of its micro-batches in float32 too; with several, DDP adds them up in the weights' type.
+    Weights with a float32 master are rounded from it after every step, so that small steps accumulate. A single process also
+    accumulates the gradients of its micro-batches in float32; with several, DDP accumulates them in the weights' data type.
     """
 
     def __init__(
@@ -44,26 +44,26 @@ class PlainOptimization:
         self.accelerator = accelerator
         self.optimizer = optimizer
         self.model, self._prepared = accelerator.prepare(module, optimizer)
-        self._masters = masters  # parameters of the module, each with the float32 copy that the optimizer has
+        self._masters = masters  # module parameters with the float32 copies that are optimized
         if accelerator.num_processes == 1:
-            hooked: Any  # torch gives the method no types
+            hooked: Any  # torch does not type the method
             for hooked, master in masters:
                 hooked.register_post_accumulate_grad_hook(partial(_hand_over, master))
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch's forward and backward pass; processes exchange gradients at the last one's end."""
+        """Wrap a micro-batch's forward and backward pass; processes exchange gradients at the end of the last one."""
         return nullcontext() if is_last else self.accelerator.no_sync(self.model)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of this process's share of the step's loss."""
-        # DDP averages over processes; the shares are parts of a sum
+        """Accumulate the gradient of this process's share of the step's loss."""
+        # DDP averages over processes, but the shares must be summed
         self.accelerator.backward(loss * self.accelerator.num_processes)
 
     def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
-        """Clip the gradient's norm, change the weights, forget the gradient.
+        """Clip the gradient's norm, update the weights and reset the gradient.
 
         Returns:
-            The norm over all processes before clipping, and whether it was finite; if not, the weights are as before.
+            The norm over all processes before clipping, and whether it was finite; if not, the weights are unchanged.
         """
         for parameter, master in self._masters:
             _hand_over(master, parameter)
@@ -77,7 +77,7 @@ class PlainOptimization:
         return norm, finite
 
     def forget(self) -> None:
-        """Forget the gradient."""
+        """Reset the gradient."""
         self._prepared.zero_grad()
         for parameter, _ in self._masters:
             parameter.grad = None
@@ -92,7 +92,7 @@ class PlainOptimization:
             save_file(whole, folder / "optimizer.safetensors")
 
     def load(self, folder: Path, num_steps: int) -> None:
-        """Read back what `save` wrote after so many steps, in as many processes."""
+        """Restore what `save` wrote after ``num_steps`` steps on the same number of processes."""
         if is_shared(self.accelerator):
             raise UserError("--resume is not supported under FSDP; use --deepspeed zero3")
         tensors = load_file(folder / "optimizer.safetensors")
@@ -110,7 +110,7 @@ class PlainOptimization:
         self._round_masters()
 
     def _parameters(self) -> list[nn.Parameter]:
-        """What the optimizer changes: masters in place of the weights that have one."""
+        """Return the optimized parameters, with masters in place of the weights that have one."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @torch.no_grad()
@@ -120,7 +120,7 @@ class PlainOptimization:
 
 
 def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
-    """Add a parameter's gradient to its master's, and free it."""
+    """Add a parameter's gradient to that of its master, and free it."""
     if parameter.grad is None:
         return
     gradient = parameter.grad.float()
@@ -131,12 +131,12 @@ def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
 def _misfits(
     tensors: Mapping[str, Tensor], parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, num_steps: int
 ) -> Iterator[str]:
-    """What in a saved optimizer does not fit parameters after so many steps."""
-    is_adamw = type(optimizer) is torch.optim.AdamW  # another optimizer may keep its states in a form of its own
+    """Yield the mismatches between a saved optimizer and the parameters after ``num_steps`` steps."""
+    is_adamw = type(optimizer) is torch.optim.AdamW  # other optimizers may have other states
     expected: dict[str, Tensor] = {f"parameter/{index}": parameter for index, parameter in enumerate(parameters)}
     for index, parameter in enumerate(parameters):
         states = {f"step/{index}": torch.zeros(()), f"exp_avg/{index}": parameter, f"exp_avg_sq/{index}": parameter}
-        if is_adamw and not states.keys().isdisjoint(tensors):  # it has none of a parameter that never had a gradient
+        if is_adamw and not states.keys().isdisjoint(tensors):  # a parameter that never had a gradient has none
             expected |= states
     known = {name for name in tensors if name in expected or (not is_adamw and not name.startswith("parameter/"))}
     for name in sorted(tensors.keys() ^ known | expected.keys() - tensors.keys()):
@@ -156,12 +156,12 @@ def _misfits(
 
 
 class DeepSpeedOptimization:
-    """Several processes that share the optimizer's states and gradients (ZeRO-2), or also the weights (ZeRO-3)."""
+    """Shards optimizer states and gradients among processes (ZeRO-2), and also the weights (ZeRO-3)."""
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.accelerator = accelerator
         self.model, _ = accelerator.prepare(module, optimizer)
-        self.optimizer = self.model.basic_optimizer  # another one, where its states are in the CPU's memory
+        self.optimizer = self.model.basic_optimizer  # differs from the given one if states are offloaded to the CPU
         stage = accelerator.state.deepspeed_plugin.zero_stage
         if self.model.zero_optimization_stage() != stage or self.model.dp_world_size != accelerator.num_processes:
             raise UserError(
@@ -170,29 +170,29 @@ class DeepSpeedOptimization:
             )
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Nothing: DeepSpeed exchanges gradients at every backward pass."""
+        """Do nothing, because DeepSpeed exchanges gradients at every backward pass."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of this process's share of the step's loss."""
+        """Accumulate the gradient of this process's share of the step's loss."""
         self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
 
     def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
-        """Change the weights, and forget the gradient; DeepSpeed got the limit of the norm when it was set up."""
+        """Update the weights and reset the gradient; DeepSpeed's configuration already has the norm limit."""
         self.model.step()
         norm = float(self.model.get_global_grad_norm() or 0.0)
         return norm, bool(self.model.was_step_applied())
 
     def forget(self) -> None:
-        """Forget the gradient."""
+        """Reset the gradient."""
         self.model.zero_grad()
 
     def save(self, folder: Path) -> None:
-        """Write the trained parameters and the optimizer's states, every process its part."""
+        """Write the trained parameters and the optimizer's states; every process writes its shard."""
         self.model.save_checkpoint(str(folder), tag="deepspeed")
 
     def load(self, folder: Path, num_steps: int) -> None:
-        """Read back what `save` wrote; a file that would run code is refused."""
+        """Restore what `save` wrote; rejects files that would run code."""
         from accelerate.utils import patch_environment
         from deepspeed.runtime.fp16.loss_scaler import LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -200,18 +200,20 @@ class DeepSpeedOptimization:
 
         own_types = torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address])
         try:
-            # the files are pickles, which DeepSpeed lets run any code; torch's switch overrules what it asks for
+            # the files are pickles, which DeepSpeed loads without restrictions; torch's switch overrides this
             with patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD=1), own_types:
                 self.model.load_checkpoint(str(folder), tag="deepspeed")
         except UnpicklingError as error:
-            raise UserError(f"--resume: {str(folder)!r} holds more than tensors and settings, and is not loaded") from error
+            raise UserError(
+                f"--resume: {str(folder)!r} contains objects other than tensors and settings, and is not loaded"
+            ) from error
 
 
 Optimization = PlainOptimization | DeepSpeedOptimization
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_updates: int) -> Any:
-    """The learning rate's course over ``num_updates`` optimizer steps: transformers' own of that name."""
+    """Return transformers' learning-rate scheduler of the configured name, over ``num_updates`` updates."""
     from transformers import get_scheduler
 
     return get_scheduler(
@@ -223,7 +225,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_
 
 
 def make_optimization(accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> Optimization:
-    """The module with an optimizer for its trainable parameters, as the accelerator's processes share them."""
+    """Pair the module with an optimizer for its trainable parameters, distributed as the accelerator requires."""
     from accelerate.utils import DistributedType
 
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -235,9 +237,9 @@ def make_optimization(accelerator: Accelerator, module: nn.Module, config: Learn
         for parameter in (rounded if keeps else ())
     }
     if rounded and not keeps and accelerator.is_main_process:
-        remedy = "use --deepspeed zero3 in place of FSDP" if config.master_weights else "set learner.master_weights=true"
+        remedy = "use --deepspeed zero3 instead of FSDP" if config.master_weights else "set learner.master_weights=true"
         logger.warning(
-            "bfloat16 weights without float32 copies: steps below 0.4 %% of a weight are lost in rounding; %s", remedy
+            "bfloat16 weights have no float32 copies: steps below 0.4 %% of a weight are lost to rounding; %s", remedy
         )
     trained = [masters.get(parameter, parameter) for parameter in parameters]
     optimizer = _adamw(config)(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
@@ -257,20 +259,20 @@ def _adamw(config: LearnerConfig) -> Any:
 
 
 def is_shared(accelerator: Accelerator) -> bool:
-    """Whether a checkpoint takes all processes, each holding a part of the optimizer's states (ZeRO, FSDP2)."""
+    """Return whether processes hold shards of the optimizer's states (ZeRO, FSDP2), so that all must save."""
     return accelerator.distributed_type == "FSDP" or getattr(accelerator.state, "deepspeed_plugin", None) is not None
 
 
 def is_spread(accelerator: Accelerator) -> bool:
-    """Whether every process holds a part of the weights only (ZeRO-3, FSDP2)."""
+    """Return whether the weights are sharded among processes (ZeRO-3, FSDP2)."""
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     return accelerator.distributed_type == "FSDP" or (plugin is not None and plugin.zero_stage == 3)
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the model as it is now, whole, one after the other; all processes must ask for all of them.
+    """Yield every current weight of the model, unsharded; all processes must iterate over all weights.
 
-    Names are those of a model without adapters; a low-rank update is added to the weight it belongs to.
+    Names are those of the model without adapters, and low-rank updates are merged into their weights.
     """
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -287,20 +289,20 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def kept_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[str, Tensor]:
-    """Weights as they are now, on the CPU; nothing in a process that does not keep them, though it takes part."""
+    """Copy the current weights to the CPU; processes with ``keep=False`` take part but return an empty dict."""
     copies = ((name, tensor.to("cpu", copy=True) if keep else tensor) for name, tensor in weights)
     return {name: tensor for name, tensor in copies if keep}
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that FSDP2 has spread; any other as it is."""
+    """Gather a tensor that FSDP2 has sharded; other tensors are unchanged."""
     full = getattr(tensor, "full_tensor", None)
     whole: Tensor = tensor if full is None else full()
     return whole
 
 
 def _whole(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
-    """Within it, parameters that ZeRO-3 has spread over processes are whole."""
+    """Gather parameters that ZeRO-3 has sharded, for the duration of the block."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed

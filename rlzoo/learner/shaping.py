@@ -1,4 +1,4 @@
-"""Reward shaping: the penalty on overlong responses, and the filter on truncated ones."""
+"""Reward shaping: a penalty on overlong responses and a filter for truncated ones."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlzoo.config.sections import RewardConfig
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, settings: RewardConfig) -> Tensor:
-    """The soft penalty on length (arXiv 2503.14476, eq. 13), as the amount to take off the reward.
+    """Compute the soft overlong penalty (arXiv 2503.14476, eq. 13), to be subtracted from the reward.
 
-    It is 0 up to ``max_length - buffer``, grows linearly over the buffer and reaches ``overlong_penalty`` at ``max_length``;
-    the buffer is ``overlong_buffer * max_length`` tokens.
+    The penalty is 0 up to ``max_length - buffer``, grows linearly over the buffer and reaches ``overlong_penalty`` at
+    ``max_length``. The buffer is ``overlong_buffer * max_length`` tokens.
 
     Args:
         lengths: ``(B,)`` response lengths in tokens.
@@ -20,7 +20,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, settings: RewardConfig) -
         settings: the buffer and the size of the penalty.
 
     Returns:
-        float32 ``(B,)``, not negative.
+        float32 ``(B,)``, non-negative.
 
     Example:
         >>> half = RewardConfig(overlong_buffer=0.5, overlong_penalty=2.0)
@@ -34,9 +34,9 @@ def overlong_penalty(lengths: Tensor, max_length: int, settings: RewardConfig) -
 
 
 def without_truncated(advantages: Tensor, finished: Tensor, settings: RewardConfig) -> Tensor:
-    """Advantages with 0 for truncated responses, if those are filtered (overlong filtering, arXiv 2503.14476).
+    """Set the advantages of truncated responses to 0 if overlong filtering is on (arXiv 2503.14476).
 
-    The group's statistics have been taken with them in, and they stay in the step's denominators.
+    Truncated responses still count in the group's statistics and in the step's denominators.
     """
     if not settings.overlong_filtering:
         return advantages

@@ -1,1 +1,1 @@
-"""Measurements: one row per response, profiles by length, intervals, metrics and alarms."""
+"""Measurements of a run: response tables, profiles by length, confidence intervals, metrics and alarms."""

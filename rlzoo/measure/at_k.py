@@ -1,4 +1,4 @@
-"""What k responses to a problem say: mean@k, pass@j and maj@k, over problems and by response length, with intervals."""
+"""Computes mean@k, pass@j and maj@k with intervals, over all problems and by response length."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Completion:
     """One graded response."""
 
     response: str
-    reward: Annotated[float, Field(allow_inf_nan=False)]  # 1 if it is right, else 0
-    answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None: no answer
-    length: Annotated[int, Field(ge=0)]  # in tokens, the end token included
+    reward: Annotated[float, Field(allow_inf_nan=False)]  # 1 if the response is right, else 0
+    answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None without an answer
+    length: Annotated[int, Field(ge=0)]  # in tokens, including the end token
     finished: bool  # False: cut off at the length limit
 
 
@@ -32,7 +32,7 @@ Completions = tuple[Completion, ...]  # the k responses to one problem
 
 @dataclass(frozen=True, slots=True)
 class AtK:
-    """A mean over problems, and its 95 % interval."""
+    """A mean over problems with its 95 % interval."""
 
     value: float
     interval: Interval
@@ -40,22 +40,22 @@ class AtK:
 
 @dataclass(frozen=True, slots=True)
 class LengthBin:
-    """The measures at one response length."""
+    """The measures in one bin of response length."""
 
     longest: int  # upper edge, in tokens
-    num_responses: int  # with such a length
-    num_problems: int  # with such a mean length
-    estimates: dict[str, AtK]  # without those that nothing falls to
+    num_responses: int  # number of responses with such a length
+    num_problems: int  # number of problems with such a mean length
+    estimates: dict[str, AtK]  # estimates without observations are missing
 
 
 def pass_at(num_samples: int, num_right: int, j: int) -> float:
-    """The chance that j responses drawn from n hold one of the c right ones: the unbiased pass@j (arXiv 2107.03374).
+    """Estimate pass@j without bias: the chance that j of n responses include one of the c right ones (arXiv 2107.03374).
 
     Formula:
         1 - C(n - c, j) / C(n, j)
 
     Example:
-        >>> pass_at(4, 1, 2)  # of the 6 pairs 3 hold the right one
+        >>> pass_at(4, 1, 2)  # 3 of the 6 pairs contain the right one
         0.5
     """
     assert 1 <= j <= num_samples, "pass@j needs at least j responses"
@@ -63,10 +63,10 @@ def pass_at(num_samples: int, num_right: int, j: int) -> float:
 
 
 def majority(completions: Completions) -> float:
-    """maj@k of one problem: whether the answer given most often is right.
+    """Compute maj@k of one problem: whether the most frequent answer is right.
 
-    Responses without an answer do not vote; without any vote the problem counts 0. Of several answers given equally often
-    one is drawn by lot, so a tie counts as the right answers' share of the tied ones: 0.5 if one of two is right.
+    Responses without an answer do not vote; without any votes, the result is 0. Ties are broken at random, so a tie counts as
+    the share of right answers among the tied ones: 0.5 if one of two is right.
     """
     votes = Counter(completion.answer_group for completion in completions if completion.answer_group is not None)
     most = max(votes.values(), default=0)
@@ -76,25 +76,25 @@ def majority(completions: Completions) -> float:
 
 
 def passes(k: int) -> list[int]:
-    """The j of the pass@j that are reported: 1, 2, 4, ... and k."""
+    """Return the values of j for which pass@j is reported: 1, 2, 4, ... and k."""
     return sorted({2**power for power in range(k.bit_length())} | {k})
 
 
 def estimates(problems: Sequence[Completions]) -> dict[str, AtK]:
-    """``mean@k``, ``pass@1``, ``pass@2``, ..., ``pass@k`` and ``maj@k``: means over problems, all with the same k."""
+    """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ..., ``pass@k`` and ``maj@k`` over problems with the same k."""
     return {name: _estimate(values, np.ones_like(values)) for name, values in _measures(problems).items()}
 
 
 def means(problems: Sequence[Completions]) -> dict[str, float]:
-    """The same without intervals, which take time."""
+    """Compute the same measures without intervals, which are slow."""
     return {name: float(values.mean()) for name, values in _measures(problems).items()}
 
 
 def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
-    """``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, the shortest first.
+    """Estimate ``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, shortest first.
 
-    For mean@k each response counts in its own bin. The other two belong to a problem as a whole, which counts in the bin
-    of its responses' mean length, so that the outer bins may hold few problems, or none.
+    For mean@k, each response counts in its own bin. The other two are measures of a whole problem, which counts in the bin of
+    its responses' mean length. The outer bins may therefore have few problems or none.
     """
     k = len(problems[0])
     lengths = torch.tensor([[completion.length for completion in completions] for completions in problems])
@@ -114,12 +114,12 @@ def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
 
 
 def _estimate(sums: Array, counts: Array) -> AtK:
-    """The mean over all problems, from sums and counts by problem."""
+    """Compute the mean over all problems from sums and counts per problem."""
     return AtK(float(sums.sum() / counts.sum()), bootstrap_mean(sums, counts))
 
 
 def _measures(problems: Sequence[Completions]) -> dict[str, Array]:
-    """Every measure of every problem."""
+    """Compute every measure for every problem."""
     k = len(problems[0])
     right = [round(sum(completion.reward for completion in completions)) for completions in problems]
     columns = {f"mean@{k}": np.array(right) / k}

@@ -1,4 +1,4 @@
-"""How far recorded updates moved the responses of each length, before any rule judges them."""
+"""Measures how far recorded updates moved responses, by length and independently of any rule."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from rlzoo.measure.profile import MOVED, labels
 from rlzoo.types import ClipInputs
 
 FEWEST = 10
-"""Minimum number of responses in a bin for its spread to count in the exponent."""
+"""Minimum number of responses for a bin to be used in the fit of the exponent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Of the responses with a non-zero advantage in updates that moved them; a tuple has an entry per length bin.
+    """Drift of responses with a non-zero advantage, from updates that moved them; tuples have one entry per length bin.
 
     S is the log-ratio of a response to the old model, summed over its L tokens. If tokens moved independently, sd(S) would
-    grow with sqrt(L) and ``sigma_root`` would be the same in every bin; if they moved together, ``sigma_mean`` would be.
+    grow with sqrt(L), and ``sigma_root`` would be equal in all bins. If they moved together, ``sigma_mean`` would be equal.
     """
 
     edges: tuple[float, ...]  # (K + 1,) tokens
     count: tuple[int, ...]
     negative: tuple[float, ...]  # share with A < 0
-    mean: tuple[float, ...]  # of S, in nats
+    mean: tuple[float, ...]  # mean of S, in nats
     sigma: tuple[float, ...]  # standard deviation of S, in nats
-    sigma_root: tuple[float, ...]  # of S / sqrt(L)
-    sigma_mean: tuple[float, ...]  # of S / L
+    sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L)
+    sigma_mean: tuple[float, ...]  # standard deviation of S / L
     mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio of the old model to the sampler; NaN if unknown
-    exponent: float  # slope of log sd(S) against log L, over bins of at least `FEWEST` responses; NaN for fewer than two
-    moved: float  # share of the responses with a non-zero advantage whose update came after an optimizer step
+    exponent: float  # slope of log sd(S) against log L, over bins with at least `FEWEST` responses; NaN for fewer than two bins
+    moved: float  # share of responses with a non-zero advantage that an earlier optimizer step moved
 
     @classmethod
     def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:
-        """Pool updates; None if there is no response with tokens and an advantage, or none of them moved.
+        """Pool updates; returns None if no response with tokens and an advantage has moved.
 
         Args:
-            updates: with their log-probs before each optimizer step.
+            updates: inputs with the log-probs before each optimizer step.
         """
         if not updates:
             return None
@@ -77,12 +77,12 @@ class Drift:
         )
 
     def bin_labels(self) -> list[str]:
-        """The lengths that each bin holds; see `rlzoo.measure.profile.labels`."""
+        """Return the range of lengths of each bin; see `rlzoo.measure.profile.labels`."""
         return labels(self.edges)
 
 
 def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Length, S, whether A < 0, mismatch and whether it moved, of each response with an advantage; ``(n,)`` each."""
+    """Return ``(n,)`` columns for responses with an advantage: length, S, whether A < 0, mismatch, whether it moved."""
     mask = inputs.response_mask
     log_ratio = torch.where(mask, inputs.log_probs - inputs.old_log_probs, 0.0).double()
     sampled = inputs.rollout_log_probs
@@ -97,7 +97,7 @@ def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Least-squares slope of log sigma on log length, from pairs of both; NaN for fewer than two lengths."""
+    """Fit the least-squares slope of log sigma against log length; NaN for fewer than two lengths."""
     pairs = [(math.log(length), math.log(sigma)) for length, sigma in points if sigma > 0]
     if len({x for x, _ in pairs}) < 2:
         return math.nan

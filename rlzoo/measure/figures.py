@@ -1,4 +1,4 @@
-"""Pictures of runs: curves, quantities against response length, and intervals, as matplotlib figures."""
+"""Builds matplotlib figures of runs: curves, profiles by response length, and intervals."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rlzoo.support.colours import rule_colour
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = ("-", "--", ":", "-.")
-LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters: with longer ones there is no room for the data
+LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters; longer ones leave no room for the data
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one curve, with the ends of their intervals."""
+    """Points of one curve with the ends of their intervals."""
 
     x: Sequence[float]
-    y: Sequence[float | None]  # None or NaN: not drawn
+    y: Sequence[float | None]  # None and NaN are not drawn
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
 
 
 def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False) -> Figure:
-    """Curves with bands between low and high."""
+    """Plot curves with bands between low and high."""
     figure, axes = _canvas(title, xlabel, ylabel)
     for (label, points), look in zip(series.items(), _looks(series, marker=log_x), strict=True):
         axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **look)
@@ -47,9 +47,9 @@ def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str 
 
 
 def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
-    """A quantity against response length, on a logarithmic axis, with error bars beside each other."""
+    """Plot a quantity against response length on a logarithmic axis, with error bars side by side."""
     figure, axes = _canvas(title, "response length in tokens", ylabel)
-    step = min(0.012, 0.1 / max(1, len(series)))  # all of a bin within a tenth of its length: neighbouring bins stay apart
+    step = min(0.012, 0.1 / max(1, len(series)))  # the points of a bin stay within a tenth of its length
     for number, ((label, points), style) in enumerate(zip(series.items(), _looks(series), strict=True)):
         shift = 1 + step * (number - (len(series) - 1) / 2)
         x, y = np.array(points.x), np.array(points.y, dtype=float)
@@ -62,7 +62,7 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
     _set_log_x(axes)
     axes.xaxis.set_minor_locator(NullLocator())
     shortest, longest = axes.get_xlim()
-    if longest < 4 * shortest:  # powers of two may miss so short a range altogether
+    if longest < 4 * shortest:  # a short range may contain no power of two
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if not axes.dataLim.y0 < 0:
         axes.set_ylim(bottom=0.0)
@@ -71,7 +71,7 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
 
 
 def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xlabel: str) -> Figure:
-    """A point and an interval for each label, the first on top."""
+    """Plot a point and an interval per label, the first on top."""
     figure, axes = _canvas("", xlabel, "", height=1.1 + 0.28 * max(1, len(rows)))
     places = list(range(len(rows), 0, -1))
     for place, (label, value, interval) in zip(places, rows, strict=True):
@@ -84,7 +84,7 @@ def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xla
 
 
 def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mapping[str, tuple[Series, Series]]) -> Figure:
-    """Two panels, cut edges by length and weights by ratio: of each pair the first is for A > 0, the second for A < 0."""
+    """Plot clip edges against length and weights against ratio; in each pair, A > 0 comes before A < 0."""
     figure = Figure(figsize=(9.6, 3.9), layout="constrained")
     panels = [figure.add_subplot(1, 2, number) for number in (1, 2)]
     words = (("response length in tokens", "log-ratio at which the gradient ends"), ("ratio", "gradient / gradient at ratio 1"))
@@ -110,11 +110,11 @@ def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mappi
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an ``<svg>`` element to put into a page: text stays text, and the same figure gives the same bytes."""
+    """Render the figure as an ``<svg>`` element with text as text; equal figures give equal bytes."""
     stream = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlzoo"}):
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out again it would move by a rounding error
+        figure.set_layout_engine("none")  # a second layout would differ by rounding errors
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = stream.getvalue()
     text = text[text.index("<svg") :]
@@ -152,17 +152,17 @@ def _looks(labels: Iterable[str], *, marker: bool = True) -> list[dict[str, Any]
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Beside the data, never over it."""
+    """Place the legend beside the data."""
     number = len(axes.get_legend_handles_labels()[0])
     if number:
-        size, spacing = (8, 0.5) if number <= 14 else (6.5, 0.25)  # 25 fit into one column
+        size, spacing = (8, 0.5) if number <= 14 else (6.5, 0.25)  # 25 entries fit into one column
         columns = 1 + (number - 1) // 25
         figure.legend(loc="outside right upper", fontsize=size, labelspacing=spacing, frameon=False, ncols=columns)
 
 
 def _literal(label: str, longest: int = LONGEST_LABEL) -> str:
-    """A label as it is: no mathematics between dollar signs, none hidden for an underscore; a long one less its middle."""
+    """Escape a label so that matplotlib shows it literally, and cut the middle of a long one."""
     if len(label) > longest:
         label = f"{label[: longest // 2 - 1]}…{label[-(longest // 2) :]}"
     shown = label.replace("$", r"\$")
-    return f"\u200b{shown}" if shown.startswith("_") else shown  # matplotlib hides those; a space of no width does not show
+    return f"\u200b{shown}" if shown.startswith("_") else shown  # matplotlib hides labels that start with an underscore

@@ -1,4 +1,4 @@
-"""Intervals of clip fractions, of the length reweighting error and of means, with whole prompts as observations."""
+"""Confidence intervals of clip fractions, length reweighting errors and means, with prompts as observations."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Array = NDArray[Any]
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
-PRIOR_DEGREES = 4.0  # degrees of freedom that the design effect of all bins has in that of one
-NUM_DRAWS = 2000  # of the noise in a length reweighting error
+PRIOR_DEGREES = 4.0  # weight of the pooled design effect in that of one bin, as degrees of freedom
+NUM_DRAWS = 2000  # number of noise draws for a length reweighting error
 Interval = tuple[float, float]
 
 
 def wilson(successes: Array, trials: Array) -> tuple[Array, Array]:
-    """Wilson's score interval of a proportion, 95 %, elementwise; NaN without trials.
+    """Compute Wilson's 95 % score interval of a proportion, elementwise; NaN without trials.
 
     Args:
-        successes: counts, or sums of numbers between 0 and 1, for which the interval is slightly too wide.
+        successes: counts, or sums of values between 0 and 1, for which the interval is slightly too wide.
         trials: number of independent trials.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -42,27 +42,27 @@ def _wilson(share: Array, trials: Array, z: Array | float) -> tuple[Array, Array
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Clip decisions added up by prompt, length bin and sign: a prompt's responses, over all epochs, are one observation."""
+    """Clip decisions summed by prompt, length bin and sign; a prompt's responses over all epochs are one observation."""
 
-    count: Array  # (m, K, S) rows of each prompt in each bin, by the sign of the advantage; S = 1 where it is not told apart
+    count: Array  # (m, K, S) rows by prompt, bin and sign of the advantage; S = 1 ignores the sign
     clipped: Array  # (m, K, S) sum of their clip decisions
 
     @classmethod
     def of(cls, bins: Array, clipped: Array, prompts: Array, positive: Array | None = None) -> Clusters:
-        """Add up rows.
+        """Sum the rows.
 
         Args:
-            bins: ``(n,)`` the length bin of each row.
-            clipped: ``(n,)`` its clip decision, from 0 to 1.
-            prompts: ``(n,)`` any number for its prompt.
-            positive: ``(n,)`` bool, whether its advantage is above 0; None: signs are not told apart.
+            bins: ``(n,)`` length bin of each row.
+            clipped: ``(n,)`` clip decision of each row, from 0 to 1.
+            prompts: ``(n,)`` a number that identifies each row's prompt.
+            positive: ``(n,)`` bool, whether the advantage is positive; None ignores the sign.
         """
         inside = bins[:, None] == np.arange(NUM_BINS)
         return cls.add_up(inside.astype(float), inside * clipped[:, None], prompts, positive)
 
     @classmethod
     def add_up(cls, count: Array, clipped: Array, prompts: Array, positive: Array | None = None) -> Clusters:
-        """Add up rows that have something in every bin, each ``(n, K)``."""
+        """Sum rows that have a count and a clip decision for every bin, ``(n, K)`` each."""
         names, index = np.unique(prompts, return_inverse=True)
         signs = 1 if positive is None else 2
         cell = index * signs + (0 if positive is None else positive.astype(int))
@@ -74,13 +74,13 @@ class Clusters:
         return cls(*by_prompt)
 
     def proportions(self) -> tuple[Array, Array]:
-        """95 % intervals of the clip fraction of each bin, ``(K,)`` low and high; NaN for an empty bin.
+        """Compute 95 % intervals of each bin's clip fraction, ``(K,)`` low and high; NaN for an empty bin.
 
-        Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as for clustered
-        samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey Statistics and
-        Methodology 7 (2019), 334). ``v`` is the variance between prompts. With few prompts it is moderated by the design
-        effect of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). In a bin with a fraction of 0
-        or 1, every prompt counts as one row.
+        The method is Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as for
+        clustered samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey Statistics
+        and Methodology 7 (2019), 334). ``v`` is the variance between prompts. With few prompts, it is shrunk towards the
+        design effect of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). In a bin with a fraction
+        of 0 or 1, every prompt counts as one row.
         """
         count, clipped = self.count.sum(-1), self.clipped.sum(-1)
         number = count.sum(0)
@@ -88,7 +88,7 @@ class Clusters:
             share = clipped.sum(0) / number
             prompts = _effective_prompts(count)
             degrees = np.maximum(np.nan_to_num(prompts) - 1, 0.0)
-            simple = share * (1 - share) / number  # what independent rows would have
+            simple = share * (1 - share) / number  # variance of independent rows
             effect = np.square(_influence(count, clipped)).sum(0) / simple
             known = (simple > 0) & (degrees > 0)
             pooled = (degrees * effect)[known].sum() / degrees[known].sum()
@@ -97,11 +97,11 @@ class Clusters:
             return _wilson(share, effective, _t_quantile(prompts))
 
     def reweighting(self) -> Decomposition | None:
-        """The length reweighting errors with what noise does to them; None where everything is clipped.
+        """Compute the length reweighting errors with a correction for noise; None if everything is clipped.
 
         The influence of a prompt on a weight is twice the change when half of the prompt is left out. It lies between the
-        infinitesimal jackknife, which is too small with few prompts, and the one that deletes whole prompts, which is too
-        large, and is close to CR2 of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
+        infinitesimal jackknife, which is too small with few prompts, and the delete-one jackknife, which is too large. It is
+        close to CR2 of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
         """
         count, clipped = self.count.sum(0), self.clipped.sum(0)
         if not (count - clipped).sum() > 0:
@@ -126,7 +126,7 @@ def _weights(count: Array, clipped: Array) -> LengthWeights:
 
 
 def _length_error(deviation: Array, influence: Array, share: Array, quantile: Array) -> LengthError:
-    """The errors of ``w - 1``, ``(K,)``, given the influence of each prompt on it, ``(m, K)``."""
+    """Compute the errors of ``w - 1`` ``(K,)``, given each prompt's influence on it ``(m, K)``."""
     signs = share * (1 - 2 * (np.arange(2**NUM_BINS)[:, None] >> np.arange(NUM_BINS) & 1))
     worst = (np.abs(deviation) + quantile * np.sqrt(np.square(influence).sum(0))).max()
     spread = np.sqrt(np.square(influence @ signs.T).sum(0))
@@ -140,7 +140,7 @@ def _length_error(deviation: Array, influence: Array, share: Array, quantile: Ar
 
 @dataclass(frozen=True, slots=True)
 class LengthError:
-    """The length reweighting error over the bins."""
+    """The largest and the mean length reweighting error over the bins."""
 
     max: Reweighting  # the largest |w_k - 1|
     mean: Reweighting  # the sum of p_k |w_k - 1|
@@ -148,40 +148,41 @@ class LengthError:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """The length reweighting error in parts; the weights of each are defined in `rlzoo.fairness.LengthWeights`."""
+    """The length reweighting error by cause, with the weights defined in `rlzoo.fairness.LengthWeights`."""
 
-    conditional: LengthError  # given the sign of the advantage: what the rule does to lengths
-    composition: LengthError  # from the mix of signs alone: what it does to signs, seen by length
-    total: LengthError  # what lengths come to
+    conditional: LengthError  # given the sign of the advantage: the rule's effect on lengths
+    composition: LengthError  # from the mix of signs alone: the rule's effect on signs
+    total: LengthError  # the observed error
 
 
 @dataclass(frozen=True, slots=True)
 class Reweighting:
-    """A length reweighting error, its correction for noise, and its interval.
+    """A length reweighting error with its correction for noise and its interval.
 
-    The error is a function of absolute values, so noise adds to it. ``corrected`` is the error for which the measured one is
-    the median of samples of these prompts. The lower end of the interval is the error for which it is the 97.5 % quantile, or
-    0 (test inversion, Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159). The upper end is the largest
-    upper end of any linear form ``c (w - 1)`` that the error is the maximum of, so it holds whichever bin is the worst. By
-    construction ``low <= corrected <= value <= high``, since the chance of a value below the measured one falls with the
-    error (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
+    The error is a function of absolute values, so noise increases it. ``corrected`` is the true error for which the measured
+    one would be the median. The lower end of the interval is the true error for which the measured one would be the 97.5 %
+    quantile, or 0 (test inversion, Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159). The error is the
+    maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of their upper ends, so that it is
+    valid whichever bin is the worst. By construction ``low <= corrected <= value <= high``, because the probability of a
+    value below the measured one decreases with the error (Anderson, Proceedings of the American Mathematical Society 6
+    (1955), 170).
     """
 
     value: float
     corrected: float
-    interval: Interval | None  # 95 %; None where no prompt differs from another
-    noise: float  # the error to expect of so many prompts if every length were clipped alike
+    interval: Interval | None  # 95 %; None if all prompts are alike
+    noise: float  # expected error with this many prompts if every length were clipped equally
 
 
 def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array], high: float) -> Reweighting:
-    """The error of ``w - 1``, given draws ``(n, K)`` of what noise adds to it and the upper end of its interval."""
+    """Compute the error of ``w - 1`` from draws of its noise ``(n, K)`` and the upper end of its interval."""
     value, alone = float(error(deviation)), error(noise)
     if not noise.any():
         return Reweighting(value, value, None, 0.0)
     shape = deviation / value if value > 0 else deviation
 
     def at(chance: float) -> float:
-        """The error under which a sample shows ``value`` or less with this chance; 0 where even none gives more."""
+        """Return the error for which a sample is at most ``value`` with this probability, or 0."""
         if value == 0 or np.mean(alone <= value) <= chance:
             return 0.0
         low, middle, above = 0.0, 0.0, value
@@ -199,10 +200,10 @@ def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array]
 
 
 def _influence(count: Array, total: Array) -> Array:
-    """What each prompt adds to the error of ``total / count``, ``(m, K)``; their squares add up to its variance.
+    """Compute each prompt's influence on ``total / count``, ``(m, K)``; the squares sum to its variance.
 
-    Deviations are enlarged by the leverage of a prompt, so that the variance is not too small with few of them (CR2 of Bell and
-    McCaffrey, Survey Methodology 28 (2002), 169).
+    Deviations are scaled up by the leverage of a prompt, so that the variance is not too small with few prompts (CR2 of Bell
+    and McCaffrey, Survey Methodology 28 (2002), 169).
     """
     number = np.where(count.sum(0) > 0, count.sum(0), 1.0)
     leverage = count / number
@@ -211,7 +212,7 @@ def _influence(count: Array, total: Array) -> Array:
 
 
 def _effective_prompts(count: Array) -> Array:
-    """Kish's effective number of prompts in each bin."""
+    """Compute Kish's effective number of prompts in each bin."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(count.sum(0) ** 2 / np.square(count).sum(0))
 
@@ -222,9 +223,9 @@ def _t_quantile(prompts: Array) -> Array:
 
 
 def _draws(influence: Array) -> Array:
-    """Normal draws ``(n, K)`` with the covariance of sums over prompts, each with its mirror image."""
+    """Draw normal noise ``(n, K)`` with the covariance of sums over prompts, in antithetic pairs."""
     values, vectors = np.linalg.eigh(influence.T @ influence)
-    values = np.where(values > 1e-12 * values[-1], values, 0.0)  # rounding of what is exactly 0
+    values = np.where(values > 1e-12 * values[-1], values, 0.0)  # remove rounding errors of exact zeros
     drawn = np.random.default_rng(0).standard_normal((NUM_DRAWS // 2, NUM_BINS)) * np.sqrt(values) @ vectors.T
     return np.concatenate([drawn, -drawn])
 
@@ -232,13 +233,13 @@ def _draws(influence: Array) -> Array:
 def bootstrap(
     samples: Sequence[Array], statistic: Callable[..., Array], *, paired: bool = False, seed: int = 0
 ) -> Interval | None:
-    """95 % percentile bootstrap interval; None for fewer than two values, or if all resamples give the same.
+    """Compute a 95 % percentile bootstrap interval; None for fewer than two values or constant resamples.
 
     Args:
         samples: arrays ``(n,)``.
-        statistic: of the samples, along ``axis``.
-        paired: resample all samples by the same indices.
-        seed: of the resampling.
+        statistic: statistic of the samples along ``axis``.
+        paired: resample all samples with the same indices.
+        seed: seed of the resampling.
     """
     from scipy import stats  # takes a second to import
 
@@ -260,18 +261,18 @@ def bootstrap(
 
 
 def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
-    """Bootstrap interval, 95 %, of a mean over the values of all problems, resampling whole problems.
+    """Compute a 95 % bootstrap interval of a mean over all problems, resampling whole problems.
 
-    If all problems have the same mean, as when nothing was solved, the bootstrap interval would have no width. Wilson's
-    interval replaces it, with each problem as one trial.
+    If all problems have the same mean, for example because none was solved, the bootstrap interval would have zero width. In
+    that case, Wilson's interval with each problem as one trial is returned.
 
     Args:
-        sums: ``(n,)`` sum of each problem's values, which lie between 0 and 1.
-        counts: ``(n,)`` number of each problem's values; problems without any are left out.
-        seed: of the resampling.
+        sums: ``(n,)`` sum of each problem's values, which are between 0 and 1.
+        counts: ``(n,)`` number of each problem's values; problems without values are left out.
+        seed: seed of the resampling.
     """
     sums, counts = sums[counts > 0], counts[counts > 0]
-    assert len(sums) > 0, "a mean of nothing"
+    assert len(sums) > 0, "at least one problem has values"
     own = sums / counts
     if np.ptp(own) >= 1e-12:
         found = bootstrap((sums, counts), lambda s, c, axis: s.sum(axis) / c.sum(axis), paired=True, seed=seed)

@@ -1,4 +1,4 @@
-"""Watches the clip over many steps: the profile by length, its figure, and warnings after several bad steps in a row."""
+"""Monitors clipping over many steps: a profile by length, its figure, and warnings after consecutive bad steps."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ logger = logging.getLogger("rlzoo")
 
 FILE, SIZES = "monitor.safetensors", "num_responses"
 
-WINDOW = 50  # steps whose responses a profile pools
+WINDOW = 50  # number of steps whose responses a profile pools
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One thing that can be wrong."""
+    """A condition on a metric that triggers a warning."""
 
     name: str
     metric: str
     is_bad: Callable[[float], bool]
-    patience: int  # steps in a row
+    patience: int  # consecutive bad steps
     message: str
 
 
@@ -69,36 +69,36 @@ ALARMS = (
         lambda value: abs(value) > 0.5,
         5,
         "drift is no longer negligible: log-ratios of long responses are centred {value:+.2f} standard deviations from 0, "
-        "more than half of one for {patience} steps; lower learner.lr, or centre the band if the policy has a drift setting",
+        "more than 0.5 for {patience} steps; lower learner.lr, or centre the band if the policy has a drift setting",
     ),
 )
 
 
 class Alarms:
-    """Counts bad steps in a row."""
+    """Counts consecutive bad steps."""
 
     def __init__(self, policy: ClipPolicy) -> None:
         widths = policy.width_fields()
         self._widths = " and ".join(f"clip.{name}" for name in widths) or "the band"
-        # a rule that never cuts is not inert because it cuts nothing
+        # the alarm does not apply to rules that never clip
         self._alarms = [alarm for alarm in ALARMS if widths or alarm.name != "inert"]
         self._bad_steps: dict[str, int] = {}
-        self.raised: list[str] = []  # names, in the order in which they were raised
+        self.raised: list[str] = []  # names in the order in which they were raised
 
     def state(self) -> dict[str, Any]:
-        """The state for `restore`, as plain JSON."""
+        """Return the state for `restore`, as plain JSON."""
         return {"bad_steps": self._bad_steps, "raised": self.raised}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; a `ValueError` if it is none."""
+        """Continue from a saved state; raises `ValueError` if the state is invalid."""
         bad_steps, raised = dict(state["bad_steps"]), list(state["raised"])
         known = {alarm.name for alarm in ALARMS}
         if not {*bad_steps, *raised} <= known or not all(type(number) is int for number in bad_steps.values()):
-            raise ValueError(f"alarms {bad_steps} and {raised}; known are {', '.join(sorted(known))}")
+            raise ValueError(f"alarms {bad_steps} and {raised} (known: {', '.join(sorted(known))})")
         self._bad_steps, self.raised = bad_steps, raised
 
     def after_step(self, metrics: Mapping[str, float]) -> list[str]:
-        """Take one step's metrics and return the warnings to show now. A step without the metric changes nothing."""
+        """Process one step's metrics and return the warnings to show; missing metrics are ignored."""
         messages = []
         for alarm in self._alarms:
             value = metrics.get(alarm.metric)
@@ -113,7 +113,7 @@ class Alarms:
 
 
 class Monitor:
-    """Keeps the rows of the last `WINDOW` steps."""
+    """Keeps the response tables of the last `WINDOW` steps."""
 
     def __init__(self, policy: ClipPolicy) -> None:
         self._name = policy.name
@@ -121,14 +121,14 @@ class Monitor:
         self.alarms = Alarms(policy)
 
     def after_step(self, step: int, tables: Sequence[ResponseTable], metrics: Mapping[str, float]) -> None:
-        """Add one step's rows and metrics; logs a warning if something has been wrong for several steps."""
+        """Add one step's rows and metrics, and log warnings for alarms that are raised."""
         if tables:
             self._tables.append(ResponseTable.concat(tables))
         for message in self.alarms.after_step(metrics):
             logger.warning("step %d: %s", step, message)
 
     def save(self, folder: Path) -> None:
-        """Write the remembered rows into a checkpoint's folder."""
+        """Write the kept rows to a checkpoint's folder."""
         names = [field.name for field in fields(ResponseTable)]
         columns = {name: torch.cat([getattr(table, name) for table in self._tables]) for name in names if self._tables}
         sizes = torch.tensor([len(table.length) for table in self._tables], dtype=torch.long)
@@ -138,7 +138,7 @@ class Monitor:
         """Restore the rows and alarms of a checkpoint.
 
         Raises:
-            UserError: the file is not what `save` writes.
+            UserError: the file was not written by `save`.
         """
         try:
             columns = load_file(folder / FILE)
@@ -151,7 +151,7 @@ class Monitor:
         self._tables.extend(tables)
 
     def profile(self) -> LengthProfile | None:
-        """The profile of all remembered rows; None if no row has an advantage."""
+        """Compute the profile of all kept rows; None if no row has an advantage."""
         return LengthProfile.of(ResponseTable.concat(self._tables)) if self._tables else None
 
     def figure(self, step: int) -> Figure | None:

@@ -1,4 +1,4 @@
-"""The fairness of a clip by response length: clip fractions, weights in the gradient, and their intervals."""
+"""Measures a rule's fairness by response length: clip fractions, gradient weights, and their intervals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, effective_s
 from rlzoo.measure.intervals import Clusters, Decomposition, Interval, LengthError
 from rlzoo.measure.response_table import ResponseTable
 
-MOVED = 1e-5  # nats, root mean square per token: below it a log-ratio is rounding, not a step of the optimizer
+MOVED = 1e-5  # nats, root mean square per token; smaller log-ratios are rounding errors
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class Fractions:
-    """Clip fractions of the length bins, short to long, with 95 % intervals over prompts; NaN for an empty bin.
+    """Clip fractions by length bin, shortest first, with 95 % intervals over prompts; NaN for an empty bin.
 
     Example:
-        10 of 100 responses in a bin, each to a prompt of its own: ``fraction`` .1, ``low`` .055, ``high`` .176.
+        If 10 of 100 responses in a bin are clipped, each to a different prompt, then ``fraction`` is 0.1, ``low`` is 0.055
+        and ``high`` is 0.176.
     """
 
     count: tuple[int, ...]
@@ -32,7 +33,7 @@ class Fractions:
 
     @classmethod
     def of(cls, rows: ResponseTable, index: torch.Tensor) -> Fractions:
-        """Count clip decisions by bin; ``index`` ``(n,)`` is the bin of each row."""
+        """Count clip decisions by bin; ``index`` is the bin of each row, ``(n,)``."""
         count, clipped = bin_sums(index, torch.ones_like(rows.clipped)), bin_sums(index, rows.clipped)
         low, high = clusters(rows, index).proportions()
         share = tuple((clipped / count).tolist())
@@ -40,13 +41,13 @@ class Fractions:
 
 
 def clusters(rows: ResponseTable, index: torch.Tensor) -> Clusters:
-    """Clip decisions by prompt, bin and sign; ``index`` ``(n,)`` is the bin of each row."""
+    """Sum clip decisions by prompt, bin and sign; ``index`` is the bin of each row, ``(n,)``."""
     positive = (rows.advantage > 0).numpy()
     return Clusters.of(index.numpy(), rows.clipped.double().numpy(), rows.group.numpy(), positive)
 
 
 def labels(edges: Sequence[float]) -> list[str]:
-    """The whole numbers that each bin holds, such as ``"13-24"``; ``"none"`` for a bin between quantiles that are the same."""
+    """Return the range of integers in each bin, such as ``"13-24"``, or ``"none"`` for a bin between equal quantiles."""
     firsts = [math.ceil(edges[0]), *(math.floor(edge) + 1 for edge in edges[1:-1])]
     spans = zip(firsts, map(math.floor, edges[1:]), strict=True)
     return [f"{first}-{last}" if first <= last else "none" for first, last in spans]
@@ -54,7 +55,7 @@ def labels(edges: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LengthProfile:
-    """The fairness of a rule, from rows with non-zero advantage; a tuple has an entry per length bin."""
+    """The fairness of a rule, from rows with a non-zero advantage; tuples have one entry per length bin."""
 
     edges: tuple[float, ...]  # (K + 1,) tokens
     median_length: tuple[float, ...]
@@ -63,19 +64,19 @@ class LengthProfile:
     below: Fractions  # A < 0
     above: Fractions  # A > 0
     lre: Decomposition | None  # None when everything is clipped
-    unmoved: float  # share of the rows whose log-ratios were still 0, which no rule can clip
-    ess: float  # of the weights with which responses reach the gradient
+    unmoved: float  # share of rows whose log-ratios are 0, which no rule can clip
+    ess: float  # effective sample size of the responses' gradient weights
     ess_by_length: tuple[float, ...]
-    gradient_mass: tuple[float, ...]  # shares of sum |dJ/dlog_probs|, adding up to 1
-    sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L), of the responses that moved
-    standardised: tuple[float, ...]  # QUANTILES of (S - mu L) / (sigma sqrt(L)); a normal's are -1.64 -.67 0 .67 1.64
-    drift: float  # mean log-ratio of a long response (95th percentile of length), in its standard deviations
+    gradient_mass: tuple[float, ...]  # shares of sum |dJ/dlog_probs|, which sum to 1
+    sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L) over the responses that moved
+    standardised: tuple[float, ...]  # QUANTILES of (S - mu L) / (sigma sqrt(L)); normal: -1.64 -.67 0 .67 1.64
+    drift: float  # mean log-ratio of a long response (95th percentile of length), in standard deviations
 
     @classmethod
     def of(cls, table: ResponseTable) -> LengthProfile | None:
-        """The profile of pooled rows; None if none has a non-zero advantage.
+        """Compute the profile of pooled rows; None if no row has a non-zero advantage.
 
-        Rows of several runs must have been put together by `rlzoo.measure.response_table.pooled_runs`.
+        Rows of several runs must be combined with `rlzoo.measure.response_table.pooled_runs`.
         """
         rows = table.judged()
         if len(rows.length) == 0:
@@ -104,30 +105,30 @@ class LengthProfile:
 
     @property
     def lre_max(self) -> float | None:
-        """The headline: the largest length reweighting error given the sign of the advantage."""
+        """The main result: the largest length reweighting error given the sign of the advantage."""
         return None if self.lre is None else self.lre.conditional.max.value
 
     @property
     def lre_max_interval(self) -> Interval | None:
-        """The 95 % interval of `lre_max`; it holds both the error and the corrected one."""
+        """The 95 % interval of `lre_max`, which contains the measured and the corrected error."""
         return None if self.lre is None else self.lre.conditional.max.interval
 
     @property
     def other_errors(self) -> tuple[float | None, float | None]:
-        """The largest errors of the composition by sign alone, and in total."""
+        """The largest error of the composition, and the largest total error."""
         return (None, None) if self.lre is None else (self.lre.composition.max.value, self.lre.total.max.value)
 
     @property
     def lre_noise(self) -> float | None:
-        """The `lre_max` to expect of so many prompts if every length were clipped alike."""
+        """The expected `lre_max` with this many prompts if every length were clipped equally."""
         return None if self.lre is None else self.lre.conditional.max.noise
 
     def bin_labels(self) -> list[str]:
-        """The lengths that each bin holds; see `labels`."""
+        """Return the range of lengths of each bin; see `labels`."""
         return labels(self.edges)
 
     def metrics(self) -> dict[str, float]:
-        """The profile by its metric names, without unknown values."""
+        """Return the profile as metrics by name, without unknown values."""
         found: dict[str, float | None] = {
             "clip/fraction": self.clip_fraction,
             "fairness/ess": self.ess,
@@ -154,7 +155,7 @@ class LengthProfile:
 
 
 def error_metrics(name: str, error: LengthError) -> dict[str, float | None]:
-    """A length reweighting error by metric names: the error, the corrected one, and the ends of its interval."""
+    """Return a length reweighting error as metrics: the error, the corrected error and the ends of the interval."""
     found: dict[str, float | None] = {}
     for end, one in (("max", error.max), ("mean", error.mean)):
         low, high = one.interval or (None, None)
@@ -164,7 +165,7 @@ def error_metrics(name: str, error: LengthError) -> dict[str, float | None]:
 
 
 def _moved(rows: ResponseTable) -> torch.Tensor:
-    """Whether the log-ratios of each row are more than rounding."""
+    """Return whether each row's log-ratios exceed rounding errors."""
     return rows.token_log_ratio_squared > MOVED**2 * rows.length
 
 
@@ -174,7 +175,7 @@ def _by_bin(index: torch.Tensor, values: torch.Tensor, statistic: Callable[[torc
 
 
 def _gaussian(rows: ResponseTable, index: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """Spread by bin, standardised quantiles and drift of the summed log-ratio S, over the rows whose update moved them."""
+    """Compute spread by bin, standardised quantiles and drift of the summed log-ratio S, over the rows that moved."""
     moved = _moved(rows)
     total, length = rows.token_log_ratio_sum[moved].double(), rows.length[moved].double()
     mu = float(total.sum() / length.sum()) if len(total) else math.nan

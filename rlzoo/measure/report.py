@@ -1,4 +1,4 @@
-"""A page of figures and tables: HTML that is complete in itself."""
+"""Renders figures and tables as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlzoo.measure.figures import svg
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Cell = str | float | int | tuple[float, float] | None  # a pair is an interval; None is unknown
+Cell = str | float | int | tuple[float, float] | None  # a pair is an interval, and None is unknown
 Row = list[Cell]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text and numbers under a caption."""
+    """A table of text and numbers with a caption."""
 
     caption: str
     columns: Sequence[str]
@@ -31,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """A heading with paragraphs, figures and tables under it; words between backticks are set as code."""
+    """A heading with paragraphs, figures and tables; text in backticks is formatted as code."""
 
     title: str
     paragraphs: Sequence[str] = ()
@@ -40,14 +40,14 @@ class ReportSection:
 
 
 def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSection]) -> str:
-    """Render one HTML page, with ``facts`` at its head, without scripts or anything to fetch; all input is shown as text."""
+    """Render an HTML page with ``facts`` at the top; it has no scripts or external resources, and all input is escaped."""
     environment = Environment(loader=PackageLoader("rlzoo", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=number, code=_code, svg=lambda figure: Markup(svg(figure)))
     return str(environment.get_template("report.html.j2").render(title=title, facts=facts, sections=sections))
 
 
 def number(value: Cell) -> str:
-    """Format a table cell: three significant digits, a dash for an unknown value, and text as it is."""
+    """Format a table cell: three significant digits, a dash for an unknown value, and text unchanged."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "\u2013"
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""A row per response and optimizer step: what every policy is measured by, the same way."""
+"""The table of measurements that all policies are compared by, with one row per response and optimizer step."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rlzoo.types import ClipInputs, ClipResult
 
 @dataclass(frozen=True, slots=True)
 class ResponseTable:
-    """One row per response and optimizer step; columns are float32 ``(n,)``, on the CPU, but for `group` and those by turn.
+    """One row per response and optimizer step; columns are float32 ``(n,)`` on the CPU, except `group` and those by turn.
 
-    A column of clip decisions holds the share of the response's tokens for a token rule, 0 or 1 for a sequence rule.
+    Clip decisions are the share of clipped tokens for a token rule, and 0 or 1 for a sequence rule.
     """
 
     length: Tensor
-    advantage: Tensor  # summed over the tokens, where they differ by token
-    signal: Tensor  # 1 where any token's advantage is not 0
+    advantage: Tensor  # summed over the tokens if they differ by token
+    signal: Tensor  # 1 if any token's advantage is not 0
     clipped: Tensor
     clipped_high: Tensor  # above the band with A > 0
     clipped_low: Tensor  # below the band with A < 0
     clipped_dual: Tensor  # above the dual-clip ceiling with A < 0
-    limited: Tensor  # not clipped, but beyond the log-ratio that is exponentiated
-    weight: Tensor  # its gradient as a multiple of what it would be at ratio 1; 0 where cut, negative where turned round
+    limited: Tensor  # not clipped, but beyond `ops.LOG_RATIO_LIMIT`
+    weight: Tensor  # gradient as a multiple of the gradient at ratio 1; 0 if cut, negative if reversed
     gradient_mass: Tensor  # sum over tokens of |dJ/dlog_probs|
-    log_ratio: Tensor  # what the policy judged; for a token rule its mean over the response
-    band_low: Tensor  # edges of the band on it; NaN for a rule without one
+    log_ratio: Tensor  # the judged quantity; for a token rule, its mean over the response
+    band_low: Tensor  # edges of its band; NaN for a rule without a band
     band_high: Tensor
     token_log_ratio_sum: Tensor
     token_log_ratio_squared: Tensor
@@ -40,14 +40,14 @@ class ResponseTable:
     token_log_ratio_max: Tensor
     entropy_sum: Tensor
     kl_sum: Tensor
-    group: Tensor  # int64, which prompt of the run, from `prompt_ids`: the same in every epoch and minibatch
-    turns: Tensor  # how many turns of the model; 1 where a response is none of an episode
-    turn_tokens: Tensor  # (n, NUM_BINS) tokens of each turn of an episode; the last column holds all turns from there on
-    turn_clipped: Tensor  # (n, NUM_BINS) sum of the clip decisions on them
+    group: Tensor  # int64, prompt of the run from `prompt_ids`, equal in all epochs and minibatches
+    turns: Tensor  # number of the model's turns; 1 outside episodes
+    turn_tokens: Tensor  # (n, NUM_BINS) tokens of each turn; the last column pools all later turns
+    turn_clipped: Tensor  # (n, NUM_BINS) sum of their clip decisions
 
     @classmethod
     def concat(cls, tables: Sequence[ResponseTable]) -> ResponseTable:
-        """All rows of several tables of one run; those of different runs need `pooled_runs`."""
+        """Concatenate tables of one run; for different runs, use `pooled_runs`."""
         return cls(*(torch.cat([getattr(table, field.name) for table in tables]) for field in fields(cls)))
 
     @classmethod
@@ -67,14 +67,14 @@ class ResponseTable:
         """Measure one micro-batch.
 
         Args:
-            inputs: of the policy. Advantages per token count by their sum.
-            result: of the policy.
-            gradient: ``(B, T)`` g = dJ/dlog_probs, of the policy's objective alone.
-            on_policy_gradient: ``(B, T)`` the same with ``log_probs = old_log_probs``.
-            group: ``(B,)`` int64, the prompt of each response, from `prompt_ids`.
-            entropy: ``(B, T)`` in nats; None: 0.
-            kl: ``(B, T)`` in nats; None: 0.
-            turn_ids: ``(B, T)`` int64; None: a response is one turn.
+            inputs: inputs of the policy; advantages per token are summed.
+            result: result of the policy.
+            gradient: ``(B, T)`` g = dJ/dlog_probs of the policy's objective alone.
+            on_policy_gradient: ``(B, T)`` the same gradient at ``log_probs = old_log_probs``.
+            group: ``(B,)`` int64, prompt of each response from `prompt_ids`.
+            entropy: ``(B, T)`` in nats; None means 0.
+            kl: ``(B, T)`` in nats; None means 0.
+            turn_ids: ``(B, T)`` int64; None means that a response is one turn.
         """
         mask, advantages = inputs.response_mask, inputs.advantages
         if advantages.shape[-1] != 1:
@@ -116,21 +116,21 @@ class ResponseTable:
         return cls(*made)
 
     def where(self, keep: Tensor) -> ResponseTable:
-        """The rows for which ``keep``, bool ``(n,)``, holds."""
+        """Return the rows where ``keep``, bool ``(n,)``, is True."""
         return ResponseTable(*(getattr(self, field.name)[keep] for field in fields(self)))
 
     def judged(self) -> ResponseTable:
-        """The rows with tokens and a non-zero advantage: those a clip can act on, and those every clip fraction counts."""
+        """Return the rows with tokens and a non-zero advantage, which are the ones that clip fractions count."""
         return self.where((self.signal > 0) & (self.length > 0))
 
     def clip_stats(self, edges: Tensor, progress: float = 0.0) -> ClipStats:
-        """Sums per length bin and sign of the advantage, for adaptive policies."""
+        """Sum the rows by length bin and sign of the advantage, for adaptive policies."""
         rows = self.judged()
         return ClipStats.of(edges, rows.length, rows.advantage, rows.clipped, rows.log_ratio, progress=progress)
 
 
 def prompt_ids(step: int, group_ids: Tensor) -> Tensor:
-    """Numbers of prompts that are unique within a run, int64, of the groups ``(B,)`` of one rollout step.
+    """Return int64 prompt ids that are unique within a run, for the groups ``(B,)`` of one rollout step.
 
     Example:
         >>> prompt_ids(1, torch.tensor([0, 0, 1])).unique().numel()
@@ -140,7 +140,7 @@ def prompt_ids(step: int, group_ids: Tensor) -> Tensor:
 
 
 def pooled_runs(tables: Iterable[ResponseTable]) -> ResponseTable:
-    """Rows of several runs, a table each, their prompts numbered apart."""
+    """Concatenate the tables of several runs, with distinct prompt ids."""
     numbered, start = [], 0
     for table in tables:
         names, index = torch.unique(table.group, return_inverse=True)
@@ -150,7 +150,7 @@ def pooled_runs(tables: Iterable[ResponseTable]) -> ResponseTable:
 
 
 def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What was clipped above the band with A > 0, below it with A < 0, and above the dual-clip ceiling with A < 0."""
+    """Split clip decisions: above the band with A > 0, below it with A < 0, above the dual-clip ceiling with A < 0."""
     clipped, band = result.clipped, result.band
     below = clipped & (advantages < 0)
     dual = below & (result.log_ratio > band.ceiling) if band is not None and band.ceiling is not None else below & False
@@ -158,8 +158,8 @@ def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _multiple(gradient: Tensor, on_policy_gradient: Tensor) -> Tensor:
-    """The factor w, ``(B, 1)``, with which ``w * on_policy_gradient`` comes closest to the gradient; 0 without any."""
-    # both are of the order of 1 / tokens: in float64, squares of them keep their digits
+    """Return w ``(B, 1)`` for which ``w * on_policy_gradient`` is closest to the gradient; 0 if that is zero."""
+    # float64, because squares of values of order 1 / tokens lose digits in float32
     gradient, on_policy_gradient = gradient.double(), on_policy_gradient.double()
     square = on_policy_gradient.square().sum(-1, keepdim=True)
     along = (gradient * on_policy_gradient).sum(-1, keepdim=True)

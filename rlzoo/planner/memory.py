@@ -1,4 +1,4 @@
-"""The memory of one device: what the learner, the reference model and the sampler hold at their peaks."""
+"""Estimates the peak memory of one device for the learner, the reference model and the sampler."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from rlzoo.rollout.episodes import Limits
 
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}
-_MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # and a scale for each block of 256
-_SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # logits; scaled; minus the largest; exponentiated; in blocks: `draw`
+_MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # one byte, and a scale per block of 256
+_SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # `draw` holds logits, scaled, shifted and exponentiated logits, and blocks
 _BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
 _LIVE = 1e9  # DeepSpeed's stage3_max_live_parameters
 
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """A micro-batch: what one forward and backward pass computes."""
+    """The dimensions of a micro-batch, which one forward and backward pass computes."""
 
     rows: int
-    length: int  # tokens of the longest row: prompt, response, and what an environment wrote
-    response: int  # of these, those that the model chose
+    length: int  # tokens of the longest row: prompt, response and observations
+    response: int  # tokens of the longest row that the model chose
 
     @property
     def tokens(self) -> int:
-        """Tokens of the micro-batch, padding included."""
+        """Number of tokens in the micro-batch, including padding."""
         return self.rows * self.length
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the model's states are spread over N processes."""
+    """How the model's states are sharded among processes."""
 
     processes: int
-    stage: int = 0  # of ZeRO; 0: data parallel without DeepSpeed, every process holds everything
+    stage: int = 0  # ZeRO stage; 0 is data parallelism without DeepSpeed or sharding
     offloads_optimizer: bool = False
     offloads_weights: bool = False
 
     @classmethod
     def of(cls, launch: LaunchConfig, processes: int) -> Sharding:
-        """Read the settings of a launch.
+        """Read the sharding from launch settings.
 
         Raises:
-            UserError: ``launch.deepspeed`` is neither a stage nor a file of DeepSpeed's settings.
+            UserError: ``launch.deepspeed`` is neither a stage nor a DeepSpeed configuration file.
         """
         zero = zero_settings(launch)
         off = {part for part in zero if isinstance(zero[part], dict) and zero[part].get("device", "none") != "none"}
@@ -61,30 +61,30 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one device, by part."""
+    """Memory of one device in bytes, by component."""
 
-    states: dict[str, float]  # held all the time
-    step: dict[str, float]  # added at the peak of an optimizer step
+    states: dict[str, float]  # always allocated
+    step: dict[str, float]  # additional memory at the peak of an optimizer step
     sampler: float
 
     @property
     def learning(self) -> dict[str, float]:
-        """Bytes by part at the peak of an optimizer step."""
+        """Bytes by component at the peak of an optimizer step."""
         return {**self.states, **self.step}
 
     @property
     def sampling(self) -> dict[str, float]:
-        """Bytes by part while responses are sampled."""
+        """Bytes by component while sampling."""
         return {**self.states, "sampler": self.sampler}
 
     @property
     def peak(self) -> float:
-        """Bytes that a device needs."""
+        """Peak memory of the device in bytes."""
         return max(sum(self.learning.values()), sum(self.sampling.values()))
 
 
 def rows_per_step(config: RunConfig, processes: int) -> int:
-    """Responses of one optimizer step on one process, at most: minibatches and shares differ in size by up to one."""
+    """Return the maximum number of responses per optimizer step and process."""
     responses = config.rollout.num_prompts * config.rollout.group_size
     return math.ceil(math.ceil(responses / config.learner.num_minibatches) / processes)
 
@@ -92,7 +92,7 @@ def rows_per_step(config: RunConfig, processes: int) -> int:
 def micro_batch(
     config: RunConfig, architecture: Architecture | None, prompt: int, processes: int, *, is_cpu: bool = False
 ) -> PassShape:
-    """A full micro-batch of an optimizer step, with every prompt and response at its longest."""
+    """Return a full micro-batch of an optimizer step, with prompts and responses of maximum length."""
     chosen, length = longest_response(config, architecture, prompt)
     depth = architecture.num_layers * architecture.hidden_size if architecture is not None else 1
     limit = max_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
@@ -101,10 +101,10 @@ def micro_batch(
 
 
 def longest_response(config: RunConfig, architecture: Architecture | None, prompt: int) -> tuple[int, int]:
-    """Tokens of the longest response: those that the model chooses, and all of them with the prompt.
+    """Return the tokens of the longest response: those that the model chooses, and all including the prompt.
 
-    What an environment writes between turns takes positions, memory and work like every token. An episode ends where the
-    context does.
+    Observations of an environment take positions, memory and FLOPs like other tokens. An episode ends at the limit of the
+    context.
     """
     rollout = config.rollout
     if config.task.host is None:
@@ -116,14 +116,14 @@ def longest_response(config: RunConfig, architecture: Architecture | None, promp
 
 
 def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> Memory:
-    """The memory of one device of a run; ``batch`` is a full micro-batch, and each process has a device of its own."""
+    """Estimate the memory of one device; ``batch`` is a full micro-batch, and each process has its own device."""
     has_deepspeed, processes = sharding.stage > 0, sharding.processes
     is_low_rank, keeps = config.learner.lora.rank > 0, _keeps_masters(config, has_deepspeed)
     trained, element = trained_parameters(architecture, config), BYTES[config.model.dtype]
     whole = weight_bytes(architecture, config)
-    own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, beside the weights
+    own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, in addition to the weights
     number = FLOAT + (element if processes > 1 else 0) if keeps else element  # DDP needs both gradients until the step
-    owned = 1 / processes if has_deepspeed else 1  # what DeepSpeed's optimizer has is spread over processes
+    owned = 1 / processes if has_deepspeed else 1  # DeepSpeed shards the optimizer among processes
     on_device = 0.0 if sharding.offloads_optimizer else owned
     weights = float(whole + own)
     if sharding.stage == 3:
@@ -135,7 +135,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
         "reference model": float(whole) if needs_reference(config.learner, config.reward, config.clip) else 0.0,
         "communication buffers": _buffers(whole, own or trained * element, element, sharding),
     }
-    # the embedding's part of a micro-batch's gradient is held apart while the rest is computed
+    # a micro-batch's gradient of the embedding is held separately while the rest is computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
     gradients = owned * (own or trained * number) + head
     at_head, at_last_layer = activations(architecture, config, batch)
@@ -153,12 +153,12 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
 
 
 def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
-    """Bytes of one whole copy of the model's weights."""
+    """Return the bytes of one copy of the model's weights."""
     return architecture.num_parameters * BYTES[config.model.dtype]
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
-    """Parameters that get a gradient: all of them, or those of the low-rank update."""
+    """Return the number of trained parameters: all, or those of the LoRA adapter."""
     lora = config.learner.lora
     if not lora.rank:
         return architecture.num_parameters
@@ -167,26 +167,26 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
 
 
 def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
-    """Bytes that a checkpoint holds beside the model, of all processes: trained parameters and both moments."""
+    """Return the bytes of a checkpoint besides the model, over all processes: trained parameters and both moments."""
     number = _trained_bytes(config, has_deepspeed) + 2 * _moment_bytes(config, has_deepspeed)
     more = weight_bytes(architecture, config) if has_deepspeed else 0
     return more + trained_parameters(architecture, config) * number
 
 
 def _keeps_masters(config: RunConfig, has_deepspeed: bool) -> bool:
-    """Whether the learner keeps float32 copies of bfloat16 weights; DeepSpeed has its own, and low-rank updates are float32."""
+    """Return whether the learner keeps float32 master weights, which DeepSpeed and LoRA do not need."""
     learner = config.learner
     return config.model.dtype == "bfloat16" and learner.master_weights and not learner.lora.rank and not has_deepspeed
 
 
 def _trained_bytes(config: RunConfig, has_deepspeed: bool) -> int:
-    """Bytes of a number that the optimizer changes."""
+    """Return the bytes per optimized parameter."""
     in_float32 = has_deepspeed or config.learner.lora.rank or _keeps_masters(config, has_deepspeed)
     return FLOAT if in_float32 else BYTES[config.model.dtype]
 
 
 def _moment_bytes(config: RunConfig, has_deepspeed: bool) -> float:
-    """Bytes of one of AdamW's moments per parameter."""
+    """Return the bytes per parameter of one AdamW moment."""
     is_8bit = config.learner.optimizer == "adamw_8bit"
     return _MOMENT_BYTES_8BIT if is_8bit else _trained_bytes(config, has_deepspeed)
 
@@ -201,23 +201,23 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def _compute_bytes(config: RunConfig) -> int:
-    """Bytes of an element of the matrix products' inputs and outputs."""
+    """Return the bytes per element in matrix products."""
     return 2 if config.learner.autocast == "bfloat16" else BYTES[config.model.dtype]
 
 
 def _has_mask(config: RunConfig) -> bool:
-    """Whether attention is given a mask, as packed rows need; its memory grows with the square of a row's length."""
+    """Return whether attention has an explicit mask, whose memory grows with the square of the row length."""
     return config.learner.packing and not (config.model.attn_implementation or "").startswith("flash")
 
 
 def layer_activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
-    """Bytes that the backward pass of one layer needs from its forward pass, for a whole micro-batch.
+    """Return the bytes that one layer's forward pass stores for its backward pass, for a micro-batch.
 
-    As transformers computes it: an RMS norm keeps its input in float32, the normed input and its output; attention keeps
-    query, key, value (repeated for every query head where rows are packed) and output; the MLP keeps four inner tensors.
+    This follows transformers. An RMS norm stores its input in float32, the normalised input and its output. Attention stores
+    query, key, value (repeated per query head if rows are packed) and output. The MLP stores four inner tensors.
     """
     element, hidden = _compute_bytes(config), architecture.hidden_size
-    wide = FLOAT if config.learner.autocast == "bfloat16" else element  # residuals and norms stay in the weights' type
+    wide = FLOAT if config.learner.autocast == "bfloat16" else element  # residuals and norms keep the weights' data type
     norms = 2 * hidden * (FLOAT + wide + element)
     if architecture.qk_norm:
         norms += (architecture.query_size + architecture.kv_size) * (FLOAT + element)
@@ -229,12 +229,12 @@ def layer_activations(architecture: Architecture, config: RunConfig, batch: Pass
     if config.model.attn_implementation == "eager":
         per_token += architecture.num_heads * batch.length * (FLOAT + (element if element != FLOAT else 0))
     elif masked:
-        per_token += batch.length * element  # every layer makes the mask again, as a tensor to add
+        per_token += batch.length * element  # every layer creates the additive mask again
     return per_token * batch.tokens
 
 
 def activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> tuple[float, float]:
-    """Bytes of activations where the backward pass is largest: at the head, and in the last layer."""
+    """Return the bytes of activations at the two peaks of the backward pass: the head and the last layer."""
     element, layers, hidden = _compute_bytes(config), architecture.num_layers, architecture.hidden_size
     layer = layer_activations(architecture, config, batch)
     in_backward = (3 * architecture.intermediate_size + 2 * hidden) * element * batch.tokens
@@ -245,21 +245,21 @@ def activations(architecture: Architecture, config: RunConfig, batch: PassShape)
     if not config.learner.gradient_checkpointing:
         held += layers * layer
         return held + last_norm, held + in_backward
-    held += layers * hidden * BYTES[config.model.dtype] * batch.tokens  # the input of each layer, which is computed again
+    held += layers * hidden * BYTES[config.model.dtype] * batch.tokens  # inputs of the layers, which are recomputed
     return held + last_norm, held + layer + in_backward
 
 
 def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
-    """Bytes of one chunk of logits and what is computed from it: log-probs, probabilities and their product in float32."""
+    """Return the bytes of one chunk of logits with its log-probs, probabilities and their product in float32."""
     chunk = max(1, LOGITS_PER_CHUNK // architecture.vocab_size)
     tokens = min(chunk, batch.rows * batch.response)
     return tokens * architecture.vocab_size * (3 * FLOAT + _compute_bytes(config))
 
 
 def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
-    """Bytes of the sampler: vLLM's share of the device, or of `decode` the key-value cache with room to grow, and the logits.
+    """Return the bytes of the sampler: vLLM's share of the device, or the key-value cache and logits of `decode`.
 
-    `decode` joins the matrices of a small model, and packs them on a CPU.
+    `decode` also copies the joined matrices of a small model, and packs them on a CPU.
     """
     from rlzoo.rollout.decode import GROWTH
 

@@ -1,4 +1,4 @@
-"""A run's plan: how many steps and tokens, the memory of a device, an estimate of the time, and the disk it fills."""
+"""The plan of a run: steps, tokens, memory per device, estimated time and disk space."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from rlzoo.planner.memory import (
     weight_bytes,
 )
 
-LEARNER_UTILISATION = 0.4  # share of a device's FLOP/s that forward and backward passes are taken to reach: ours, an assumption
-SAMPLER_UTILISATION = 0.5  # share of a device's memory bandwidth that decoding is taken to reach: ours, an assumption
+LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s in forward and backward passes
+SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth in decoding
 
-_TEXT_BYTES = 5  # of a response's text in JSON, per token: about what English and LaTeX come to
-_TURN_BYTES = 128  # of a turn in JSON, beside its texts
+_TEXT_BYTES = 5  # bytes of text in JSON per response token, about right for English and LaTeX
+_TURN_BYTES = 128  # bytes of a turn in JSON besides its texts
 _ID_BYTES, _LOG_PROB_BYTES = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The longest of a task's prompts."""
+    """The length of a task's longest prompt."""
 
     longest: int  # tokens
-    counted: bool  # by the model's tokenizer; False: estimated from the length of the text
+    counted: bool  # with the model's tokenizer; False if estimated from the text
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will take, if every prompt and response is as long as it may be.
+    """The resources of a run in which every prompt and response has its maximum length.
 
-    What follows from the shape of the model is None where that is not known.
+    Values that depend on the model's architecture are None if it is unknown.
     """
 
     config: RunConfig
     architecture: Architecture | None
     devices: Devices
     prompts: Prompts
-    processes: int = 1  # that compute it, one to a device
+    processes: int = 1  # one per device
 
     @cached_property
     def sharding(self) -> Sharding:
-        """How the model's states are spread over processes."""
+        """How the model's states are sharded among processes."""
         return Sharding.of(self.config.launch, self.processes)
 
     @cached_property
@@ -63,47 +63,47 @@ class Plan:
 
     @property
     def observed(self) -> int:
-        """Tokens of a response that an environment writes."""
+        """Number of tokens per response that an environment writes."""
         return max(0, self.batch.length - self.prompts.longest - self.batch.response)
 
     @property
     def responses(self) -> int:
-        """Responses of one step."""
+        """Number of responses per step."""
         return self.config.rollout.num_prompts * self.config.rollout.group_size
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of one step."""
+        """Number of optimizer steps per step."""
         return self.config.learner.num_minibatches * self.config.learner.num_epochs
 
     @property
     def passes(self) -> int:
-        """Micro-batches of an optimizer step on one process, if they are all like `batch`."""
+        """Number of micro-batches per optimizer step and process, if all are like `batch`."""
         return -(-rows_per_step(self.config, self.processes) // self.batch.rows)
 
     @property
     def device_memory(self) -> float:
-        """Bytes that one process may use."""
+        """Memory in bytes that one process may use."""
         return self.devices.share(self.processes)
 
     @property
     def host_loading(self) -> float:
-        """Bytes in the memory of all machines together while the model is loaded: every process reads all weights."""
+        """Host memory in bytes, over all machines, while the model loads; every process reads all weights."""
         return self.processes * weight_bytes(self.architecture, self.config) if self.architecture else 0
 
     @cached_property
     def memory(self) -> Memory | None:
-        """What one device holds."""
+        """Estimated memory of one device."""
         if self.architecture is None:
             return None
         return memory(self.architecture, self.config, self.sharding, self.batch, self.devices)
 
     @cached_property
     def flops(self) -> dict[str, float] | None:
-        """Floating-point operations of one step, by "learner" and "rollout", over all devices.
+        """FLOPs of one step over all devices, for "learner" and "rollout".
 
-        A product of (m, k) and (k, n) counts 2 m k n. A backward pass counts two forward passes. Attention counts all pairs of
-        tokens of a row, those that the mask hides too.
+        A product of (m, k) and (k, n) counts 2 m k n. A backward pass counts as two forward passes. Attention counts all pairs
+        of tokens in a row, including masked ones.
         """
         if self.architecture is None:
             return None
@@ -114,14 +114,14 @@ class Plan:
         forwards = 1 + needs_reference(settings, self.config.reward, clip) + settings.num_epochs * (clip.scope == "batch")
         passes = 3 + settings.gradient_checkpointing
         learner = (forwards + settings.num_epochs * passes) * body
-        learner += (forwards + settings.num_epochs * 4) * head  # chunks of logits are computed again in the backward pass
+        learner += (forwards + settings.num_epochs * 4) * head  # the backward pass recomputes chunks of logits
         return {"learner": learner, "rollout": body + head}
 
     @property
     def seconds(self) -> tuple[float | None, float | None]:
-        """Estimated seconds of one step, of learning and of sampling; None where the speed of the devices is not known.
+        """Estimated seconds per step for learning and for sampling; None if the devices' speed is unknown.
 
-        Sampling reads for each token all weights and the cache of its row. The room for the cache decides how many responses
+        Sampling reads all weights and the row's cache for each token. The memory left for the cache limits how many responses
         are sampled at once.
         """
         architecture, devices, held = self.architecture, self.devices, self.memory
@@ -143,20 +143,22 @@ class Plan:
         by_computing = at_once * body_flops(architecture, self.batch.length) / self.batch.length / speed
         waves = -(-responses // at_once)
         chosen = self.batch.response * max(by_reading, by_computing)
-        return learning, waves * (chosen + self.observed * by_computing)  # what is given is read in one pass
+        return learning, waves * (chosen + self.observed * by_computing)  # observations are read in one pass
 
     @cached_property
     def disk(self) -> dict[str, float] | None:
-        """Bytes of the run directory: checkpoints while the last is written, rollouts at most, weights for replay."""
+        """Maximum size of the run directory in bytes, by checkpoints, rollouts and weights for replay."""
         if self.architecture is None:
             return None
         config, weights, settings = self.config, weight_bytes(self.architecture, self.config), self.config.checkpoint
         saved = 1 + (config.steps - 1) // settings.every if settings.every else 1
-        most = settings.keep + 1 + bool(config.eval.num_problems and config.eval.every)  # one being written; the best
+        most = (
+            settings.keep + 1 + bool(config.eval.num_problems and config.eval.every)
+        )  # plus the one being written and the best one
         kept = config.steps // settings.keep_for_replay * self.updates if settings.keep_for_replay else 0
-        log_probs = 2 + config.learner.num_epochs  # the sampler's, the old policy's, and those at each pass
+        log_probs = 2 + config.learner.num_epochs  # of the sampler, the old policy, and each epoch
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES
-        if config.task.host is not None:  # the number of each token's turn; who wrote what, as a text and turn by turn
+        if config.task.host is not None:  # turn ids, the transcript, and the text of each turn
             behind = self.batch.response + self.observed
             response += behind * (_ID_BYTES + _TEXT_BYTES) + self.observed * _TEXT_BYTES
             response += config.rollout.max_turns * _TURN_BYTES
@@ -167,7 +169,7 @@ class Plan:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as JSON can hold it: counts, bytes and seconds."""
+        """Return the plan as JSON-serialisable counts, bytes and seconds."""
         steps, memory = self.config.steps, None
         if self.memory is not None:
             by_part = {"learner": self.memory.learning, "sampling": self.memory.sampling}
@@ -192,7 +194,7 @@ class Plan:
 
 
 def body_flops(architecture: Architecture, length: int) -> float:
-    """Operations of one row's forward pass without the head."""
+    """Return the FLOPs of one row's forward pass without the head."""
     matrices = 2 * architecture.num_layers * architecture.layer_matrix_parameters * length
     attention = 4 * architecture.num_layers * architecture.query_size * length**2
     return matrices + attention

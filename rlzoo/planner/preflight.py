@@ -1,4 +1,4 @@
-"""Finds what would stop a run after it has begun: each mistake as one line that says what to do."""
+"""Checks a run before it starts, and reports each mistake as one line that says what to do."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rlzoo.planner.plan import Plan, Prompts
 from rlzoo.rollout.prompts import encoded
 from rlzoo.training.checks import check_run, num_processes
 
-LOOKED_AT = 2000  # training prompts, at most: a plan must be quick
-_COUNTED = 16  # of them, the longest texts: the longest prompt is among these, unless texts tokenize very differently
-_BYTES_PER_TOKEN = 2  # without a tokenizer: fewer than English (4) and LaTeX (3) have, so that the length is rather too large
-_TEMPLATE_TOKENS = 64  # room for a chat template's own tokens
+LOOKED_AT = 2000  # maximum number of training prompts to read, so that a plan is fast
+_COUNTED = 16  # number of longest texts to tokenize, one of which should be the longest prompt
+_BYTES_PER_TOKEN = 2  # without a tokenizer; below English (4) and LaTeX (3), so that lengths are overestimated
+_TEMPLATE_TOKENS = 64  # allowance for a chat template's own tokens
 
 
 def check(config: RunConfig, named: Devices | None = None, *, resume: bool = False) -> tuple[int, Architecture | None, Prompts]:
-    """Refuse what would stop a run after it has begun; `rlzoo train` asks, with and without ``--dry-run``.
+    """Raise UserError for a mistake that would stop a run later; `rlzoo train` calls it with and without ``--dry-run``.
 
     Args:
-        config: the run.
+        config: configuration of the run.
         named: the devices to plan for, one for each process; None for this machine.
-        resume: whether the run directory is there already.
+        resume: whether the run directory already exists.
 
     Returns:
-        What a plan needs: the number of processes, the model's shape if it is known, and the length of the prompts.
+        The number of processes, the model's architecture if it is known, and the length of the prompts.
 
     Raises:
-        UserError: one line for the first mistake found.
+        UserError: the first mistake found.
     """
     processes = config.launch.processes or (named.count if named else num_processes(config))
     if named and processes > named.count:
         given = f"launch.processes={processes}: more than the {named.count} devices of --devices"
-        raise UserError(f"{given}; one process takes one")
+        raise UserError(f"{given}; each process needs one")
     check_run(config, processes=processes, resume=resume, here=named is None)
     architecture, prompts = find_architecture(config.model.path), longest_prompt(config)
     check_length(config, architecture, prompts)
@@ -48,9 +48,9 @@ def check(config: RunConfig, named: Devices | None = None, *, resume: bool = Fal
 
 
 def longest_prompt(config: RunConfig) -> Prompts:
-    """The longest prompt that the run will meet, of the first `LOOKED_AT` and those of the evaluation.
+    """Return the length of the longest prompt among the first `LOOKED_AT` and those of the evaluation.
 
-    Counted where the model's tokenizer is on this machine, else estimated from the text.
+    The length is counted if the model's tokenizer is available locally, and otherwise estimated from the text.
     """
     task = config.task
     problems = task.train_problems(0, min(LOOKED_AT, config.steps * config.rollout.num_prompts))
@@ -58,7 +58,7 @@ def longest_prompt(config: RunConfig) -> Prompts:
         problems = problems + task.held_out_problems(config.eval.num_problems)
     texts = sorted(task.prompts(problems), key=len, reverse=True)[:_COUNTED]
     template = _TEMPLATE_TOKENS if config.model.chat_template else 0
-    if template and task.host is not None and task.host.tools:  # the template describes them before the first message
+    if template and task.host is not None and task.host.tools:  # the template describes the tools before the first message
         template += -(-len(json.dumps(task.host.tools).encode()) // _BYTES_PER_TOKEN)
     tokenizer = model_file(config.model.path, "tokenizer.json", download=False)
     if tokenizer is None:
@@ -70,7 +70,7 @@ def longest_prompt(config: RunConfig) -> Prompts:
 
 
 def check_length(config: RunConfig, architecture: Architecture | None, prompts: Prompts) -> None:
-    """Refuse responses that go beyond the positions of the model or of vLLM."""
+    """Raise UserError if responses exceed the maximum positions of the model or of vLLM."""
     new, limit = config.rollout.max_new_tokens, config.rollout.vllm.max_model_len
     about = "" if prompts.counted else "about "
     needed = f"with prompts of up to {about}{prompts.longest} tokens, {prompts.longest + new} positions are needed"
@@ -80,11 +80,11 @@ def check_length(config: RunConfig, architecture: Architecture | None, prompts: 
         has = f"model {config.model.path!r} has {architecture.max_length}"
         raise UserError(f"rollout.max_new_tokens={new}: {needed}, and {has}; {advice}")
     if config.rollout.engine == "vllm" and limit is not None and prompts.longest + new > limit:
-        raise UserError(f"rollout.vllm.max_model_len={limit}: {needed}; raise it, or leave it out for the model's own")
+        raise UserError(f"rollout.vllm.max_model_len={limit}: {needed}; raise it, or remove it to use the model's own limit")
 
 
 def check_disk(plan: Plan) -> None:
-    """Refuse a run that will fill the disk."""
+    """Raise UserError if the run would fill the disk."""
     if plan.disk is None:
         return
     folder = plan.config.output or Path("runs")
@@ -100,7 +100,7 @@ def check_disk(plan: Plan) -> None:
 
 
 def check_memory(plan: Plan) -> None:
-    """Refuse a run that cannot fit its devices."""
+    """Raise UserError if the run does not fit on its devices."""
     if plan.memory is None or plan.architecture is None:
         return
     config, memory, there = plan.config, plan.memory, plan.device_memory
@@ -109,7 +109,7 @@ def check_memory(plan: Plan) -> None:
         largest = sorted(parts.items(), key=lambda part: part[1], reverse=True)[:3]
         most = ", ".join(f"{name} {shown(size)}" for name, size in largest)
         raise UserError(
-            f"model.path={config.model.path!r}: a process needs {shown(memory.peak)} and {plan.devices.name} has "
+            f"model.path={config.model.path!r}: a process needs {shown(memory.peak)}, but {plan.devices.name} has "
             f"{shown(there)} for it (most: {most}); {_remedy(plan)}"
         )
     if config.rollout.engine == "vllm" and not config.rollout.vllm.server:
@@ -117,13 +117,13 @@ def check_memory(plan: Plan) -> None:
         response = plan.batch.length * plan.architecture.kv_bytes(2)
         if weights + response > memory.sampler:
             raise UserError(
-                f"rollout.vllm.gpu_memory_utilization={config.rollout.vllm.gpu_memory_utilization}: {shown(memory.sampler)} do "
-                f"not hold vLLM's weights ({shown(weights)}) and the cache of one response ({shown(response)}); raise it"
+                f"rollout.vllm.gpu_memory_utilization={config.rollout.vllm.gpu_memory_utilization}: {shown(memory.sampler)} "
+                f"do not hold vLLM's weights ({shown(weights)}) and the cache of one response ({shown(response)}); raise it"
             )
 
 
 def shown(size: float) -> str:
-    """Bytes as a text, such as 12.3 GB."""
+    """Format a number of bytes, such as 12.3 GB."""
     return decimal(int(size))
 
 

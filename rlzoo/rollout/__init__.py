@@ -1,1 +1,1 @@
-"""Sampling and grading: prompts in, graded responses out."""
+"""Samples responses to prompts and grades them."""

@@ -1,7 +1,7 @@
-"""Decoding with a transformers model: one pass per prompt however many responses it gets, and none for a response that ended.
+"""Decodes with a transformers model, with one pass per prompt for all of its responses and no work for ended responses.
 
-Transformers computes the prompts and, but for the models that `fused` knows, the tokens after them; what is ours is the
-cache, whose rows can leave, and the loop. `quickest_way` says how a model is decoded.
+Transformers computes the prompts and the tokens after them, except for the models that `fused` supports. This module
+provides the loop and a cache whose rows can be removed. `quickest_way` selects how a model is decoded.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from rlzoo.fast_cpu.fused import FusedStep
 
 CONVERSATION = 4096
-"""Tokens of an episode for which positions are computed ahead. For a longer one they are recomputed."""
+"""Number of tokens for which positions are precomputed. They are recomputed for longer episodes."""
 
 GROWTH = 1.5
-"""How much larger a buffer becomes when it is full: what is copied stays proportional to what is written."""
+"""Growth factor of a full buffer, so that the amount copied stays proportional to the amount written."""
 
 logger = logging.getLogger("rlzoo")
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What was drawn."""
+    """Tokens drawn by `decode`, with their log-probs."""
 
     tokens: Tensor  # (B, T) int64
-    log_probs: Tensor  # (B, T) float32, of the distribution sampled from
-    caches: Caches | None = None  # where they are kept for a next turn
+    log_probs: Tensor  # (B, T) float32, under the sampling distribution
+    caches: Caches | None = None  # if they are kept for the next turn
 
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """The keys and values of episodes after a turn, by their places in the batch. The last token drawn is not among them."""
+    """Keys and values of episodes after a turn, by index in the batch; those of the last drawn token are missing."""
 
     layers: list[RowLayer]
-    rows: dict[int, int]  # of the buffers
-    spans: dict[int, tuple[int, int]]  # columns of the buffers, from the first token to behind the last
+    rows: dict[int, int]  # rows of the buffers
+    spans: dict[int, tuple[int, int]]  # columns of the buffers: first token, and one past the last
     step: FusedStep | None
 
 
@@ -64,26 +64,26 @@ def decode(
     places: Sequence[int] | None = None,
     caches: Caches | None = None,
 ) -> Decoded:
-    """Draw a response to each prompt; equal prompts next to each other are computed once.
+    """Draw a response to each prompt; consecutive equal prompts are computed once.
 
     Args:
-        model: one that `quickest_way` decodes by rows, in evaluation mode.
+        model: model in evaluation mode that `quickest_way` decodes by rows.
         prompts: B token sequences.
-        uniforms: float64 ``(B, T)`` in [0, 1): the random number of each token of each response, at most T of them.
+        uniforms: float64 ``(B, T)`` in [0, 1), one random number per token of each response of up to T tokens.
         end_ids: tokens that end a response.
-        pad_id: fills the rows behind their ends.
-        temperature: logits are divided by it.
-        fuses: whether tokens behind the prompt are computed by `FusedStep`, where `can_fuse` allows it.
-        places: numbers of the prompts, if the caches are to be kept for a next turn under them.
-        caches: of the turn before, in which every prompt begins with what was computed then.
+        pad_id: fills the rows after their last tokens.
+        temperature: divisor of the logits.
+        fuses: whether `FusedStep` computes the tokens after the prompt, which requires `can_fuse`.
+        places: indices under which the prompts' caches are kept for the next turn; None keeps no caches.
+        caches: caches of the previous turn; every prompt extends the tokens that were computed then.
     """
     limit = uniforms.shape[1]
-    # what a model not known may keep from a forward pass, such as a mask, must serve for training too
+    # other models may keep tensors from a forward pass, such as a mask, that training uses too
     with torch.inference_mode() if fuses else torch.no_grad():
         numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
         responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses, keeps=places is not None)
         if caches is not None:
-            assert places is not None, "a turn that follows another is followed by others"
+            assert places is not None, "places are given if caches are"
             responses = ResumedResponses(model, prompts, pad_id, limit, caches, places, fuses=fuses)
         tokens = torch.full((len(prompts), limit), pad_id, device=model.device)
         log_probs = torch.zeros(len(prompts), limit, device=model.device)
@@ -101,9 +101,9 @@ def decode(
 
 
 class OpenResponses:
-    """The responses that have not ended, next to each other in the cache's first rows.
+    """The responses that have not ended, in the first rows of the cache.
 
-    Prompts are padded on the left, so all responses write the same column of the cache.
+    Prompts are padded on the left, so that all responses write to the same column of the cache.
     """
 
     def __init__(
@@ -116,28 +116,28 @@ class OpenResponses:
         fuses: bool = False,
         keeps: bool = False,
     ) -> None:
-        """Make room; nothing is computed yet.
+        """Allocate the buffers without computing anything.
 
         Args:
             model: see `decode`.
             prompts: see `decode`.
             pad_id: see `decode`.
-            limit: tokens of a response, at most.
+            limit: maximum number of tokens in a response.
             fuses: see `decode`.
-            keeps: whether the cache of a response that ended is kept behind the open ones.
+            keeps: whether caches of ended responses are kept after the open ones.
         """
         self.model = model
         self.device = model.device
         self._seat(len(prompts), keeps=keeps)
         runs = [(ids, len(list(run))) for ids, run in groupby(prompts)]
-        self.repeats = torch.tensor([number for _, number in runs])  # (P,) responses of each prompt
+        self.repeats = torch.tensor([number for _, number in runs])  # (P,) number of responses to each prompt
         size = max(len(ids) for ids, _ in runs)
         self.input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids, _ in runs])
         self.attended = torch.tensor([[False] * (size - len(ids)) + [True] * len(ids) for ids, _ in runs])
         room = size + min(limit, size + 64)
         self.cache = Cache(layers=[RowLayer(self.repeats, room) for _ in DynamicCache(config=model.config).layers])
         lengths = self.attended.sum(dim=1, keepdim=True)
-        self.positions = lengths.repeat_interleave(self.repeats, dim=0).to(self.device)  # of the next token
+        self.positions = lengths.repeat_interleave(self.repeats, dim=0).to(self.device)  # position of the next token
         self.first = size - self.positions[:, 0]  # (B,) column of each response's first token
         self.mask = self._mask(size + limit, fuses=fuses)
         self.step = fused_step(model, max(size + limit, CONVERSATION if keeps else 0)) if fuses else None
@@ -149,14 +149,14 @@ class OpenResponses:
         self.ends = torch.zeros(number, dtype=torch.long, device=self.device)  # columns of the cache when a row ended
 
     def _mask(self, columns: int, *, fuses: bool) -> Tensor | None:
-        """What each response may look at, ``(B, 1, 1, columns)``; None: everything, as no prompt is padded."""
+        """Return the attention mask, ``(B, 1, 1, columns)``; None if no prompt is padded."""
         if not bool(self.first.any()):
             return None
         mask = (torch.arange(columns, device=self.device) >= self.first[:, None])[:, None, None]
         return _added(mask, self.model.dtype) if self.model.config._attn_implementation == "eager" and not fuses else mask
 
     def first_logits(self) -> Tensor:
-        """Logits ``(B, V)`` of each response's first token, from one pass over the prompts."""
+        """Compute the logits ``(B, V)`` of each response's first token in one pass over the prompts."""
         logits: Tensor = self.model(
             input_ids=self.input_ids.to(self.device),
             attention_mask=None if self.mask is None else self.attended.long().to(self.device),
@@ -168,7 +168,7 @@ class OpenResponses:
         return logits.repeat_interleave(self.repeats.to(self.device), dim=0)
 
     def next_logits(self, tokens: Tensor) -> Tensor:
-        """Logits ``(B, V)`` after one more token ``(B,)`` of each response."""
+        """Compute the logits ``(B, V)`` after one more token ``(B,)`` of each response."""
         mask = None if self.mask is None else self.mask[..., : self.cache.get_seq_length() + 1]
         positions, self.positions = self.positions, self.positions + 1
         if self.step is not None:
@@ -179,9 +179,9 @@ class OpenResponses:
         return logits[:, -1]
 
     def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
-        """Remove the responses that ended, a bool ``(B,)``; returns the tokens ``(B,)`` of those that continue.
+        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens ``(B,)`` of the others.
 
-        The last ones move into the places of those that ended, so a response is copied at most once for each that ends.
+        The last responses move into the freed rows, so that at most one response is copied for each that ends.
         """
         num_open = len(ended) - int(ended.sum())
         if num_open == len(ended):
@@ -201,7 +201,7 @@ class OpenResponses:
         return tokens[order]
 
     def caches(self, places: Sequence[int]) -> Caches:
-        """What is kept for a next turn, by the rows' places."""
+        """Return the caches to keep for the next turn, by index."""
         self.ends[self.rows] = self.cache.get_seq_length()
         spans = zip(self.first.tolist(), self.ends.tolist(), strict=True)
         rows = {places[row]: seat for seat, row in enumerate(self.seats.tolist())}
@@ -209,9 +209,9 @@ class OpenResponses:
 
 
 class ResumedResponses(OpenResponses):
-    """Responses whose first tokens were computed in the turn before. The others are computed in one pass.
+    """Responses whose first tokens were computed in an earlier turn; one pass computes the new ones.
 
-    The tokens of each row end in the same column, so that again all rows write the same column of the cache.
+    The tokens of all rows end in the same column, so that all rows write to the same column of the cache.
     """
 
     def __init__(
@@ -225,22 +225,22 @@ class ResumedResponses(OpenResponses):
         *,
         fuses: bool = False,
     ) -> None:
-        """Lay out what was kept; see `OpenResponses`.
+        """Copy the kept caches into new buffers; see `OpenResponses`.
 
         Args:
             model: see `decode`.
             contexts: all tokens so far.
             pad_id: see `decode`.
-            limit: tokens of a turn, at most.
-            caches: of the turn before.
-            places: of the contexts, in the caches.
+            limit: maximum number of tokens in a turn.
+            caches: caches of the previous turn.
+            places: index of each context in the caches.
             fuses: see `decode`.
         """
         self.model = model
         self.device = device = model.device
         self._seat(len(contexts), keeps=True)
         starts, ends = torch.tensor([caches.spans[place] for place in places], device=device).T
-        known = ends - starts  # (B,) tokens that are in the caches
+        known = ends - starts  # (B,) number of tokens in the caches
         sizes = torch.tensor([len(ids) for ids in contexts], device=device)
         new = sizes - known
         before, width = int(known.max()), int(new.max())
@@ -252,7 +252,7 @@ class ResumedResponses(OpenResponses):
         self.chunk_positions = known[:, None] + (torch.arange(width, device=device) - (width - new)[:, None]).clamp(min=0)
         self.positions = sizes[:, None]
         columns = torch.arange(size, device=device)
-        source = columns - (self.first - starts)[:, None]  # where a column's token was
+        source = columns - (self.first - starts)[:, None]  # the column's position in the old cache
         source = torch.where((source >= starts[:, None]) & (source < ends[:, None]), source, 0)
         rows = torch.tensor([caches.rows[place] for place in places], device=device)
         room = size + min(limit, size + 64)
@@ -266,7 +266,7 @@ class ResumedResponses(OpenResponses):
             self.step = fused_step(model, 2 * (size + limit))
 
     def first_logits(self) -> Tensor:
-        """Logits ``(B, V)`` of each response's next token, from one pass over what is new."""
+        """Compute the logits ``(B, V)`` of each response's next token in one pass over the new tokens."""
         logits: Tensor = self.model(
             input_ids=self.input_ids.to(self.device),
             attention_mask=self.chunk_mask,
@@ -279,28 +279,28 @@ class ResumedResponses(OpenResponses):
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer: a row for each open response, a column for each token, in buffers with room for more.
+    """Keys and values of one layer: a row per open response and a column per token, in buffers that can grow.
 
-    The first update is the prompts', each of which is then repeated for its responses.
+    The first update has one row per prompt, which is repeated for each of its responses.
     """
 
     def __init__(self, repeats: Tensor, room: int) -> None:
         super().__init__()
-        self.repeats = repeats  # (P,) responses of each prompt
+        self.repeats = repeats  # (P,) number of responses to each prompt
         self.num_rows = int(repeats.sum())
-        self.room = room  # columns at first
+        self.room = room  # initial number of columns
         self.length = 0  # columns in use
-        self.written: Tensor | None = None  # (B, W) where the next update writes; None: everywhere
+        self.written: Tensor | None = None  # (B, W) where the next update writes; None means everywhere
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Keep the prompts' ``(P, H, S, D)``, a copy for each of their responses."""
+        """Store the prompts' states ``(P, H, S, D)``, repeated for each response."""
         repeats = self.repeats.to(key_states.device)
         both = (each.repeat_interleave(repeats, dim=0) for each in (key_states, value_states))
         self.keys, self.values = map(self._with_room, both)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append a column ``(B, H, 1, D)``; returns all of them, ``(B, H, T, D)``."""
+        """Append a column ``(B, H, 1, D)``, and return all columns ``(B, H, T, D)``."""
         start, self.length = self.length, self.length + key_states.shape[-2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -324,7 +324,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return buffer
 
     def keep(self, num_rows: int, movers: Tensor, holes: Tensor, *, swaps: bool = False) -> None:
-        """Keep the first rows, some of them replaced by others from behind, which take their places if they swap."""
+        """Keep the first ``num_rows`` rows after moving rows from ``movers`` to ``holes``, or swapping them."""
         self.num_rows = num_rows
         if len(movers):
             for buffer in (self.keys, self.values):
@@ -334,13 +334,13 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
                     buffer[movers, :, : self.length] = ended
 
     def resumed(self, rows: Tensor, source: Tensor, written: Tensor, room: int) -> RowLayer:
-        """A layer with some of the rows, in which column t holds what was in column ``source[row, t]``.
+        """Return a layer with some of the rows, where column t is the old column ``source[row, t]``.
 
         Args:
-            rows: ``(B,)`` of this layer.
+            rows: ``(B,)`` rows of this layer.
             source: ``(B, S)``.
-            written: ``(B, W)`` which of the last W columns the next update writes; it is W tokens wide.
-            room: columns at first.
+            written: ``(B, W)`` which of the last W columns the next update of W tokens writes.
+            room: initial number of columns.
         """
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)
         index = source[:, None, :, None].expand(-1, self.keys.shape[1], -1, self.keys.shape[3])
@@ -350,16 +350,16 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return layer
 
     def get_seq_length(self) -> int:
-        """Columns in use."""
+        """Return the number of columns in use."""
         return self.length
 
 
 Way = Literal["fused", "rows", "generate"]
-"""How a model's responses are decoded: rows by `FusedStep`, rows by the model's own forward, or transformers' `generate`."""
+"""How responses are decoded: by rows with `FusedStep`, by rows with the model's forward, or with transformers' `generate`."""
 
 
 def quickest_way(model: PreTrainedModel) -> Way:
-    """The quickest way that gives the model's own log-probabilities, tried on two prompts."""
+    """Return the fastest way that reproduces the model's log-probabilities in a test on two prompts."""
     layers = DynamicCache(config=model.config).layers
     if all(type(layer) is DynamicLayer for layer in layers) and model.config._attn_implementation in ("eager", "sdpa"):
         if can_fuse(model) and _agrees(model, fuses=True):
@@ -389,7 +389,7 @@ def _agrees(model: PreTrainedModel, *, fuses: bool) -> bool:
 
 
 def _plain_log_probs(model: PreTrainedModel, prompt: tuple[int, ...], tokens: Tensor) -> Tensor:
-    """Log-probabilities ``(T,)`` of tokens behind a prompt, in one pass without a cache."""
+    """Compute the log-probabilities ``(T,)`` of tokens after a prompt in one pass without a cache."""
     sequence = torch.cat([torch.tensor(prompt, device=model.device), tokens])
     logits = model(input_ids=sequence[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
     log_probs: Tensor = logits.float().log_softmax(dim=-1)
@@ -397,5 +397,5 @@ def _plain_log_probs(model: PreTrainedModel, prompt: tuple[int, ...], tokens: Te
 
 
 def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as eager attention takes it: what is added to the scores."""
+    """Convert a mask to the additive form that eager attention needs."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)

@@ -1,4 +1,4 @@
-"""Token ids of a conversation: what was written before is never tokenised again."""
+"""Converts a conversation to token ids without tokenising earlier text again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlzoo")
 
 ANSWER = "(the answer)"
-"""What stands for the model's turn when a chat template is rendered to find what follows a turn."""
+"""Placeholder for the model's turn when a chat template is rendered to find the text after a turn."""
 
 
 class Dialogue:
-    """Turns messages into token ids, one piece at a time.
+    """Converts messages to token ids incrementally.
 
-    Without a chat template, the contents of messages are text, and follow each other as they are. With one, the first messages
-    are rendered up to where the model's turn begins. What follows a turn is found by rendering the conversation with a
-    placeholder in its place: the text behind the placeholder, up to where the next turn begins. The tokens that the model chose
-    stay as they are, and so do all tokens before them. `ToolStyle` says how tools, and what they answer, are written.
+    Without a chat template, the contents of the messages are concatenated. With a chat template, the first messages are
+    rendered up to the start of the model's turn. To find the text after a turn, the conversation is rendered with a
+    placeholder for the turn; the text after the placeholder, up to the next turn, is tokenised. The tokens that the model
+    chose never change, nor do the tokens before them. `ToolStyle` determines how tools and their answers are written.
     """
 
     def __init__(
@@ -44,16 +44,18 @@ class Dialogue:
         if tools and chat_template:
             self.style = ToolStyle.of(tokenizer, tools)
         elif tools:
-            logger.warning("the tools are not explained to the model: model.chat_template=false; the question must do it")
+            logger.warning(
+                "model.chat_template=false: the tools are not explained to the model, so the question must explain them"
+            )
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
-        self._behind: dict[str, tuple[int, ...]] = {}  # by the text of messages and their roles
+        self._behind: dict[str, tuple[int, ...]] = {}  # by the messages' contents and roles
 
     def begin(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens up to the model's first turn.
+        """Return the tokens up to the model's first turn.
 
         Raises:
-            PromptError: the tokenizer or the chat template cannot be given them.
+            PromptError: the tokenizer or the chat template fails on the messages.
         """
         messages = self._plain_text(messages)
         if self.chat_template:
@@ -62,15 +64,15 @@ class Dialogue:
         return tuple(encoded(lambda part: list(self.tokenizer(part)["input_ids"]), text))
 
     def behind(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens between the end of a turn and the model's next turn.
+        """Return the tokens between the end of a turn and the model's next turn.
 
         Args:
             before: the first messages of the episode.
-            messages: what the environment answered.
+            messages: the environment's answer.
 
         Raises:
-            PromptError: the tokenizer or the chat template cannot be given them.
-            UserError: the chat template changes what was written before.
+            PromptError: the tokenizer or the chat template fails on the messages.
+            UserError: the chat template changes earlier text.
         """
         key = repr([dict(message) for message in messages])
         if key not in self._behind:
@@ -81,7 +83,7 @@ class Dialogue:
         return self._behind[key]
 
     def _plain_text(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages in which no special token is written: what an environment answers must not end or begin a turn."""
+        """Break up special tokens in messages, so that an environment's text cannot start or end a turn."""
         found: list[Message] = []
         for message in messages:
             content = str(message["content"])
@@ -92,7 +94,7 @@ class Dialogue:
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
         answers = self.style.answers(messages)
-        edge = "" if answers == list(messages) else "\n"  # a tool's answer stands in lines of its own
+        edge = "" if answers == list(messages) else "\n"  # a tool's answer is on separate lines
         return self._encode(edge + "".join(str(message["content"]) for message in answers) + edge)
 
     def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
@@ -102,11 +104,11 @@ class Dialogue:
         if not whole.startswith(begun + ANSWER):
             raise UserError(
                 f"the model's chat template changes earlier text: {shown(begun[-60:])}, rendered before the model's turn, "
-                "is not there once the turn is over; tokens that were sampled could not stay as they are. Use another "
+                "is missing once the turn is over, so sampled tokens would change. Use another "
                 "model, give the tokenizer a chat template that keeps them, or set model.chat_template=false"
             )
         ids = self._encode(whole[len(begun) + len(ANSWER) :])
-        # the model has written the end of its turn itself
+        # the model has already generated the end of its turn
         return ids[1:] if ids and ids[0] in self.end_ids else ids
 
     def _encode(self, text: str) -> tuple[int, ...]:

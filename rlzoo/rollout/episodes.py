@@ -1,4 +1,4 @@
-"""Plays episodes: the model and the environments write in turn, all episodes of a batch together."""
+"""Plays all episodes of a batch together, alternating between the model and the environments."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long an episode may be. One that reaches a limit ends there, unfinished."""
+    """Limits of an episode. An episode that reaches a limit ends unfinished."""
 
     turns: int
-    turn_tokens: int  # that the model chooses in a turn
-    tokens: int  # that the model chooses in an episode
-    observation_tokens: int  # that the environment writes between two turns
-    context: int  # of the whole episode, with its prompt
+    turn_tokens: int  # chosen by the model in a turn
+    tokens: int  # chosen by the model in an episode
+    observation_tokens: int  # written by the environment between two turns
+    context: int  # tokens of the whole episode with its prompt
 
     @classmethod
     def of(cls, settings: RolloutConfig, context: int) -> Limits:
-        """The limits of a run, and of its model's context."""
+        """Return the limits given by a run's settings and the model's context."""
         tokens = settings.max_new_tokens
         turn_tokens = min(settings.max_turn_tokens or tokens, tokens)
         return cls(settings.max_turns, turn_tokens, tokens, settings.max_observation_tokens, context)
 
     def longest(self, prompt: int) -> tuple[int, int]:
-        """Tokens of an episode that reaches every limit: those that the model chose, and all of them.
+        """Return the maximum number of tokens that the model chooses in an episode, and of all its tokens.
 
         Example:
             >>> Limits(turns=3, turn_tokens=10, tokens=25, observation_tokens=100, context=512).longest(prompt=7)
@@ -53,13 +53,13 @@ class Limits:
 
 @dataclass(slots=True)
 class Episode:
-    """An episode as far as it has been played."""
+    """The state of an episode in progress."""
 
-    number: int  # of the host's
-    first: tuple[Message, ...]  # messages
+    number: int  # the host's number for it
+    first: tuple[Message, ...]  # first messages
     prompt_ids: Ids
-    state: int  # that the next turn begins in
-    ids: list[int] = field(default_factory=list)  # behind the prompt
+    state: int  # environment state before the next turn
+    ids: list[int] = field(default_factory=list)  # tokens after the prompt
     log_probs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
@@ -69,11 +69,11 @@ class Episode:
 
     @property
     def length(self) -> int:
-        """Tokens that the model chose."""
+        """Number of tokens that the model chose."""
         return sum(turn.end - turn.start for turn in self.turns)
 
     def rollout(self, text: str, policy_version: int) -> Rollout:
-        """What is learned from; what the environment wrote behind the last turn is not part of it."""
+        """Return the rollout to learn from, without the environment's text after the last turn."""
         end = self.turns[-1].end if self.turns else 0
         return Rollout(
             prompt_ids=self.prompt_ids,
@@ -111,15 +111,15 @@ class Player:
         policy_version: int = 0,
         first_row: int = 0,
     ) -> list[Rollout]:
-        """Play one episode for each problem, ``batch_size`` of the sampler's at a time.
+        """Play one episode per problem, in batches of the sampler's ``batch_size``.
 
         Args:
-            problems: what the episodes are about; the episodes of one problem next to each other.
-            seeds: of the environments.
-            seed: of the tokens; the same seeds and weights give the same episodes.
-            temperature: logits are divided by it.
-            policy_version: stamped on every rollout.
-            first_row: episodes of the same batch that come before these, elsewhere.
+            problems: problem of each episode; episodes of one problem are consecutive.
+            seeds: seeds of the environments.
+            seed: seed of the tokens; equal seeds and weights give equal episodes.
+            temperature: divisor of the logits.
+            policy_version: recorded in every rollout.
+            first_row: number of episodes of the batch that precede these on other processes.
         """
         rollouts: list[Rollout] = []
         for start in range(0, len(problems), self.sampler.batch_size):
@@ -134,14 +134,14 @@ class Player:
         return rollouts
 
     def _compare_openings(self, seeds: Sequence[int], rollouts: Sequence[Rollout]) -> None:
-        """Warn once, if two episodes of one seed that are next to each other began differently."""
+        """Warn once if two consecutive episodes with the same seed began differently."""
         for seed, following, first, second in zip(seeds, seeds[1:], rollouts, rollouts[1:], strict=False):
             began = not first.failure and not second.failure
             if seed == following and began and first.opening != second.opening and not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "two episodes of one problem and seed began with %s and with %s: their rewards are compared, so an "
-                    "environment's reset must draw everything random from its seed",
+                    "two episodes with the same problem and seed began with %s and with %s; their rewards are compared, "
+                    "so an environment's reset must take all randomness from its seed",
                     shown(first.opening),
                     shown(second.opening),
                 )
@@ -157,13 +157,13 @@ class Player:
                 return Episode(number, seen.messages, self.dialogue.begin(seen.messages), seen.state)
             except PromptError as error:
                 failure = f"reset returned {shown(seen.text)}: {error.reason}"
-        # an episode of one empty turn: there is nothing that the model could answer
+        # the model has nothing to answer, so the episode is over
         return Episode(number, seen.messages, (0,), 0, is_open=False, failure=failure)
 
     def _advance(
         self, conversation: Conversation, episodes: Sequence[Episode], rows: Sequence[int], seed: int, temperature: float
     ) -> None:
-        """Play turn after turn until every episode is over."""
+        """Play turns until every episode is over."""
         for turn in range(self.limits.turns):
             places = [place for place, episode in enumerate(episodes) if episode.is_open and self._has_room(episode)]
             if not places:
@@ -177,13 +177,13 @@ class Player:
                 self._answer(episodes[place], seen)
 
     def _has_room(self, episode: Episode) -> bool:
-        """Whether the episode can have another turn; if not, it is over."""
+        """Return whether the episode has room for another turn, and close it otherwise."""
         size = len(episode.prompt_ids) + len(episode.ids) + self.limits.turn_tokens
         episode.is_open = episode.length < self.limits.tokens and size <= self.limits.context
         return episode.is_open
 
     def _write(self, episode: Episode, drawn: Drawn) -> str | None:
-        """Add the model's turn; gives its text, or None if it was cut off, which ends the episode."""
+        """Add the model's turn, and return its text; a turn that was cut off ends the episode and returns None."""
         ids, ended = self.sampler.ended(drawn[0])
         left = self.limits.tokens - episode.length
         ids, ended = ids[:left], ended and len(ids) <= left
@@ -196,7 +196,7 @@ class Player:
         return text if ended else None
 
     def _answer(self, episode: Episode, seen: Observation) -> None:
-        """Add what the environment answered, up to where the model's next turn begins."""
+        """Add the environment's answer, up to the model's next turn."""
         last = episode.turns[-1]
         episode.turns[-1] = Turn(last.start, last.end, last.text, seen.text, seen.reward, last.state)
         episode.numbers = {**episode.numbers, **seen.numbers}

@@ -1,4 +1,4 @@
-"""Which sampler a run has."""
+"""Builds the sampler of a run."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def make_sampler(
     settings: RolloutConfig,
     own_weights: bool = False,
 ) -> Sampler:
-    """The sampler that ``rollout.engine`` names; one that needs weights is given them before it samples.
+    """Build the sampler that ``rollout.engine`` names; if it needs weights, set them before sampling.
 
     Args:
         model: the trained model.
         tokenizer: its tokenizer.
         end_ids: tokens that end a response.
-        named: which model it is.
-        settings: how it samples.
-        own_weights: whether transformers samples from a copy of the model; vLLM always has its own.
+        named: model settings.
+        settings: sampling settings.
+        own_weights: whether transformers samples from a copy of the model; vLLM always has its own weights.
 
     Raises:
-        UserError: vLLM is not installed or cannot sample as asked, or the server is not there or serves something else.
+        UserError: vLLM is not installed or does not support the settings, or the server is unavailable or does not match.
     """
     size = model.config.get_text_config().vocab_size
     common: dict[str, Any] = {
-        "end_ids": frozenset(token for token in end_ids if token < size),  # vLLM refuses one that cannot be drawn
+        "end_ids": frozenset(token for token in end_ids if token < size),  # vLLM rejects ids outside the vocabulary
         "max_new_tokens": settings.max_new_tokens,
         "batch_size": settings.batch_size,
         "chat_template": named.chat_template,
@@ -50,6 +50,6 @@ def make_sampler(
         from rlzoo.rollout.vllm_server import ServerSampler
 
         return ServerSampler(model, tokenizer, settings.vllm, served=named.path, **common)
-    overlaps = settings.max_staleness > 0  # then it samples while the learner works, and never sleeps
+    overlaps = settings.max_staleness > 0  # then vLLM samples while the learner works and must not sleep
     awake = settings.vllm.model_copy(update={"sleep": False}) if overlaps else settings.vllm
     return VLLMSampler(model, tokenizer, awake, **common)

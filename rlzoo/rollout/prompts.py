@@ -1,4 +1,4 @@
-"""Turns prompts into token ids. A chat template is a program that came with a model, so a worker process renders it."""
+"""Converts prompts to token ids; chat templates are untrusted programs, so a worker process renders them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from rlzoo.tasks import Task
 
 TEMPLATE_SECONDS = 10.0
-"""Seconds that a chat template may take for one prompt. An ordinary one takes a thousandth."""
+"""Time limit in seconds for rendering a chat template. An ordinary one takes a millisecond."""
 
 LONGEST_PROMPT = 10_000_000  # characters
 
 GENERATED = 256
-"""Number of problems whose characters are checked before a run starts, of a task that generates problems without end."""
+"""Number of problems whose characters are checked before a run, if the task generates problems endlessly."""
 
 T = TypeVar("T")
 
 
 class PromptError(UserError):
-    """A text that cannot be put to the model; ``reason`` says why, without the text and without what to do."""
+    """A prompt cannot be given to the model; ``reason`` is the cause, without the prompt and the advice."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class PromptError(UserError):
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:
-    """Token ids of a prompt, wrapped in the tokenizer's chat template if that is asked for.
+    """Encode a prompt, wrapped in the tokenizer's chat template if ``chat_template`` is set.
 
     Raises:
         PromptError: the tokenizer has no token for a character, or the template fails or takes too long.
@@ -45,10 +45,10 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
 
 
 def encoded(encode: Callable[[str], T], text: str) -> T:
-    """What a tokenizer makes of a text.
+    """Call a tokenizer's ``encode`` on a text.
 
     Raises:
-        PromptError: it cannot; names the characters.
+        PromptError: the tokenizer fails; the message names the characters without tokens.
     """
     try:
         return encode(text)
@@ -69,10 +69,10 @@ def _is_known(encode: Callable[[str], object], character: str) -> bool:
 
 
 def check_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> None:
-    """Check that the tokenizer has a token for every character, by those prompts that have one not met before.
+    """Check that the tokenizer has tokens for all characters, encoding only prompts with new characters.
 
     Raises:
-        UserError: it has not; names the prompt and the characters.
+        UserError: a character has no token; the message names the prompt and the characters.
     """
     met: set[str] = set()
     for prompt in prompts:
@@ -82,17 +82,17 @@ def check_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) ->
 
 
 def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, needed: int, held_out: int) -> None:
-    """Check the prompts that a run is going to use, before it starts; of generated ones, the first.
+    """Check the prompts of a run before it starts; if the task generates them, only the first ones.
 
     Args:
-        task: whose prompts they are.
-        tokenizer: the model's.
-        chat_template: whether they are wrapped in its template; it is tried on the first.
-        needed: training problems of the whole run.
-        held_out: problems to evaluate on.
+        task: the run's task.
+        tokenizer: the model's tokenizer.
+        chat_template: whether prompts are wrapped in its chat template, which is then tested on the first prompt.
+        needed: number of training problems in the whole run.
+        held_out: number of problems to evaluate on.
 
     Raises:
-        UserError: a prompt cannot be put to the model.
+        UserError: a prompt cannot be given to the model.
     """
     size = task.origin(held_out=False).size
     problems = task.train_problems(0, min(needed, GENERATED if size is None else size))
@@ -106,12 +106,12 @@ def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template:
 def rendered(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Messages in the tokenizer's chat template, up to where the model's turn begins.
+    """Render messages with the tokenizer's chat template, up to the start of the model's turn.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         messages: each with a role and a content.
-        tools: JSON schemas of functions, for the template's own ``tools``.
+        tools: JSON schemas of functions, passed to the template as ``tools``.
 
     Raises:
         PromptError: the template fails or takes too long.
@@ -126,7 +126,7 @@ def rendered(
 
 
 def _start() -> None:
-    """In the worker: import what renders."""
+    """Import the renderer in the worker process."""
     from transformers.utils import chat_template_utils
 
     assert chat_template_utils
@@ -135,7 +135,7 @@ def _start() -> None:
 def _render(
     template: str, special_tokens: Mapping[str, str], messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]]
 ) -> str:
-    """In the worker: messages up to where the model's turn begins, as ``tokenizer.apply_chat_template`` renders them."""
+    """Render messages in the worker process, like ``tokenizer.apply_chat_template``."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     texts, _ = render_jinja_template(
@@ -143,7 +143,7 @@ def _render(
     )
     text = str(texts[0])
     if len(text) > LONGEST_PROMPT:
-        raise ValueError(f"makes a prompt of {len(text):,} characters (at most {LONGEST_PROMPT:,})")
+        raise ValueError(f"the prompt has {len(text):,} characters (at most {LONGEST_PROMPT:,})")
     return text
 
 

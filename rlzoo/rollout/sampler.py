@@ -1,4 +1,4 @@
-"""What samples responses: what all samplers share, and the one that uses a transformers model."""
+"""The base class of samplers, and the sampler for transformers models."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 Drawn = tuple[Sequence[int], Sequence[float]]
-"""The tokens of one response and their log-probs; what follows the first end token is cut off later."""
+"""Tokens of one response and their log-probs; tokens after the first end token are cut off later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How tokens are drawn: the same draws and weights give the same tokens.
+    """Settings of one draw: equal draws and weights give equal tokens.
 
     Example:
         ``Draws(seed=7, rows=range(4), limit=64)``
     """
 
     seed: int
-    rows: Sequence[int]  # numbers of the rows in the whole batch; each draws random numbers of its own
-    limit: int  # tokens of a turn, at most
+    rows: Sequence[int]  # row numbers in the whole batch; each row has its own random numbers
+    limit: int  # maximum number of tokens in a turn
     temperature: float = 1.0  # logits are divided by it
-    turn: int = 0  # from 0; each turn draws numbers of its own
+    turn: int = 0  # from 0; each turn has its own random numbers
 
 
 class Sampler(ABC):
-    """Draws responses to prompts from the weights it was last given."""
+    """Draws responses to prompts from the latest weights."""
 
     needs_weights = False
-    """Whether it has weights of its own, which `update_weights` replaces; else it reads the trained model."""
+    """Whether it has its own weights, which `update_weights` replaces; otherwise it reads the trained model."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Sampler(ABC):
             model: the trained model.
             tokenizer: its tokenizer.
             end_ids: tokens that end a response.
-            max_new_tokens: of a response, at most.
-            batch_size: responses that are sampled at once, at most.
+            max_new_tokens: maximum number of tokens in a response.
+            batch_size: maximum number of responses sampled at once.
             chat_template: whether prompts are wrapped in the tokenizer's chat template.
         """
         self.model = model
@@ -76,7 +76,7 @@ class Sampler(ABC):
 
     @property
     def context(self) -> int:
-        """Tokens that the model can look at, prompt included."""
+        """The model's context length in tokens, including the prompt."""
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
 
     @torch.no_grad()
@@ -90,15 +90,15 @@ class Sampler(ABC):
         policy_version: int = 0,
         first_row: int = 0,
     ) -> list[Rollout]:
-        """Draw ``samples`` responses to each prompt, those of one prompt next to each other.
+        """Draw ``samples`` responses to each prompt; responses to one prompt are consecutive.
 
         Args:
             prompts: texts, before the chat template.
             samples: responses per prompt.
-            seed: the same seed and weights give the same responses; the global random state is left alone.
-            temperature: logits are divided by it; no top-k, no top-p.
-            policy_version: stamped on every rollout.
-            first_row: responses of the same batch that come before these, elsewhere; every row draws its own numbers.
+            seed: equal seeds and weights give equal responses; the global random state does not change.
+            temperature: divisor of the logits; there is no top-k or top-p.
+            policy_version: recorded in every rollout.
+            first_row: number of responses of the batch that precede these on other processes, which offsets the random numbers.
         """
         encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
         rows = [ids for ids in encoded for _ in range(samples)]
@@ -107,7 +107,7 @@ class Sampler(ABC):
         return [self._rollout(ids, *each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
 
     def _rollout(self, prompt_ids: Ids, drawn: Sequence[int], log_probs: Sequence[float], policy_version: int) -> Rollout:
-        """Cut after the first end token; that belongs to the response, also a padding token."""
+        """Cut the response after its first end token, which is kept even if it is the padding token."""
         response_ids, finished = self.ended(drawn)
         return Rollout(
             prompt_ids=prompt_ids,
@@ -119,20 +119,20 @@ class Sampler(ABC):
         )
 
     def ended(self, drawn: Sequence[int]) -> tuple[Ids, bool]:
-        """The tokens up to the first end token, with it, and whether there is one."""
+        """Return the tokens up to and including the first end token, and whether there is one."""
         end = next((place + 1 for place, token in enumerate(drawn) if token in self.end_ids), None)
         return tuple(drawn[:end]), end is not None
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of some tokens, without the special ones."""
+        """Decode tokens to text, without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     @abstractmethod
     def draw(self, rows: Sequence[Ids], draws: Draws) -> Sequence[Drawn]:
-        """Draw tokens behind each row's, up to an end token or the limit."""
+        """Draw tokens after each row's, up to an end token or the limit."""
 
     def conversation(self) -> Conversation:
-        """Draw the turns of episodes, with what can be kept from turn to turn."""
+        """Return a conversation, which draws the turns of episodes and may cache values between turns."""
         return Conversation(self)
 
     @abstractmethod
@@ -141,13 +141,13 @@ class Sampler(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what it holds outside this process's memory."""
+        """Release resources outside this process's memory."""
 
 
 class Conversation:
-    """Draws the turns of episodes that advance together. This one gives the sampler the whole of each episode in every turn.
+    """Draws the turns of episodes that advance together. This class passes each whole episode to the sampler at every turn.
 
-    It is right for every sampler. vLLM finds what it has computed before in its prefix cache.
+    It works with every sampler. vLLM reuses earlier computation through its prefix cache.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -157,18 +157,18 @@ class Conversation:
         """Draw a turn of each open episode.
 
         Args:
-            contexts: all tokens of each open episode so far, by its place in the batch; those of a turn before, if there was
-                one, and more.
-            draws: of these episodes, in the same order.
+            contexts: all tokens so far of each open episode, by its index in the batch. They extend the tokens of the
+                previous turn.
+            draws: settings of these episodes, in the same order.
         """
         return list(self.sampler.draw(list(contexts.values()), draws))
 
     def close(self) -> None:
-        """Give back what is held between turns."""
+        """Release what is held between turns."""
 
 
 class HFSampler(Sampler):
-    """Samples with a transformers model, by `decode` or by transformers' own `generate`; the end token is kept."""
+    """Samples with a transformers model, through `decode` or transformers' `generate`; keeps the end token."""
 
     def __init__(
         self,
@@ -179,21 +179,21 @@ class HFSampler(Sampler):
         way: Way | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`; ``own_weights``: whether it samples from a copy of the model, ``way``: None for the quickest."""
+        """See `Sampler`. ``own_weights`` samples from a copy of the model; ``way=None`` selects the fastest way."""
         super().__init__(copy.deepcopy(model).requires_grad_(False) if own_weights else model, tokenizer, **common)
         self.needs_weights = own_weights
         self.way: Way = way or quickest_way(self.model)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights into the sampler's own model."""
-        assert self.needs_weights, "it reads the trained model"
+        assert self.needs_weights, "this sampler reads the trained model"
         own = self.model.state_dict()
         with torch.no_grad():
             for name, tensor in weights:
                 own[name].copy_(tensor)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing, because there is nothing to release."""
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """See `Sampler.draw`."""
@@ -207,12 +207,12 @@ class HFSampler(Sampler):
         return drawn
 
     def conversation(self) -> Conversation:
-        """See `Sampler.conversation`; where rows are decoded one by one, their caches are kept from turn to turn."""
+        """See `Sampler.conversation`; unless ``way`` is "generate", the caches are kept between turns."""
         return Conversation(self) if self.way == "generate" else CachedConversation(self)
 
     @contextlib.contextmanager
     def plain_generation(self) -> Iterator[None]:
-        """Within it, nothing the model ships with changes its logits, such as a penalty on repetition, and dropout is off."""
+        """Disable dropout and the model's own generation settings, such as a repetition penalty, inside the block."""
         from transformers import GenerationConfig
 
         shipped, was_training = self.model.generation_config, self.model.training
@@ -235,11 +235,11 @@ class HFSampler(Sampler):
             end_ids=self.end_ids,
             pad_id=pad_id,
             temperature=temperature,
-            fuses=self.way == "fused" and can_fuse(self.model),  # it may have been given an adapter
+            fuses=self.way == "fused" and can_fuse(self.model),  # an adapter may have been added
         )
 
     def _generate(self, rows: Sequence[Ids], uniforms: Tensor, temperature: float, pad_id: int) -> Decoded:
-        """The plain path: transformers' `generate`, left padding, every row until the longest ends."""
+        """Decode with transformers' `generate` and left padding; all rows run until the longest one ends."""
         from transformers import GenerationConfig, LogitsProcessorList
 
         device = self.model.device
@@ -251,7 +251,7 @@ class HFSampler(Sampler):
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
             generation_config=GenerationConfig(
-                do_sample=False,  # the draws have been made
+                do_sample=False,  # the logits processor draws
                 max_new_tokens=uniforms.shape[1],
                 pad_token_id=pad_id,
                 eos_token_id=sorted(self.end_ids),
@@ -262,7 +262,7 @@ class HFSampler(Sampler):
 
 
 class CachedConversation(Conversation):
-    """Keeps the keys and values of an episode from turn to turn: each token is computed once."""
+    """Keeps the keys and values of episodes between turns, so that each token is computed once."""
 
     def __init__(self, sampler: HFSampler) -> None:
         super().__init__(sampler)

@@ -1,4 +1,4 @@
-"""How tools are put to a model, and how it is given what they answer: found out by rendering its chat template."""
+"""Finds out from a model's chat template how to present tools and their answers to the model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _USER, _ASSISTANT = {"role": "user", "content": "Hello"}, {"role": "assistant", 
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    r"""What a chat template can say about tools; what it cannot is said in other messages.
+    r"""How a chat template presents tools; what the template does not support goes into other messages.
 
     Example:
         >>> style = ToolStyle(text="You may call f.")
@@ -52,14 +52,14 @@ class ToolStyle:
         [{'role': 'user', 'content': '<tool_response>\n5\n</tool_response>'}]
     """
 
-    schemas: tuple[Mapping[str, Any], ...] = ()  # for the template's own ``tools``
-    text: str = ""  # that explains the tools, where the template does not
-    has_role: bool = False  # a message may have the role "tool"
-    has_system: bool = True  # a message may have the role "system"
+    schemas: tuple[Mapping[str, Any], ...] = ()  # passed to the template as ``tools``
+    text: str = ""  # explains the tools if the template does not
+    has_role: bool = False  # whether the template supports the role "tool"
+    has_system: bool = True  # whether the template supports the role "system"
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """Find out by rendering. A template whose calls are written in another form is not asked to explain tools."""
+        """Determine the style by rendering; templates with another call format are not used to explain tools."""
         told = _try(tokenizer, [_USER], [_PROBE])
         if all(part in told for part in ("probe_of_tools", "<tool_call>", '"arguments"')):
             answer = {"role": "tool", "name": "probe_of_tools", "content": "an answer"}
@@ -70,11 +70,13 @@ class ToolStyle:
             has_system = "a rule" in _try(tokenizer, [{"role": "system", "content": "a rule"}, _USER])
             style = cls(text=text, has_system=has_system)
         place = "the chat template" if style.schemas else "a system message" if style.has_system else "the first message"
-        logger.info("tools are explained by %s, and answer as %s", place, "tool" if style.has_role else "user")
+        logger.info(
+            "tools are explained in %s, and their answers have the role %s", place, "tool" if style.has_role else "user"
+        )
         return style
 
     def first(self, messages: Sequence[Message]) -> list[Message]:
-        """The first messages of an episode, with the tools explained."""
+        """Add the explanation of the tools to the first messages of an episode."""
         if not self.text:
             return list(messages)
         role, content = str(messages[0]["role"]), str(messages[0]["content"])
@@ -84,7 +86,7 @@ class ToolStyle:
         return [{"role": "system", "content": self.text}, *messages]
 
     def answers(self, messages: Sequence[Message]) -> list[Message]:
-        """What the environment answered; several tools' answers in a row become one message of the user."""
+        """Convert the environment's messages; without a tool role, consecutive tool answers become one user message."""
         if self.has_role:
             return list(messages)
         found: list[Message] = []
@@ -102,7 +104,7 @@ class ToolStyle:
 
 
 def _try(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-    """What a template makes of messages; nothing if it refuses them."""
+    """Render messages, or return an empty string if the template rejects them."""
     try:
         return rendered(tokenizer, messages, tools)
     except UserError:

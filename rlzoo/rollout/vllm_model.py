@@ -1,4 +1,4 @@
-"""A model as vLLM reads it: names, tied embeddings, and heads of a size that its CPU kernels know."""
+"""Converts models for vLLM: tied embeddings, and attention heads padded to a size that its CPU kernels support."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from rlzoo.errors import UserError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # what vLLM 0.32's attention on the CPU knows
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes that vLLM 0.32's CPU attention supports
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def head_size(config: PretrainedConfig) -> int:
-    """Width of one attention head."""
+    """Return the width of one attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def cpu_head_size(config: PretrainedConfig) -> int:
-    """The smallest head that vLLM's CPU kernels know and that holds the model's.
+    """Return the smallest head size that vLLM's CPU kernels support and that fits the model's heads.
 
     Raises:
-        UserError: there is none, or the model's heads cannot be padded.
+        UserError: there is no such size, or the model's heads cannot be padded.
     """
     own = head_size(config)
     size = min((size for size in CPU_HEAD_SIZES if size >= own), default=None)
     if size is None or (size != own and config.model_type != "qwen3"):
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
-        raise UserError(f"rollout.engine='vllm': on the CPU it needs heads of {sizes}, not {own}; use rollout.engine=hf")
+        raise UserError(f"rollout.engine='vllm': on the CPU, it needs heads of {sizes}, not {own}; use rollout.engine=hf")
     return size
 
 
 def padded_config(config: PretrainedConfig, size: int) -> PretrainedConfig:
-    """The same model with heads of ``size``, see `padded`: positions still turn the first components alone."""
+    """Return the config with heads of ``size``; rotary positions still affect only the original components."""
     changed = copy.deepcopy(config)
     changed.head_dim = size
     changed.rope_parameters = {**config.rope_parameters, "partial_rotary_factor": head_size(config) / size}
@@ -48,14 +48,14 @@ def padded_config(config: PretrainedConfig, size: int) -> PretrainedConfig:
 
 
 def vllm_weights(weights: Iterable[tuple[str, Tensor]], config: PretrainedConfig, size: int) -> Iterator[tuple[str, Tensor]]:
-    """A model's ``state_dict`` as vLLM has to be given it, tensor by tensor.
+    """Convert a model's ``state_dict`` for vLLM, tensor by tensor.
 
-    vLLM keeps a head of its own for tied embeddings and does not say so when it is left as it was: it is always given.
+    vLLM keeps a separate head for tied embeddings, and does not report when it is missing, so the head is always included.
 
     Args:
         weights: names and tensors of transformers' model.
         config: that model's.
-        size: width of a head in vLLM; the model's own, or larger.
+        size: width of a head in vLLM, at least that of the model.
     """
     own, embeddings, has_head = head_size(config), None, False
     for name, tensor in weights:
@@ -68,11 +68,11 @@ def vllm_weights(weights: Iterable[tuple[str, Tensor]], config: PretrainedConfig
 
 
 def padded(name: str, tensor: Tensor, own: int, size: int) -> Tensor:
-    """A Qwen3 tensor for heads of ``size``: zeros behind each head's components, which leaves every logit as it was.
+    """Pad a Qwen3 tensor with zeros to heads of ``size``, without changing any logit.
 
-    The mean square that normalises queries and keys is then over ``size`` components, which makes both larger by
-    sqrt(size / own); and scores are divided by sqrt(size) instead of sqrt(own). So keys are made smaller by
-    sqrt(own / size), and in the queries the two cancel.
+    The mean square that normalises queries and keys is then over ``size`` components, which scales both by
+    sqrt(size / own). Scores are divided by sqrt(size) instead of sqrt(own), which cancels the scale of the queries. The scale
+    of the keys is cancelled by multiplying them by sqrt(own / size).
     """
     _, _, inner = name.partition(".self_attn.")
     room = size - own
@@ -90,11 +90,11 @@ def padded(name: str, tensor: Tensor, own: int, size: int) -> Tensor:
 
 
 def write_served(path: str, folder: str | Path) -> None:
-    """Write a model, by any name that ``model.path`` takes, as a folder for ``vllm serve`` on this machine.
+    """Write a model to a folder for ``vllm serve`` on this machine.
 
     Args:
-        path: as in ``model.path``.
-        folder: where to; it must not exist.
+        path: any value of ``model.path``.
+        folder: output folder, which must not exist.
     """
     from safetensors.torch import save_file
     from vllm.platforms import current_platform

@@ -1,4 +1,4 @@
-"""Samples with vLLM, inside this process."""
+"""Samples with vLLM inside this process."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from vllm import LLM
 
-MAX_ROWS = 1024  # rows in one pass of vLLM, at most: its own limit lies between 1,024 and 2,048 tokens a pass
+MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit is between 1,024 and 2,048 tokens
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over as tensors
-    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are passed as tensors
+    "VLLM_NO_USAGE_STATS": "1",  # no usage statistics are sent
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; without it vLLM takes a share of all memory
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default is a share of all memory
 }
-"""Environment variables that are set for vLLM, unless the user has set them."""
+"""Environment variables for vLLM, unless the user has set them."""
 
 
 class AnyVLLMSampler(Sampler):
-    """What vLLM is asked for, in this process or at a server. The weights are undefined until `update_weights`."""
+    """Base class for vLLM in this process or on a server; the weights are undefined until `update_weights`."""
 
     needs_weights = True
-    max_model_len: int  # tokens of a prompt and its response, at most
+    max_model_len: int  # maximum number of tokens in a prompt with its response
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, **common: Any) -> None:
         super().__init__(model, tokenizer, **common)
@@ -48,15 +48,15 @@ class AnyVLLMSampler(Sampler):
 
     @property
     def context(self) -> int:
-        """See `Sampler.context`; vLLM may be given less room than the model has."""
+        """See `Sampler.context`; vLLM may be limited to less than the model's context."""
         return min(super().context, self.max_model_len)
 
     def _requests(self, rows: Sequence[Ids], draws: Draws) -> list[dict[str, Any]]:
-        """How each response is sampled: from the whole distribution, with the log-prob of each token, up to an end token."""
-        assert self.has_weights, "update_weights comes before the first sample"
+        """Return the sampling parameters of each response: the full distribution, log-probs, and end tokens."""
+        assert self.has_weights, "update_weights must be called before sampling"
         temperature = draws.temperature
         self._check_length(max(map(len, rows), default=0), draws.limit)
-        if not 0.01 <= temperature <= 2.0:  # vLLM refuses some of them, and raises others to its least without a word
+        if not 0.01 <= temperature <= 2.0:  # vLLM rejects some values and silently raises others
             raise UserError(f"temperature={temperature}: vLLM takes 0.01 to 2; set rollout.engine=hf for others")
         return [
             {
@@ -70,17 +70,17 @@ class AnyVLLMSampler(Sampler):
                 "max_tokens": draws.limit,
                 "stop_token_ids": sorted(self.end_ids),
                 "seed": request_seed(draws.seed, row, draws.turn),
-                "logprobs": 0,  # of the token drawn, and of no others
+                "logprobs": 0,  # only the drawn token's
             }
             for row in draws.rows
         ]
 
     def _check_length(self, prompt: int = 0, response: int | None = None) -> None:
-        """Refuse what vLLM would cut off without a word."""
+        """Raise UserError for lengths that vLLM would silently cut off."""
         response, limit = response or self.max_new_tokens, self.max_model_len
         if prompt + response > limit or (prompt == 0 and response >= limit):
             raise UserError(
-                f"rollout.max_new_tokens={response}: with a prompt of {prompt or 'some'} tokens more than vLLM's {limit}; "
+                f"rollout.max_new_tokens={response}: with a prompt of {prompt or 'some'} tokens, this exceeds vLLM's {limit}; "
                 "lower it, or raise rollout.vllm.max_model_len (for a server: --max-model-len)"
             )
 
@@ -101,9 +101,9 @@ class VLLMSampler(AnyVLLMSampler):
         self.sleeps = self.settings.sleep and bool(platform.is_sleep_mode_available())
         self.head_size = cpu_head_size(model.config) if on_cpu else head_size(model.config)
         config = model.config if self.head_size == head_size(model.config) else padded_config(model.config, self.head_size)
-        # one of several processes that train: each has an engine of its own, within the group that is there already
+        # with several training processes, each has its own engine in the existing process group
         together = {"distributed_executor_backend": "external_launcher"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
-        set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces it by a warning
+        set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces it with a warning
         try:
             with tempfile.TemporaryDirectory(prefix="rlzoo-vllm-") as folder, quiet():
                 config.save_pretrained(folder)
@@ -111,14 +111,14 @@ class VLLMSampler(AnyVLLMSampler):
                     folder,
                     load_format="dummy",
                     skip_tokenizer_init=True,
-                    trust_remote_code=False,  # whatever the trained model's own setting
-                    generation_config="vllm",  # no defaults of the model's: every request says all
-                    logprobs_mode="processed_logprobs",  # of what is sampled from, so after the temperature
+                    trust_remote_code=False,  # even if the trained model has it
+                    generation_config="vllm",  # ignore the model's defaults: every request is complete
+                    logprobs_mode="processed_logprobs",  # under the sampling distribution, after the temperature
                     dtype=self.settings.dtype or str(model.dtype).removeprefix("torch."),
                     max_model_len=self.settings.max_model_len,
                     max_num_seqs=num_rows,
                     gpu_memory_utilization=self.settings.gpu_memory_utilization,
-                    enable_chunked_prefill=not on_cpu,  # there it ends in an error with the seeds of single responses
+                    enable_chunked_prefill=not on_cpu,  # fails on the CPU if requests have seeds
                     enable_sleep_mode=self.sleeps,
                     enforce_eager=self.settings.enforce_eager or on_cpu,
                     **together,
@@ -137,16 +137,16 @@ class VLLMSampler(AnyVLLMSampler):
         return drawn
 
     def conversation(self) -> Conversation:
-        """See `Sampler.conversation`; vLLM stays awake between the turns."""
+        """See `Sampler.conversation`; vLLM stays awake between turns."""
         return AwakeConversation(self)
 
     def draw_awake(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
-        """Draw, and keep what was computed until `rest`."""
+        """Draw, and keep vLLM awake with its prefix cache until `rest`."""
         from vllm import SamplingParams
 
         requests = [SamplingParams(**request, detokenize=False) for request in self._requests(rows, draws)]
         self._wake()
-        with random_state_kept(), torch.autocast(self.device_type, enabled=False):  # the learner's is not its own
+        with random_state_kept(), torch.autocast(self.device_type, enabled=False):  # the learner's autocast must not apply
             outputs = self.llm.generate([{"prompt_token_ids": list(ids)} for ids in rows], requests, use_tqdm=False)
         drawn: list[Drawn] = []
         for output in (output.outputs[0] for output in outputs):
@@ -155,17 +155,17 @@ class VLLMSampler(AnyVLLMSampler):
         return drawn
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the weights, and forget what was computed with the old ones."""
+        """Replace the weights and reset the prefix cache."""
         self._wake()
         iterator = vllm_weights(weights, self.model.config, self.head_size)
         with torch.no_grad():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
         if not self.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM has not reset its prefix cache: responses are being sampled")
+            raise RuntimeError("vLLM did not reset its prefix cache, because it is still sampling")
         self.has_weights = True
 
     def close(self) -> None:
-        """End the engine and give its memory back."""
+        """Shut the engine down and release its memory."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
         self.llm.llm_engine.engine_core.shutdown()
@@ -178,14 +178,14 @@ class VLLMSampler(AnyVLLMSampler):
             self.asleep = False
 
     def rest(self) -> None:
-        """Give the GPU's memory back, with the prefix cache, until the next draw."""
+        """Release the GPU memory, including the prefix cache, until the next draw."""
         if self.sleeps and not self.asleep:
-            self.llm.sleep(level=1)  # the weights wait in the CPU's memory
+            self.llm.sleep(level=1)  # keeps the weights in CPU memory
             self.asleep = True
 
 
 class AwakeConversation(Conversation):
-    """Keeps vLLM awake from turn to turn: it forgets its prefix cache when it sleeps."""
+    """Keeps vLLM awake between turns, because sleep discards its prefix cache."""
 
     def __init__(self, sampler: VLLMSampler) -> None:
         super().__init__(sampler)
@@ -196,12 +196,12 @@ class AwakeConversation(Conversation):
         return self.sampler.draw_awake(list(contexts.values()), draws)
 
     def close(self) -> None:
-        """Let vLLM sleep."""
+        """Put vLLM to sleep."""
         self.sampler.rest()
 
 
 def _import_vllm() -> tuple[Any, type[LLM]]:
-    """The platform that vLLM found and its engine, after the environment is set: vLLM reads that when it is imported."""
+    """Import vLLM after setting its environment variables, and return its platform and engine class."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -221,7 +221,7 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Afterwards the global random states of Python, NumPy and torch are as before: vLLM seeds and draws from them."""
+    """Restore the global random states of Python, NumPy and torch, which vLLM seeds and uses."""
     states = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
@@ -233,6 +233,6 @@ def random_state_kept() -> Iterator[None]:
 
 
 def request_seed(seed: int, row: int, turn: int = 0) -> int:
-    """The seed of one turn of a response: 63 bits that depend on the batch's seed, the row's number and the turn alone."""
+    """Derive the 63-bit seed of a response's turn from the batch's seed, the row number and the turn."""
     turns = [turn] if turn else []
     return int(np.random.SeedSequence([seed, row, *turns]).generate_state(1, np.uint64)[0]) >> 1

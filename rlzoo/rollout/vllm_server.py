@@ -1,4 +1,4 @@
-"""Samples with a vLLM server, on this machine or on another; new weights go through a folder that both see."""
+"""Samples with a vLLM server on this or another machine; new weights are passed through a shared folder."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ logger = logging.getLogger("rlzoo")
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10
-PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between tries with a server that does not answer, or only with errors of its own
+PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server is silent or fails
 REPLY_BYTES, BYTES_PER_TOKEN = 2**22, 2**10
-"""Largest reply: that for a token of a response, with its log-prob, has about 100 bytes."""
-START_IT = "start it as docs/how-to/vllm.md says"
+"""Maximum size of a reply in bytes; a response token with its log-prob takes about 100 bytes."""
+START_IT = "start it as described in docs/how-to/vllm.md"
 
 
 class SilentServerError(UserError):
-    """The server cannot be reached, takes too long, or fails by itself: it may be back soon."""
+    """The server cannot be reached, times out or fails, so that a retry may succeed."""
 
 
 class ServerSampler(AnyVLLMSampler):
-    """Samples with the server at ``settings.server``, which names the model ``served``."""
+    """Samples with the server at ``settings.server``, where the model is called ``served``."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, *, served: str, **common: Any
@@ -53,7 +53,7 @@ class ServerSampler(AnyVLLMSampler):
         super().__init__(model, tokenizer, settings, **common)
         assert settings.server is not None, "the server's address"
         self.served = served
-        # no connection is kept: the server ends one while the learner works
+        # no keep-alive: the server would close the connection while the learner works
         self.http = bounded_pool(
             settings.server,
             REPLY_BYTES + BYTES_PER_TOKEN * self.max_new_tokens,
@@ -66,13 +66,13 @@ class ServerSampler(AnyVLLMSampler):
         self.own_folder = not settings.sync_folder
         host = urlsplit(settings.server).hostname or ""
         if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
-            raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both see")
+            raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")
         self._check_server()
         self.folder = Path(settings.sync_folder or tempfile.mkdtemp(prefix="rlzoo-weights-")).expanduser().resolve()
-        self.weights: Path | None = None  # what the server has loaded
+        self.weights: Path | None = None  # folder that the server has loaded
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
-        """Ask for all responses, ``batch_size`` of them at once; see `Sampler.draw`."""
+        """Request all responses, ``batch_size`` at a time; see `Sampler.draw`."""
         requests = self._requests(rows, draws)
 
         def draw_one(ids: Ids, request: dict[str, Any]) -> Drawn:
@@ -86,16 +86,16 @@ class ServerSampler(AnyVLLMSampler):
                 try:
                     return [answer.result() for answer in answers]
                 finally:
-                    pool.shutdown(wait=False, cancel_futures=True)  # after a failure the rest is not asked for
+                    pool.shutdown(wait=False, cancel_futures=True)  # after a failure, drop the remaining requests
 
-        # after a failure, ask for all again: a server that was just restarted may have answered some without our weights
+        # retry all requests: a restarted server may have answered some of them with its initial weights
         return self._patiently(draw_all)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Write the weights into the folder and have the server read them and forget what it computed with the old ones.
+        """Write the weights to the folder, make the server load them and reset its prefix cache.
 
-        With several processes each calls this, since each may hold a part of the weights; the first one speaks to the
-        server, and the others wait for it.
+        All processes call this, because each may hold a shard of the weights. Only the main process contacts the server, and
+        the others wait for it.
         """
         from accelerate import PartialState
 
@@ -109,19 +109,19 @@ class ServerSampler(AnyVLLMSampler):
         self.has_weights = True
 
     def close(self) -> None:
-        """Leave the server as it is; remove the folder if it is this sampler's own."""
+        """Remove the weights and this sampler's own folder; the server keeps running."""
         self.http.close()
         self._forget_weights()
         if self.own_folder:
-            with suppress(OSError):  # somebody else's file is in it
+            with suppress(OSError):  # the folder has other files
                 self.folder.rmdir()
 
     def _write_and_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         from safetensors.torch import save_file
 
         self._forget_weights()
-        # a new name every time: a shared folder's other side may still see an old file under an old name
-        self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, for a server that is started again
+        # a new name every time, because another machine may still see an old file under its name
+        self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept for a restarted server
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
         try:
             self.weights.mkdir(parents=True)
@@ -129,7 +129,7 @@ class ServerSampler(AnyVLLMSampler):
             if self.has_weights:
                 self._patiently(self._load)
             else:
-                self._load()  # a mistake at the start does not fix itself
+                self._load()  # a first failure is probably a mistake, so do not retry
         except Exception as error:
             self._forget_weights()
             if isinstance(error, OSError):
@@ -138,25 +138,27 @@ class ServerSampler(AnyVLLMSampler):
             raise
 
     def _load(self) -> None:
-        """Have the server take our weights."""
+        """Make the server load the current weights."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(self.weights)}, "timeout": self.settings.timeout}
-        self._ask("POST", "/collective_rpc", json=body, hint=f"; it has to see the folder {self.folder} under this name")
+        self._ask(
+            "POST", "/collective_rpc", json=body, hint=f"; it must have access to the folder {self.folder} under this path"
+        )
         if not self._ask("POST", "/reset_prefix_cache").get("success"):
-            raise self._error("has not reset its prefix cache: does somebody else sample from it?")
+            raise self._error("did not reset its prefix cache; make sure that no other client samples from it")
 
     def _forget_weights(self) -> None:
-        """Remove the files that the server was given."""
+        """Remove the weights that were written for the server."""
         if self.weights is not None:
             with suppress(OSError):
                 remove_files(self.weights, lambda name: name == "model.safetensors" or UNFINISHED_TENSORS.fullmatch(name))
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Do it, and if the server does not answer, again after pauses.
+        """Call ``work``, and retry after pauses while the server does not answer.
 
-        A server that was restarted has the weights that it was first started with. It gets ours before it samples again.
+        A restarted server has its initial weights, so the current weights are loaded before each retry.
 
         Raises:
-            RunError: it has not answered for longer than all the pauses, or several processes sample from it.
+            RunError: the server did not answer after all pauses, or several processes sample from it.
         """
         from accelerate import PartialState
 
@@ -168,14 +170,14 @@ class ServerSampler(AnyVLLMSampler):
                 return work()
             except SilentServerError as error:
                 reason = error
-                if PartialState().num_processes > 1:  # only one of them could give it the weights
+                if PartialState().num_processes > 1:  # only one of them could restore the weights
                     break
                 if tries < len(PAUSES):
                     logger.warning("%s; trying again in %d s", error, PAUSES[tries])
         raise RunError(str(reason)) from reason
 
     def _check_server(self) -> None:
-        """Refuse a server that would sample something else; find out its length limit and the width of its heads."""
+        """Check that the server's settings match, and read its length limit and device."""
         names = {model["id"] for model in self._ask("GET", "/v1/models")["data"]}
         if self.served not in names:
             given = f"serves {', '.join(sorted(names))}, not model.path={self.served!r}"
@@ -197,11 +199,11 @@ class ServerSampler(AnyVLLMSampler):
         self._check_length()
         on_cpu = found["device_config"]["device"] == "cpu"
         if on_cpu and found["scheduler_config"]["enable_chunked_prefill"]:
-            raise self._error("cuts prompts into pieces, which fails on the CPU; start it with --no-enable-chunked-prefill")
+            raise self._error("uses chunked prefill, which fails on the CPU; start it with --no-enable-chunked-prefill")
         self.head_size = (cpu_head_size if on_cpu else head_size)(self.model.config)
 
     def _ask(self, method: str, path: str, hint: str = "", **request: Any) -> dict[str, Any]:
-        """The JSON object that the server answers; without a body, an empty one. Whatever goes wrong is one line."""
+        """Send a request and return the reply's JSON object, empty without a body; every failure is a UserError."""
         from urllib3.exceptions import HTTPError, ReadTimeoutError
 
         try:

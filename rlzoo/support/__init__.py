@@ -1,1 +1,1 @@
-"""Helpers that know nothing of reinforcement learning: files, locks, signals, worker processes, parsing of untrusted input."""
+"""General helpers: files, locks, signals, worker processes and parsing of untrusted input."""

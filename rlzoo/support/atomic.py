@@ -1,4 +1,4 @@
-"""Files and folders that are written under a temporary name first, so that they are either complete or not there."""
+"""Writes files and folders atomically: under a temporary name first, so that they are complete or absent."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNFINISHED_TENSORS = re.compile(r"\.tmp\w{6}")
-"""What safetensors calls a file while it writes it."""
+"""Names of files that safetensors has not finished writing."""
 
 
 def temporary_path(path: Path, key: str) -> Path:
-    """The name under which a file or folder is written before it gets its own.
+    """Return the temporary name of a file or folder that is being written.
 
     Args:
-        path: its own name.
-        key: a random name that only the writer knows of, such as the identity of a run. A file with another key, or with
-            none, belongs to somebody else.
+        path: the final name.
+        key: a random name that is unique to the writer, such as the id of a run. Files with another key, or without one,
+            belong to other writers.
     """
     return path.with_name(f".{path.name}.{key[:16]}.part")
 
 
 @contextmanager
 def replacing(file: Path, key: str) -> Iterator[Path]:
-    """Give the block a temporary name to write to, which becomes the file's own at its end."""
+    """Yield a temporary path to write to, and rename it to ``file`` at the end of the block."""
     yield temporary_path(file, key)
     temporary_path(file, key).replace(file)
 
 
 def write_text(file: Path, text: str, key: str) -> None:
-    """Write a file that is either the old or the new one, whatever happens; on the disk before this returns."""
+    """Replace a text file atomically, and wait until it is on the disk."""
     with replacing(file, key) as temporary:
         temporary.write_text(text, encoding="utf-8")
         sync(temporary)
@@ -43,9 +43,9 @@ def write_text(file: Path, text: str, key: str) -> None:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file that is either complete or not there.
+    """Write a safetensors file atomically.
 
-    It is written in a folder of its own, because safetensors gives unfinished files a random name.
+    The file is written in a separate folder, because safetensors gives unfinished files random names.
     """
     from safetensors.torch import save_file
 
@@ -59,27 +59,27 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
 
 
 def is_tensors(name: str, own: str) -> bool:
-    """Whether a name in the folder of `write_tensors` is that of its file, or of the unfinished one."""
+    """Return whether a file in the folder of `write_tensors` is its own, finished or not."""
     return name == own or UNFINISHED_TENSORS.fullmatch(name) is not None
 
 
 def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
-    """Remove some of the files in a folder, and the folders that are empty then.
+    """Remove some of the files below a folder, and then empty folders.
 
     Args:
-        folder: links in it are neither followed nor removed.
-        is_own: whether a file is to be removed, by its name below the folder, such as ``"state/state.json"``.
+        folder: the folder; links in it are neither followed nor removed.
+        is_own: returns whether to remove a file, given its path below the folder, such as ``"state/state.json"``.
     """
     for parent, _, names in os.walk(folder, topdown=False):
         for path in (Path(parent, name) for name in names):
             if path.is_file() and not path.is_symlink() and is_own(path.relative_to(folder).as_posix()):
                 path.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds another file
+        with suppress(OSError):  # the folder has other files
             Path(parent).rmdir()
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The distribution that holds rlzoo: its name, its version, and whether another project's files are in its folder."""
+"""The installed distribution of rlzoo, and checks for conflicts with another project of the same import name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 DISTRIBUTION = "rlzoo-llm"
-"""Name on the package index, where `rlzoo` is another project that installs an import package `rlzoo` into the same folder."""
+"""Name on PyPI, where `rlzoo` is another project that installs its own package `rlzoo` into the same folder."""
 
 REPAIR = f"pip uninstall rlzoo && pip install --force-reinstall --no-deps {DISTRIBUTION}"
 
@@ -18,7 +18,7 @@ def version() -> str:
 
 
 def damage() -> str | None:
-    """Return why rlzoo cannot work, or None: its ``__init__.py`` was replaced by the other project's, or removed with it."""
+    """Return why rlzoo cannot work, or None; the other project may have replaced or removed its ``__init__.py``."""
     package = sys.modules["rlzoo"]
     if "load_zoo" in getattr(package, "__all__", ()):
         return None
@@ -27,7 +27,7 @@ def damage() -> str | None:
 
 
 def leftovers() -> str | None:
-    """Return where the other project's files are beside rlzoo's own, or None; uninstalling that project would damage rlzoo."""
+    """Return where files of the other project are mixed with rlzoo's, or None; uninstalling it would damage rlzoo."""
     for folder in sys.modules["rlzoo"].__path__:
         if Path(folder, "algorithms", "__init__.py").is_file():
             return f"{folder} also has files of another project, the 'rlzoo' of the package index: {REPAIR}"

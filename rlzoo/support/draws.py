@@ -1,4 +1,4 @@
-"""How a token is drawn: from a random number of the response's own, by the inverse of the cumulated probabilities."""
+"""Draws tokens by inverse transform sampling, from random numbers that belong to each response."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 256  # probabilities summed at a time: a draw looks for its block first, then within it
+BLOCK = 256  # number of probabilities per block; a draw finds its block first, then the token
 
 
 def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0) -> Tensor:
-    """Random numbers in [0, 1), float64 ``(rows, num_tokens)``, that depend on seed, row and turn alone."""
+    """Return random numbers in [0, 1), float64 ``(rows, num_tokens)``, that depend only on seed, row and turn."""
     turns = [turn] if turn else []
     return torch.from_numpy(np.stack([np.random.default_rng([seed, row, *turns]).random(num_tokens) for row in rows]))
 
 
 def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The token of each row at which the cumulated probabilities pass the row's number, and its log-probability.
+    """Draw the token of each row at which the cumulative probabilities exceed the row's random number.
 
-    It depends on the row's logits and number alone: not on the rows beside it, nor on the process that samples it.
+    The result depends only on the row's logits and number, and not on other rows or the sampling process.
 
     Args:
         logits: ``(B, V)``.
         numbers: float64 ``(B,)`` in [0, 1).
-        temperature: logits are divided by it.
+        temperature: divisor of the logits.
 
     Returns:
         Tokens, int64 ``(B,)``, and their log-probabilities, float32 ``(B,)``, in nats.
@@ -36,7 +36,7 @@ def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, T
 
 
 def _at_once(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens ``(B, 1)`` and their log-probabilities ``(B, 1)``."""
+    """Draw tokens ``(B, 1)`` with their log-probabilities ``(B, 1)``."""
     log_probs = logits.log_softmax(dim=-1, dtype=torch.float64)
     sums = log_probs.exp().cumsum(dim=-1)
     tokens = _first_above(sums, numbers[:, None] * sums[:, -1:])
@@ -44,9 +44,9 @@ def _at_once(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_blocks(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The same; the block is found first, then the token within it."""
+    """Draw like `_at_once`, but find the block first and then the token."""
     largest = logits.amax(dim=-1, keepdim=True)
-    masses = (logits - largest).exp()  # probabilities times an unknown total
+    masses = (logits - largest).exp()  # unnormalised probabilities
     blocks = torch.nn.functional.pad(masses, (0, -masses.shape[-1] % BLOCK)).view(len(masses), -1, BLOCK)
     ends = blocks.sum(dim=-1).double().cumsum(dim=-1)  # (B, blocks)
     total = ends[:, -1:]
@@ -59,15 +59,15 @@ def _by_blocks(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
-    """Where the cumulated sums ``(B, N)`` first exceed ``(B, 1)``; if rounding leaves no such place, where they end to grow."""
+    """Return where the cumulative sums ``(B, N)`` first exceed ``(B, 1)``, or where they stop growing."""
     last = (sums < sums[:, -1:]).sum(dim=-1, keepdim=True)
     return torch.minimum(torch.searchsorted(sums, wanted, right=True), last)
 
 
 class OwnDraws:
-    """A logits processor that draws every token itself, with `draw`, and keeps its log-probability.
+    """A logits processor that draws every token with `draw` and records its log-probability.
 
-    It applies the temperature, so what it records is the distribution that was sampled from.
+    It applies the temperature, so that log-probabilities are those of the sampling distribution.
     """
 
     def __init__(self, uniforms: Tensor, temperature: float) -> None:
@@ -76,11 +76,11 @@ class OwnDraws:
         self.columns: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores ``(B, V)`` whose largest is the token drawn; called by `generate` before each token."""
+        """Return scores ``(B, V)`` with their maximum at the drawn token; `generate` calls this before each token."""
         tokens, log_probs = draw(scores, self.uniforms[:, len(self.columns)], self.temperature)
         self.columns.append(log_probs)
         return torch.full_like(scores, -torch.inf, dtype=torch.float32).scatter(-1, tokens[:, None], 0.0)
 
     def log_probs(self) -> Tensor:
-        """Log-probabilities ``(B, T)`` of the T tokens drawn so far."""
+        """Return the log-probabilities ``(B, T)`` of the T tokens drawn so far."""
         return torch.stack(self.columns, dim=1)

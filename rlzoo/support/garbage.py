@@ -1,6 +1,6 @@
-"""How the command line runs Python's garbage collector: seldom while libraries load, and quickly while a run trains.
+"""Garbage collector settings of the command line: rare collections during imports, and fast ones during training.
 
-`rlzoo.train` does not touch the collector: in a notebook or a test, it is the user's.
+`rlzoo.train` does not change the collector, which belongs to the user in a notebook or a test.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _WHILE_LOADING = (50_000, 10, 10)
-_USUAL = gc.get_threshold()  # Python's own, unless somebody has set another before this module is imported
+_USUAL = gc.get_threshold()  # Python's default, unless it was changed before this import
 
 
 def collect_seldom() -> None:
-    """Collect after 50,000 new objects instead of hundreds: libraries keep most of what they make while imported."""
+    """Collect after 50,000 new objects instead of hundreds, because most objects made during imports are kept."""
     gc.set_threshold(*_WHILE_LOADING)
 
 
 @contextmanager
 def quick_garbage_collection() -> Iterator[None]:
-    """Within the block, leave out the half a million objects that exist at its start, so that a collection is quick.
+    """Freeze the objects that exist on entry, about half a million, so that collections in the block are fast.
 
-    The thresholds are Python's own again, since objects that refer to themselves may hold tensors.
+    The default thresholds are restored, because reference cycles may hold tensors.
     """
     former = gc.get_threshold()
     gc.collect()

@@ -1,4 +1,4 @@
-"""Parses YAML and JSON that others wrote, or refuses it with one clear reason."""
+"""Parses untrusted YAML and JSON, or rejects it with a one-line reason."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 import yaml
 
-LONGEST_YAML = 20_000  # characters; PyYAML takes a third of a second for as many, and a config is ten times shorter
-DEEPEST = 40  # nested lists and mappings; code that walks over settings recurses
-LARGEST = 100_000  # values of a YAML text, where aliases make many of few
-MOST_BITS = 14_000  # of an integer: Python prints no more than 4300 digits
+LONGEST_YAML = 20_000  # characters; PyYAML takes about 0.3 s for this many, and configs are ten times shorter
+DEEPEST = 40  # nesting depth of lists and mappings, because code that traverses settings recurses
+LARGEST = 100_000  # values of a YAML text, which aliases can multiply
+MOST_BITS = 14_000  # bits of an integer, because Python prints at most 4300 digits
 TOO_DEEP = f"lists or mappings nested deeper than {DEEPEST}"
 
 
 class UnreadableError(ValueError):
-    """The text is no YAML or JSON, or too much of it; the message is the reason and does not repeat the text."""
+    """The text is not valid YAML or JSON, or exceeds a limit; the message does not repeat the text."""
 
 
 def parse_yaml(text: str) -> Any:
     """Parse a YAML text.
 
     Raises:
-        UnreadableError: it is not valid, or too long, too deep or too large.
+        UnreadableError: the text is invalid, too long, too deeply nested or too large.
     """
     if len(text) > LONGEST_YAML:
         raise UnreadableError(f"{len(text):,} characters are too many (at most {LONGEST_YAML:,})")
@@ -36,17 +36,17 @@ def parse_yaml(text: str) -> Any:
         raise UnreadableError(f"{where}{getattr(error, 'problem', None) or error}") from error
     except RecursionError:
         raise UnreadableError(TOO_DEEP) from None
-    # PyYAML passes on what Python raises for a scalar that looks like a date or a number, or is tagged as one
+    # PyYAML does not catch Python's errors for invalid dates, numbers and tagged scalars
     except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
-        raise UnreadableError(f"a value that is not what it is written as: {error}") from error
+        raise UnreadableError(f"a value does not match its type: {error}") from error
     return _checked(value, LARGEST)
 
 
 def parse_json(text: str) -> Any:
-    """Parse a JSON text; NaN and Infinity are read as Python writes them.
+    """Parse a JSON text, including Python's NaN and Infinity.
 
     Raises:
-        UnreadableError: it is not valid, or too deep.
+        UnreadableError: the text is invalid or too deeply nested.
     """
     try:
         value = json.loads(text)
@@ -55,13 +55,13 @@ def parse_json(text: str) -> Any:
         raise UnreadableError(f"{error.msg} at column {error.colno}{line}") from error
     except RecursionError:
         raise UnreadableError(TOO_DEEP) from None
-    except ValueError as error:  # a number with more digits than Python reads
+    except ValueError as error:  # a number with more digits than Python parses
         raise UnreadableError(str(error).partition(";")[0]) from error
     return _checked(value, sys.maxsize)
 
 
 def _checked(value: Any, largest: int) -> Any:
-    """Return the value, or refuse what would take too long to walk over or cannot be written."""
+    """Return the value, unless it is too large to traverse or cannot be written."""
     waiting, number = [(value, 0)], 0
     while waiting:
         part, depth = waiting.pop()
@@ -71,9 +71,9 @@ def _checked(value: Any, largest: int) -> Any:
         if isinstance(part, int) and part.bit_length() > MOST_BITS:
             raise UnreadableError("a number with thousands of digits")
         if isinstance(part, str) and not part.isascii() and any("\ud800" <= char <= "\udfff" for char in part):
-            raise UnreadableError("half of a surrogate pair, such as \\ud800, which is no text")
+            raise UnreadableError("half of a surrogate pair, such as \\ud800, which is not valid text")
         if isinstance(part, Mapping | list | tuple | set):
-            if depth == DEEPEST:  # also where a value contains itself
+            if depth == DEEPEST:  # also catches values that contain themselves
                 raise UnreadableError(TOO_DEEP)
             inner = [*part.keys(), *part.values()] if isinstance(part, Mapping) else part
             waiting += [(each, depth + 1) for each in inner]

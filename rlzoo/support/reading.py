@@ -1,4 +1,4 @@
-"""Opens files that a user named: only regular files, and only up to a size that fits their kind."""
+"""Opens files that a user named, if they are regular files below a size limit."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-SETTINGS = 2**20  # maximum size in bytes of a file of settings, YAML or JSON, in a run or a sweep
-RECORDS = 2**31  # maximum size in bytes of a file of rows: questions, metrics, completions
+SETTINGS = 2**20  # maximum size in bytes of a YAML or JSON settings file
+RECORDS = 2**31  # maximum size in bytes of a file of records: questions, metrics, completions
 
 
 class NotReadError(OSError):
-    """The file is of a kind or a size that is not read; ``strerror`` says why."""
+    """The file has the wrong type or is too large; ``strerror`` says which."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(0, reason, str(path))
@@ -22,12 +22,12 @@ def opened(path: str | Path, most: int) -> BinaryIO:
     """Open a regular file for reading.
 
     Args:
-        path: of the file; may be a link to it.
+        path: path of the file or of a link to it.
         most: maximum size in bytes.
 
     Raises:
-        NotReadError: it is something else, such as a pipe, or larger.
-        OSError: it does not exist, or cannot be opened.
+        NotReadError: the file is too large or not a regular file, such as a pipe.
+        OSError: the file does not exist or cannot be opened.
     """
     path = Path(path)
     found = path.stat()
@@ -40,16 +40,16 @@ def opened(path: str | Path, most: int) -> BinaryIO:
 
 
 def read_bytes(path: str | Path, most: int) -> bytes:
-    """Return the content of a regular file, see `opened`."""
+    """Return the content of a regular file; see `opened`."""
     with opened(path, most) as file:
         return file.read()
 
 
 def read_text(path: str | Path, most: int) -> str:
-    r"""Return the text of a regular file in UTF-8, every end of a line as ``\n``, see `opened`.
+    r"""Return the text of a regular UTF-8 file with line ends as ``\n``; see `opened`.
 
     Raises:
-        UnicodeDecodeError: it is not UTF-8.
+        UnicodeDecodeError: the file is not UTF-8.
     """
     with io.TextIOWrapper(opened(path, most), encoding="utf-8") as file:
         return file.read()

@@ -1,4 +1,4 @@
-"""Keeps secrets out of what is written down, sent and printed: passwords in addresses, tokens, values that are named secret."""
+"""Removes secrets from logs, files and output: passwords in URLs, tokens, and values with secret-like names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-REDACTED = "<redacted>"  # stands where a secret stood
-SHORTEST = 6  # characters of a secret in the environment, at least: shorter ones are part of too many other words
+REDACTED = "<redacted>"  # replaces a secret
+SHORTEST = 6  # minimum length of an environment secret; shorter values occur in other words
 
 _NAME = re.compile(
     r".*(?:password|passwd|passphrase).*"  # PGPASSWORD, password_of_the_judge
@@ -18,12 +18,12 @@ _NAME = re.compile(
     r"(?:_(?:value|id|\d+))?"
 )
 _IS_A_PATH = re.compile(r"PWD|.*CREDENTIALS?", re.IGNORECASE)
-"""Environment variables that are named like secrets and hold a path."""
+"""Environment variables with secret-like names that contain a path."""
 
 _OR_NUMBERS = ("token", "pass", "sig", "_id")
-"""Ends of names that also name numbers which are no secrets: the tokens that models read, and counts."""
+"""Name suffixes whose numeric values are not secrets, such as token ids and counts."""
 
-# a password may hold a slash, and in a server's address an @; the user's name alone may be a token
+# a password may contain a slash or an @, and the user name alone may be a token
 _USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)(?P<user>[^\s'\"/@:]*(?::(?P<password>[^\s'\"]*))?)@")
 _PARAMETER = re.compile(
     r"(?P<before>(?<![\w.\-])(?:[\w.\-]*\.)?(?P<name>[A-Za-z_][\w\-]{0,99})(?:=|['\"]:\s?))"  # name=value, and 'name': value
@@ -44,10 +44,10 @@ _SHAPES = re.compile(
 
 
 def redact(text: str) -> str:
-    """A text without what is, or looks like, a secret.
+    """Replace everything in a text that is or looks like a secret.
 
-    Taken out are user and password of an address, values of names such as ``api_key=``, tokens of known shapes, and the
-    values of environment variables that are named like secrets or hold an address with a password.
+    This covers user and password in URLs, values of names such as ``api_key=``, tokens of known formats, and the values of
+    environment variables that have secret-like names or contain a URL with a password.
 
     Example:
         >>> redact("postgresql://me:hunter2@host/db refused api_key=abc")
@@ -62,7 +62,7 @@ def redact(text: str) -> str:
 
 
 def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings without secrets: a value whose key is named like one, and what `redact` finds in any other text.
+    """Redact nested settings: values whose keys have secret-like names, and what `redact` finds in other text.
 
     Example:
         >>> redact_settings({"judge": {"api_key": "abc", "model": "small"}, "max_new_tokens": 64})
@@ -72,7 +72,7 @@ def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted keys of the values that were left out of settings when they were written down."""
+    """Yield the dotted keys of the values that were redacted when the settings were written."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from redacted_keys(value, f"{prefix}{key}.")
@@ -81,17 +81,17 @@ def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def with_secrets_of(given: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as they were written, those that hold a secret as they are given now."""
+    """Return the written settings, with redacted values taken from ``given``."""
     return {key: given[key] if key in given and REDACTED in str(value) else value for key, value in written.items()}
 
 
 def without_userinfo(uri: str) -> str:
-    """An address without user and password, and without secrets among its parameters."""
+    """Remove user, password and secret parameters from a URL."""
     return _PARAMETER.sub(_without_value, _USERINFO.sub(r"\g<scheme>", uri))
 
 
 def environment_secrets() -> list[str]:
-    """Return the secrets in environment variables, the longest first: by name, in addresses, in parameters."""
+    """Return the secrets in environment variables, longest first: by name, in URLs, and in parameters."""
     found: set[str] = set()
     for name, value in os.environ.items():
         if is_secret_name(name) and not _IS_A_PATH.fullmatch(name):
@@ -104,7 +104,7 @@ def environment_secrets() -> list[str]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a setting, parameter or environment variable is named like a secret.
+    """Return whether a setting, parameter or environment variable has a secret-like name.
 
     Example:
         >>> [is_secret_name(name) for name in ("PGPASSWORD", "judge.apiKey", "max_tokens", "token_mean", "pass@k")]
@@ -120,21 +120,21 @@ def _without_value(parameter: re.Match[str]) -> str:
 
 
 class RedactingFilter(logging.Filter):
-    """Takes secrets out of every record that passes."""
+    """Redacts secrets in log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let the record pass, with its message redacted."""
+        """Redact the record's message and let the record pass."""
         message = record.getMessage()
         cleaned = redact(message)
         if cleaned != message:
             record.msg, record.args = cleaned, ()
-        if record.exc_info:  # a traceback ends with the error's own text
+        if record.exc_info:  # a traceback contains the error's message
             record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
         return True
 
 
 def _redacted(value: Any, name: str) -> Any:
-    """A value of that name; what is inside one that is named secret is secret too."""
+    """Redact a setting's value; everything inside a setting with a secret-like name is redacted."""
     if isinstance(value, Mapping):
         return {key: _redacted(item, name if is_secret_name(name) else str(key)) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

@@ -1,7 +1,7 @@
-"""Bounds on the replies of HTTP servers: how many bytes are read, and for how long.
+"""Limits the size and duration of HTTP replies.
 
-The timeout of an HTTP library counts from one byte to the next, and it reads a reply of any size. A server that sends a byte
-a second, or never stops sending, would hold a process for ever or take all of its memory.
+The timeout of an HTTP library restarts with every byte, and the size of a reply is unlimited. A server that sends one byte per
+second, or never stops sending, could therefore block a process forever or use all of its memory.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class ReplyTooLargeError(OSError):
-    """A server sent more than was asked of it."""
+    """A server's reply exceeds the size limit."""
 
 
 def bounded_reply(largest: int, longest: float) -> type[HTTPResponse]:
-    """Return a class for ``HTTPConnection.response_class`` whose replies are bounded, headers included.
+    """Return a class for ``HTTPConnection.response_class`` that limits replies, including headers.
 
     Args:
-        largest: bytes of a reply.
-        longest: seconds from the end of the request to the end of the reply.
+        largest: maximum size of a reply in bytes.
+        longest: maximum seconds from the end of the request to the end of the reply.
     """
 
     class BoundedReply(HTTPResponse):
@@ -40,7 +40,7 @@ def bounded_reply(largest: int, longest: float) -> type[HTTPResponse]:
 
 @contextmanager
 def bounded_replies(largest: int, longest: float) -> Iterator[None]:
-    """Bound the replies that this process reads through urllib3, and so through requests, within the block."""
+    """Limit all replies that this process reads through urllib3 or requests, inside the block."""
     from urllib3.connection import HTTPConnection
 
     former = HTTPConnection.response_class
@@ -52,7 +52,7 @@ def bounded_replies(largest: int, longest: float) -> Iterator[None]:
 
 
 def bounded_pool(address: str, largest: int, longest: float, **settings: Any) -> HTTPConnectionPool:
-    """Return urllib3's pool of connections to a server, with bounded replies; ``settings`` are those of the pool."""
+    """Return a urllib3 connection pool with limited replies; ``settings`` are passed to the pool."""
     from urllib3 import connection_from_url
 
     pool = connection_from_url(address, **settings)
@@ -62,7 +62,7 @@ def bounded_pool(address: str, largest: int, longest: float, **settings: Any) ->
 
 
 class _Bounded(io.RawIOBase):
-    """A socket's file that raises once too much was read, or the time is up."""
+    """A socket's file that raises an error when the size or time limit is exceeded."""
 
     def __init__(self, sock: socket.socket, file: io.BufferedIOBase, largest: int, longest: float) -> None:
         self._sock, self._file = sock, file
@@ -93,7 +93,7 @@ class _Bounded(io.RawIOBase):
 
 
 class _Buffered(io.BufferedReader):
-    """Refuses a size before memory is set aside for it: servers claim any."""
+    """Rejects oversized reads before allocating memory, because servers can claim any size."""
 
     raw: _Bounded
 

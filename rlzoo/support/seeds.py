@@ -1,4 +1,4 @@
-"""Seeds of a run's random draws: one of its own for every step and use, so that no draw depends on what was drawn before."""
+"""Derives a separate seed for every step and use, so that random draws do not depend on earlier ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ ROLLOUT, LEARNER, EVALUATION = 0, 1, 2  # streams
 
 
 def step_seed(run_seed: int, stream: int, step: int, turn: int = 0) -> int:
-    """The seed of one use in one step; ``turn`` tells repeated uses of a step apart."""
+    """Return the seed of one use in one step; ``turn`` distinguishes repeated uses in a step."""
     turns = [turn] if turn else []
     return int(np.random.SeedSequence([run_seed, stream, step, *turns]).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""Signals that stop a run: the first one is noted until a step is over."""
+"""Handles signals that stop a run; the first one takes effect at the end of the step."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from types import FrameType
 from typing import NoReturn
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that stop a run. SIGHUP comes when a terminal is closed; ``nohup`` has it ignored, and it stays so."""
+"""Signals that stop a run. Closing a terminal sends SIGHUP; under ``nohup`` it stays ignored."""
 
-ONE_PRESS = 1.0  # seconds within which signals count as one: a terminal and a launcher may both pass on the same Ctrl-C
+ONE_PRESS = 1.0  # seconds within which signals count as one, because a terminal and a launcher may both forward a Ctrl-C
 
 logger = logging.getLogger("rlzoo")
 
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether somebody wants the run to stop, and by which signal."""
+    """Whether a signal has asked the run to stop, and which one."""
 
     signal: int | None = None
-    since: float = 0.0  # by `time.monotonic`
+    since: float = 0.0  # from `time.monotonic`
 
     def end(self, message: str) -> NoReturn:
-        """Stop as the signal would have: KeyboardInterrupt after Ctrl-C, else SystemExit.
+        """Stop like the signal: KeyboardInterrupt after Ctrl-C, otherwise SystemExit.
 
-        In a process that was not asked itself, but follows another that was, as after SIGTERM.
+        On ranks that received no signal, behaves as after SIGTERM.
         """
         logger.warning(message)
         if self.signal == signal.SIGINT:
@@ -40,12 +40,12 @@ class StopRequest:
 
 @contextlib.contextmanager
 def requested_stop() -> Iterator[StopRequest]:
-    """Within the block, the first Ctrl-C, SIGTERM or SIGHUP is only noted; a second one acts at once."""
+    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second one takes effect at once."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    # not one that is ignored, as in a shell's background job, or that is not Python's
+    # skip signals that are ignored, as in a shell's background job, or not handled by Python
     handlers = {number: handler for number in STOPPING if (handler := signal.getsignal(number)) not in (None, signal.SIG_IGN)}
 
     def release() -> None:
@@ -55,7 +55,7 @@ def requested_stop() -> Iterator[StopRequest]:
     def note(number: int, frame: FrameType | None) -> None:
         if stop.signal is None:
             stop.signal, stop.since = number, time.monotonic()
-            logger.warning("stopping after this step; once more to stop at once")
+            logger.warning("stopping after this step; interrupt again to stop at once")
         elif time.monotonic() - stop.since > ONE_PRESS:
             release()
             signal.raise_signal(number)

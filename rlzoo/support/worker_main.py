@@ -1,8 +1,8 @@
-"""What a worker process runs: calls one function for its parent, by path, with nothing but the standard library at first.
+"""The main program of a worker process, which calls one function for its parent.
 
-`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS``: the number is the descriptor of a socket that the calls
-and their results go through. Its stdin is a pipe that is never written to: the kernel kills the process when the other end is
-closed, so with the parent, whatever the process computes at that moment.
+`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS``, where CALLS is the descriptor of a socket for calls
+and results. Its stdin is a pipe that is never written to. When the parent ends, the pipe closes, and the kernel kills this
+process at once. The module only imports the standard library.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Callable
 from typing import Any
 
 SPARE_SECONDS = 1.0
-"""CPU time in seconds that a call may take beyond its limit, before the kernel ends a worker whose parent has not."""
+"""CPU seconds beyond a call's limit after which the kernel kills the worker, if its parent has not."""
 
 
 def reason(error: BaseException) -> str:
-    """The error as one line, even if it cannot say what it is."""
+    """Format an error as one line, even if its ``__str__`` fails."""
     try:
         text = " ".join(str(error).split())
     except BaseException:
@@ -34,21 +34,21 @@ def reason(error: BaseException) -> str:
 
 
 def die_with(life: int) -> None:
-    """Be killed by the kernel when the other end of a pipe is closed; no Python code has to run for it."""
-    if sys.platform == "linux":  # elsewhere it is SIGIO, which ends a process that does not handle it
+    """Have the kernel kill this process when the other end of a pipe closes, without running Python code."""
+    if sys.platform == "linux":  # elsewhere the signal is SIGIO, which also kills a process without a handler
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):
-        if not os.read(life, 1):  # it was closed before this process listened
+        if not os.read(life, 1):  # the pipe was closed earlier
             os._exit(1)
 
 
 def limit_memory(limit: int) -> None:
-    """Let this process hold at most ``limit`` bytes of its own; an allocation beyond raises MemoryError.
+    """Limit this process's private memory to ``limit`` bytes; larger allocations raise MemoryError.
 
-    Linux's RLIMIT_DATA counts private memory that can be written, not the code of libraries; elsewhere this may be without
-    effect. A limit that is lower already stays.
+    Linux's RLIMIT_DATA counts writable private memory, but not the code of libraries. On other systems, the limit may have no
+    effect. An existing lower limit is kept.
     """
     given = [value for value in resource.getrlimit(resource.RLIMIT_DATA) if value != resource.RLIM_INFINITY]
     lowest = min([limit, *given])
@@ -56,7 +56,7 @@ def limit_memory(limit: int) -> None:
 
 
 def limit_cpu_time(seconds: float) -> None:
-    """Let this process take so many more seconds on each CPU before the kernel ends it."""
+    """Have the kernel end this process after ``seconds`` more seconds on each CPU."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime + (seconds + SPARE_SECONDS) * (os.cpu_count() or 1))
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -64,7 +64,7 @@ def limit_cpu_time(seconds: float) -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer calls with a line ``[is_done, value or reason]`` until the parent is gone."""
+    """Answer calls with lines ``[is_done, value or reason]`` until the parent is gone."""
     calls = connection.makefile("rb")
     sys.path[:] = pickle.load(calls)
     try:
@@ -85,20 +85,20 @@ def _called(function: Callable[..., Any], arguments: bytes, seconds: float) -> b
     try:
         limit_cpu_time(seconds)
         return _reply(True, function(*pickle.loads(arguments)))
-    except BaseException as error:  # a function that leaves, or raises KeyboardInterrupt, has failed as any other
+    except BaseException as error:  # SystemExit and KeyboardInterrupt are failures too
         return _reply(False, reason(error))
 
 
 def _reply(is_done: bool, value: object) -> bytes:
-    """In JSON: what a worker answers must not run code in the parent."""
+    """Encode a reply as JSON, which cannot run code in the parent."""
     return json.dumps([is_done, value]).encode() + b"\n"
 
 
 def main(calls: int) -> None:
-    """Set up the process, then serve."""
+    """Set up the process and serve calls."""
     die_with(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    with contextlib.suppress(OSError):  # what is printed is not part of what the parent prints
+    with contextlib.suppress(OSError):  # keep the worker's output out of the parent's stdout
         os.dup2(2, 1)
     with socket.socket(fileno=calls) as connection, contextlib.suppress(EOFError, OSError):
         serve(connection)

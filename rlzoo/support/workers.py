@@ -1,4 +1,4 @@
-"""A process of its own for code that may hang, crash or take too much: killed and replaced when it does."""
+"""Runs code that may hang, crash or use too much memory in a separate process, which is replaced if it fails."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LONGEST_START = 300.0  # seconds that a worker may take to be ready for calls: libraries are imported then
+LONGEST_START = 300.0  # maximum seconds for a worker to start, including imports
 
 
 class WorkerError(Exception):
-    """A call that failed; the text says why."""
+    """A call failed; the message says why."""
 
 
 class WorkerTimeoutError(WorkerError):
-    """A call that took too long; the worker was killed."""
+    """A call took too long, and the worker was killed."""
 
 
 class WorkerStartError(Exception):
-    """A worker that did not get ready for its first call; the text says why."""
+    """A worker could not be started; the message says why."""
 
 
 class Worker:
-    """Calls one function in another process, which is started for the first call and replaced once it has ended.
+    """Calls one function in another process, which starts with the first call and is replaced when it has ended.
 
-    The process imports nothing from the working directory that the parent would not find first, ends when the parent does, gets
-    no Ctrl-C, and prints to stderr. Times are measured by the monotonic clock. Safe to call from any thread.
+    The process has the parent's import path, ends with the parent, receives no Ctrl-C, and prints to stderr. Timeouts use the
+    monotonic clock. Calls are thread-safe.
 
     Attributes:
-        num_timeouts: calls that took too long.
-        num_crashes: calls that raised, or ended the process.
-        last_failure: why the last of these failed.
+        num_timeouts: number of calls that took too long.
+        num_crashes: number of calls that raised an error or ended the process.
+        last_failure: reason of the last failure.
     """
 
     def __init__(self, function: Callable[..., Any], start: Callable[[], object], memory: int | None = None) -> None:
-        """Keep what to run; nothing starts yet.
+        """Store the function, without starting a process.
 
         Args:
-            function: importable by name.
+            function: a function that can be imported by name.
             start: called once in each new process, before the first call.
-            memory: bytes of its own that the process may hold; None for no limit.
+            memory: limit of the process's private memory in bytes; None for no limit.
         """
         self.function, self.start, self.memory = function, start, memory
         self.num_timeouts = self.num_crashes = 0
@@ -59,20 +59,20 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process, if one was started."""
+        """The id of the process, if one was started."""
         return None if self._process is None else self._process.pid
 
     def call(self, arguments: tuple[Any, ...], timeout: float) -> Any:
-        """The function's value, a number or text.
+        """Call the function and return its value, which must be JSON-serialisable.
 
         Args:
-            arguments: of the function.
-            timeout: seconds, after which the process is killed.
+            arguments: arguments of the function.
+            timeout: seconds after which the process is killed.
 
         Raises:
-            WorkerStartError: no process gets ready for the call.
-            WorkerTimeoutError: it took longer.
-            WorkerError: it raised anything, or ended the process.
+            WorkerStartError: the process could not be started.
+            WorkerTimeoutError: the call took too long.
+            WorkerError: the function raised an error or ended the process.
         """
         with self._lock:
             if self._process is None or not self._end.alive or self._process.poll() is not None:
@@ -87,7 +87,7 @@ class Worker:
                 raise
 
     def close(self) -> None:
-        """End the process; the next call starts another. Also done when nothing refers to this object, and at exit."""
+        """End the process, which also happens on garbage collection and at exit; the next call starts another."""
         with self._lock:
             if self._process is not None:
                 self._end()
@@ -96,7 +96,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", str(Path(__file__).with_name("worker_main.py")), str(theirs.fileno())]
         with theirs:
-            try:  # a session of its own: Ctrl-C reaches the parent alone, and what the worker starts is killed with it
+            try:  # a new session, so that only the parent gets Ctrl-C and the worker's children are killed with it
                 self._process = subprocess.Popen(
                     command,
                     pass_fds=[theirs.fileno()],
@@ -106,7 +106,7 @@ class Worker:
                 )
             except OSError as error:
                 ours.close()
-                raise WorkerStartError(f"no process can be started: {error}") from error
+                raise WorkerStartError(f"the process cannot be started: {error}") from error
         self._connection, self._replies = ours, ours.makefile("rb")
         self._end = weakref.finalize(self, _end, self._process, self._replies, ours)
         path = [entry or str(Path.cwd()) for entry in sys.path]
@@ -117,7 +117,7 @@ class Worker:
             raise WorkerStartError(str(error)) from error
 
     def _exchange(self, message: bytes, timeout: float) -> Any:
-        """The value that the process answers; the process is killed if no answer comes."""
+        """Send a message and return the reply's value; the process is killed if no reply comes."""
         self._connection.settimeout(timeout)
         try:
             self._connection.sendall(message)
@@ -127,7 +127,7 @@ class Worker:
             raise WorkerTimeoutError(f"took longer than {timeout:g} s") from None
         except (OSError, ValueError, TypeError):
             raise WorkerError(self._ended()) from None
-        except BaseException:  # Ctrl-C: nobody waits for the answer any more
+        except BaseException:  # Ctrl-C: the reply is no longer needed
             self._end()
             raise
         if not is_done:
@@ -135,7 +135,7 @@ class Worker:
         return value
 
     def _ended(self) -> str:
-        """How the process ended."""
+        """Return how the process ended."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
@@ -145,7 +145,7 @@ class Worker:
             return "the worker process closed its connection"
         if code < 0:
             return f"the worker process was killed ({signal.Signals(-code).name})"
-        return f"the worker process left ({code})"
+        return f"the worker process exited with code {code}"
 
 
 def _end(process: subprocess.Popen[bytes], replies: BinaryIO, connection: socket.socket) -> None:

@@ -30,7 +30,7 @@ def test_list_as_json_holds_the_same(rlzoo):
     assert list(rows) == list(load_zoo())
     assert rows["gspo"] == {
         "name": "gspo",
-        "what it does": "Clips the geometric mean of a response's token ratios, with one narrow band for every length.",
+        "what it does": "Clips the geometric mean of a response's token ratios to one narrow band for all lengths.",
         "scope": "sequence",
         "advantage": "group_norm",
         "reduction": "sequence_mean",
@@ -93,7 +93,7 @@ def test_show_has_the_five_parts_the_fields_and_the_metrics(rlzoo):
     assert places == sorted(places)
     table = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[places[-2] + 2 : places[-1]] if line}
     assert list(table) == list(policy.model_fields)
-    assert table["target_clip_fraction"] == "0.1 > 0, < 0.5 share of responses to clip, at every length and sign"
+    assert table["target_clip_fraction"] == "0.1 > 0, < 0.5 share of responses to clip at every length and sign"
     assert table["ceiling_factor"] == (
         "3.0 > 0, <= 1000 or null dual clip where A < 0: ceiling in units of the width below; null for none"
     )
@@ -134,5 +134,5 @@ def test_show_as_json_holds_the_same(rlzoo):
         "name": "fraction",
         "default": 2e-3,
         "allowed": "> 0, <= 1",
-        "description": "share of the step's tokens that is penalised; at least one token",
+        "description": "share of the step's tokens to penalise; at least one token",
     }

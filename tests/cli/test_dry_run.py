@@ -83,7 +83,7 @@ def test_a_process_without_a_prompt_is_refused(refused):
 
 def test_more_processes_than_devices_are_refused(refused):
     assert refused("train", "--dry-run", "--devices", "2xH100", *settings("launch.processes=4")) == (
-        "launch.processes=4: more than the 2 devices of --devices; one process takes one"
+        "launch.processes=4: more than the 2 devices of --devices; each process needs one"
     )
 
 
@@ -94,10 +94,10 @@ def test_processes_of_a_launcher_count(refused, monkeypatch):
 
 def test_offload_without_what_does_it_is_refused(refused):
     assert refused("train", "--dry-run", *settings("launch.offload=optimizer")) == (
-        "launch.offload='optimizer': DeepSpeed does it; set launch.deepspeed to zero2 or zero3"
+        "launch.offload='optimizer': offloading needs DeepSpeed; set launch.deepspeed to zero2 or zero3"
     )
     assert refused("train", "--dry-run", *settings("launch.offload=all", "launch.deepspeed=zero2")) == (
-        "launch.offload='all': parameters can be moved out only with ZeRO-3; set launch.deepspeed=zero3"
+        "launch.offload='all': parameters can be offloaded only with ZeRO-3; set launch.deepspeed=zero3"
     )
 
 
@@ -115,7 +115,7 @@ def test_responses_beyond_vllms_limit_are_refused(refused):
     line = refused("train", "--dry-run", "--devices", "1xH100", *more)
     assert line == (
         "rollout.vllm.max_model_len=100: with prompts of up to 40 tokens, 120 positions are needed; "
-        "raise it, or leave it out for the model's own"
+        "raise it, or remove it to use the model's own limit"
     )
 
 
@@ -170,7 +170,7 @@ def test_a_missing_data_file_is_refused(refused, tmp_path):
 def test_a_missing_model_is_refused(refused, tmp_path):
     (tmp_path / "here" / "empty").mkdir()
     assert refused("train", "--dry-run", *settings("model.path=empty")) == (
-        "model.path='empty': empty is a folder without config.json: not a model"
+        "model.path='empty': empty has no config.json, so it is not a model"
     )
     assert refused("train", "--dry-run", *settings("model.path=./none")) == "model.path='./none': no such folder"
 

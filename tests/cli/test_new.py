@@ -136,7 +136,7 @@ def test_train_refuses_a_plugin_that_does_not_exist(refused, tmp_path):
     line = refused("train", "--plugin", tmp_path / "notes.txt")
     assert line.startswith(f"plugin '{tmp_path / 'notes.txt'}' is not a .py file; give ")
     (tmp_path / "empty").mkdir()
-    assert refused("train", "--plugin", tmp_path / "empty") == f"plugin '{tmp_path / 'empty'}' holds no .py file"
+    assert refused("train", "--plugin", tmp_path / "empty") == f"plugin '{tmp_path / 'empty'}' contains no .py file"
 
 
 def test_train_refuses_a_plugin_without_a_hook(refused, plugin):

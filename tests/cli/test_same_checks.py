@@ -12,8 +12,8 @@ from rlzoo.plugin_files import LARGEST
 RUN = ["train", "--clip", "grpo", "--steps", "1", "--set", "tracking.mlflow=false", "--set", "eval.num_problems=0"]
 
 REFUSED = {
-    "offload without DeepSpeed": (["launch.offload=optimizer"], "launch.offload='optimizer': DeepSpeed does it"),
-    "offload of everything without DeepSpeed": (["launch.offload=all"], "launch.offload='all': DeepSpeed does it"),
+    "offload without DeepSpeed": (["launch.offload=optimizer"], "launch.offload='optimizer': offloading needs DeepSpeed"),
+    "offload of everything without DeepSpeed": (["launch.offload=all"], "launch.offload='all': offloading needs DeepSpeed"),
     "offload of everything with ZeRO-2": (["launch.offload=all", "launch.deepspeed=zero2"], "launch.offload='all': parameters"),
     "offload without a stage": (
         ["launch.offload=optimizer", "launch.deepspeed=plain.json"],
@@ -21,8 +21,11 @@ REFUSED = {
     ),
     "no such file of DeepSpeed": (["launch.deepspeed=none.json"], "launch.deepspeed='none.json': no such file"),
     "not JSON": (["launch.deepspeed=text.json"], "launch.deepspeed='text.json': not JSON"),
-    "not an object": (["launch.deepspeed=list.json"], "launch.deepspeed='list.json': must hold DeepSpeed's settings"),
-    "no section": (["launch.deepspeed=odd.json"], "launch.deepspeed='odd.json': must hold DeepSpeed's settings"),
+    "not an object": (
+        ["launch.deepspeed=list.json"],
+        "launch.deepspeed='list.json': the file must contain DeepSpeed's settings",
+    ),
+    "no section": (["launch.deepspeed=odd.json"], "launch.deepspeed='odd.json': the file must contain DeepSpeed's settings"),
     "an optimizer": (["launch.deepspeed=adam.json"], "launch.deepspeed='adam.json': holds 'optimizer'"),
     "no DeepSpeed": (
         ["launch.deepspeed=zero2"],
@@ -43,10 +46,10 @@ REFUSED = {
         "model.path='smolm2': no such model (allowed: 'embedded', 'embedded-guess',",
     ),
     "a file as model": (["model.path=text.json"], "model.path='text.json': text.json is a file, not a folder"),
-    "a folder without a model": (["model.path=empty"], "model.path='empty': empty is a folder without config.json"),
+    "a folder without a model": (["model.path=empty"], "model.path='empty': empty has no config.json"),
     "an output that is taken": (["output=taken"], "output directory 'taken' is not empty"),
     "a secret left out": (["rollout.vllm.server=http://u:<redacted>@h:1"], "rollout.vllm.server: holds a secret"),
-    "a plugin too large": (["plugins=[large]"], "plugin '{here}/large': a folder of more than 20 MiB or 2,000 files"),
+    "a plugin too large": (["plugins=[large]"], "plugin '{here}/large': the folder has more than 20 MiB or 2,000 files"),
     "a rule that does not fit": (["rollout.group_size=1"], "rollout.group_size=1: advantage 'group_norm' compares"),
 }
 

@@ -104,7 +104,7 @@ def test_python_mistakes_are_value_errors():
         ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must hold policy names"),
         ("? \n", "odd.yaml': None is no key"),
         ("clip: fspo\ntask: {1: 2}\n", "task: 1 is no name of a setting"),
-        ('clip: fspo\nplugins: ["a\\0b"]\n', "cannot be looked for"),
+        ('clip: fspo\nplugins: ["a\\0b"]\n', "cannot be accessed"),
         ("clip: fspo\nsteps: 2001-99-99\n", "is not valid YAML"),
         ("clip: fspo\nsteps: &a [*a]\n", "is not valid YAML: lists or mappings nested deeper than"),
     ],
@@ -120,7 +120,7 @@ def test_names_that_no_file_can_have_are_refused():
     for name in ("\0", "a" * 5000, "\ud800"):
         with pytest.raises(UserError, match="no config"):
             RunConfig.compose([name])
-        with pytest.raises(UserError, match="cannot be looked for"):
+        with pytest.raises(UserError, match="cannot be accessed"):
             RunConfig.compose(clip="fspo", plugins=[name])
 
 

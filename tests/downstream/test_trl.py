@@ -355,7 +355,7 @@ def test_the_correction_for_vllm_is_trls_own(by_token, model, tmp_path):
     # one objective per response
     use_policy(mine, "gspo")
     if by_token:
-        with pytest.raises(UserError, match="gspo has one objective per response; choose a correction with a weight per"):
+        with pytest.raises(UserError, match="gspo has an objective per response; choose a correction with a weight per"):
             step_of(mine, pieces_of(batch))
         return
     batch = off_policy_batch(model, ZOO["gspo"]())

@@ -22,36 +22,36 @@ CHANGES = {
     "group_ids has 1 values for": lambda tensors: tensors.update(group_ids=tensors["group_ids"][:1].clone()),
     "sequence_lengths has values outside 1 to": lambda tensors: tensors["sequence_lengths"].fill_(2**62),
     "sequence_lengths has a value below 0": lambda tensors: tensors["sequence_lengths"].neg_(),
-    "rows/0 names a response that is not there": lambda tensors: tensors["rows/0"].add_(1000),
+    "rows/0 names a response that does not exist": lambda tensors: tensors["rows/0"].add_(1000),
     "rows/0 names a response twice": lambda tensors: tensors["rows/0"].fill_(3),
     "log_probs/1 is missing": lambda tensors: tensors.pop("log_probs/1"),
-    "log_probs/1 is no tensor of the format, or an update before it is missing": lambda tensors: tensors.pop("rows/1"),
-    "logprobs is no tensor of the format": lambda tensors: tensors.update(logprobs=torch.zeros(3)),
+    "log_probs/1 is not a tensor of the format, or an update before it is missing": lambda tensors: tensors.pop("rows/1"),
+    "logprobs is not a tensor of the format": lambda tensors: tensors.update(logprobs=torch.zeros(3)),
     "response_mask is true on the first token of a sequence": lambda tensors: tensors["response_mask"].fill_(True),
     "old_log_probs has": lambda tensors: tensors["old_log_probs"].neg_(),
-    "and the logarithm of a probability is at most 0": lambda tensors: tensors["log_probs/2"].exp_(),
-    "turn_ids falls within a response": lambda tensors: tensors["turn_ids"].copy_(
+    "but a log-probability is at most 0": lambda tensors: tensors["log_probs/2"].exp_(),
+    "turn_ids decreases within a response": lambda tensors: tensors["turn_ids"].copy_(
         -torch.arange(len(tensors["turn_ids"])) + 9999
     ),
     "turn_ids has 4611686018427387904": lambda tensors: tensors["turn_ids"].fill_(2**62),
     "old_log_probs has a value that is not finite": lambda tensors: tensors["old_log_probs"].fill_(math.nan),
-    "advantages has values of torch.float16, not of torch.float32 or torch.float64": lambda tensors: tensors.update(
+    "advantages has data type torch.float16, not torch.float32 or torch.float64": lambda tensors: tensors.update(
         advantages=tensors["advantages"].half()
     ),
-    "response_mask has values of torch.float32, not of torch.bool or torch.uint8": lambda tensors: tensors.update(
+    "response_mask has data type torch.float32, not torch.bool or torch.uint8": lambda tensors: tensors.update(
         response_mask=tensors["response_mask"].float()
     ),
 }
 METADATA = {
     "has no step": {"step": None},
-    "step=1.5 is not a whole number from 0": {"step": 1.5},
+    "step=1.5 is not a whole number of at least 0": {"step": 1.5},
     "temperature='x' is not a number above 0": {"temperature": "x"},
     "temperature=0 is not a number above 0": {"temperature": 0},
-    "rule=3 is not the settings of a rule": {"rule": 3},
-    "writer=3 is not a text": {"writer": 3},
+    "rule=3 is not a mapping with a rule's name": {"rule": 3},
+    "writer=3 is not a string": {"writer": 3},
     "has the unknown key 'steps'": {"steps": 3},
-    "has version 2 of the format, and this rlzoo reads 1": {"version": 2},
-    "has version None of the format": {"version": None},
+    "has format version 2, and this rlzoo reads version 1": {"version": 2},
+    "has format version None": {"version": None},
 }
 
 
@@ -98,7 +98,7 @@ def test_a_file_without_its_metadata_is_refused(run, text):
     tensors, _ = content(file)
     save_file(tensors, file, text if text is None else {"rlzoo_rollouts": text})
     what = (
-        "is no rollout file: its metadata has no 'rlzoo_rollouts'"
+        "is not a rollout file: its metadata has no 'rlzoo_rollouts'"
         if text is None
         else "cannot be used as a rollout file: metadata"
     )
@@ -117,7 +117,7 @@ def test_a_torn_recording_and_one_of_no_step_are_refused(run):
     file = run / "rollouts" / "000002.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"000002.safetensors' cannot be read: .*; remove it"):
+    with pytest.raises(UserError, match=r"000002.safetensors' cannot be read: .*; remove the file"):
         RecordedRun.read(run)
     file.write_bytes(whole)
     file.rename(file.with_stem("last"))

@@ -124,7 +124,9 @@ def test_a_rule_with_a_gradient_where_the_advantage_is_zero_keeps_it(model):
 def test_a_rule_that_does_not_declare_such_a_gradient_is_refused(model):
     silent = type("Silent", (Penalised,), {"learns_without_advantages": False, "__doc__": "", "__module__": __name__})
     learner = make_learner(model, silent())
-    with pytest.raises(PolicyError, match="gave a gradient to a response with advantage 0; if it should, set learns_without"):
+    with pytest.raises(
+        PolicyError, match="has a gradient on a response with advantage 0; if this is intended, set learns_without"
+    ):
         learner.accumulate(off_policy_batch(model, load_zoo()["grpo"]()), torch.arange(18))
 
 

@@ -101,17 +101,17 @@ class BecomesAnother(Sound):
 
 FAULTS = {
     Raises: r"raised KeyError: 'missing' \(.*test_judge\.py:\d+\)",
-    AnswersATensor: r"answered with a Tensor, not a ClipResult",
-    WrongShape: r"gave objective of shape \(18,\), expected \(18, 1\)",
-    WrongShapeOfDecisions: r"gave clipped of shape \(1, 1\), expected \(18, 1\) or \(18, 30\)",
-    HalfPrecision: r"gave an objective of type torch.bfloat16, expected torch.float32",
-    CountsClips: r"gave clipped of type torch.float32, expected torch.bool",
-    NoGradient: r"gave an objective without a gradient: it must depend on log_probs",
+    AnswersATensor: r"returned a Tensor, not a ClipResult",
+    WrongShape: r"returned objective of shape \(18,\), expected \(18, 1\)",
+    WrongShapeOfDecisions: r"returned clipped of shape \(1, 1\), expected \(18, 1\) or \(18, 30\)",
+    HalfPrecision: r"returned an objective of type torch.bfloat16, expected torch.float32",
+    CountsClips: r"returned clipped of type torch.float32, expected torch.bool",
+    NoGradient: r"returned an objective without a gradient; it must depend on log_probs",
     WritesToItsInputs: r"modified its input advantages; work on a copy",
-    NotANumberForOneResponse: r"gave an objective that is not finite for 1 of 18 responses, the first of 30 tokens",
-    InfiniteGradient: r"gave a gradient that is not finite for \d+ of 18 responses",
+    NotANumberForOneResponse: r"returned an objective that is not finite for 1 of 18 responses, the first of 30 tokens",
+    InfiniteGradient: r"returned an objective with a gradient that is not finite for \d+ of 18 responses",
     RaisesInUpdated: r"raised in updated: ValueError: no memory",
-    BecomesAnother: r"gave None from updated, not a BecomesAnother",
+    BecomesAnother: r"returned None from updated, not a BecomesAnother",
 }
 
 
@@ -195,7 +195,7 @@ def test_a_run_that_is_stopped_keeps_its_checkpoint_journal_and_rollouts(tmp_pat
     assert stopped.value.code == 1
     error = capfd.readouterr().err
     assert re.search(
-        r"^rlzoo: step 1, everything so far in out: clip policy 'late' gave an objective that is not finite", error, re.M
+        r"^rlzoo: step 1, everything so far in out: clip policy 'late' returned an objective that is not finite", error, re.M
     )
     assert "Traceback" not in error
     out = tmp_path / "out"

@@ -160,10 +160,10 @@ def test_a_rule_that_compares_a_group_draws_minibatches_by_prompts(tmp_path):
 @pytest.mark.parametrize(
     ("needs", "scope", "problem"),
     [
-        ({"group_id"}, "batch", "needs 'group_id', which is no optional input (known: group_ids, "),
+        ({"group_id"}, "batch", "needs 'group_id', which is not an optional input (known: group_ids, "),
         (["group_ids"], "batch", "declares needs = ['group_ids']; it must be a frozenset"),
-        ({"group_ids"}, "sequence", "needs group_ids with scope 'sequence': a group is judged together"),
-        ({"log_probs"}, "token", "needs 'log_probs', which is no optional input"),
+        ({"group_ids"}, "sequence", "needs group_ids with scope 'sequence': the rule compares responses"),
+        ({"log_probs"}, "token", "needs 'log_probs', which is not an optional input"),
     ],
 )
 def test_needs_that_cannot_be_met_are_refused(needs, scope, problem):
@@ -194,10 +194,10 @@ def test_metrics_of_a_rule_are_means_over_the_responses(model, batch):
 @pytest.mark.parametrize(
     ("metrics", "problem"),
     [
-        ({"Length": torch.ones(18, 1)}, "gave a metric called 'Length'; its name must be lower-case"),
-        ({"length": torch.ones(18)}, r"gave metric 'length' of shape \(18,\), expected \(\d+, 1\) or \(\d+, 30\)"),
-        ({"length": 3.0}, "gave metric 'length' of shape float"),
-        ([("length", 1)], "gave metrics of type list, expected a dictionary"),
+        ({"Length": torch.ones(18, 1)}, "returned a metric called 'Length'; names must consist of lower-case"),
+        ({"length": torch.ones(18)}, r"returned metric 'length' of shape \(18,\), expected \(\d+, 1\) or \(\d+, 30\)"),
+        ({"length": 3.0}, "returned metric 'length' of shape float"),
+        ([("length", 1)], "returned metrics of type list, expected a dictionary"),
     ],
 )
 def test_metrics_of_another_form_are_refused(model, batch, metrics, problem):

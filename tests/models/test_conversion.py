@@ -86,7 +86,9 @@ def test_a_conversion_happens_once_and_says_so(tiny_package, caplog, capfd):
     model, tokenizer = load_pretrained("smollm2")
     folder = tiny_package / "smollm2-135m-instruct-9.9"
     assert [path.name for path in tiny_package.iterdir()] == [folder.name]
-    assert [record.getMessage() for record in caplog.records] == [f"converting tiny.gguf into {folder}: about a minute, once"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"converting tiny.gguf into {folder}; this takes about a minute and happens once"
+    ]
     assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
     again, _ = load_pretrained("smollm2")
     assert len(caplog.records) == 1

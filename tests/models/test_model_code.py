@@ -21,7 +21,7 @@ def test_code_from_a_checkpoint_is_never_run(tmp_path):
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "own.py").write_text("raise SystemExit('ran')")
-    refuses(tmp_path, "does not hold a model that can be loaded")
+    refuses(tmp_path, "contains no model that can be loaded")
 
 
 OWN = """
@@ -64,7 +64,7 @@ def test_a_models_own_code_runs_only_if_it_is_asked_for_by_name(with_code, caplo
     assert caplog.text == ""
     load_named(ModelConfig(path=str(folder), trust_remote_code=True))
     assert trap.exists()
-    assert f"Python code that comes with '{folder}' is run" in caplog.text
+    assert f"the Python code in '{folder}' runs with all your permissions" in caplog.text
 
 
 @pytest.mark.parametrize("part", ["AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"])
@@ -89,7 +89,7 @@ def test_weights_in_a_pickle_run_no_code(tmp_path):
     (folder / "model.safetensors").unlink()
     planted = {"model.embed_tokens.weight": Planted(str(tmp_path / "trap"))}
     torch.save(planted, folder / "pytorch_model.bin")
-    refuses(folder, "does not hold a model that can be loaded")
+    refuses(folder, "contains no model that can be loaded")
     assert not (tmp_path / "trap").exists()
 
 

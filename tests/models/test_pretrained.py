@@ -125,26 +125,26 @@ def test_a_missing_folder_is_not_taken_for_a_hub_name(tmp_path):
 
 
 def test_a_folder_must_hold_a_whole_model(tmp_path):
-    refuses(tmp_path, f"{tmp_path} is a folder without config.json: not a model")
+    refuses(tmp_path, f"{tmp_path} has no config.json, so it is not a model")
     file = tmp_path / "model.gguf"
     file.touch()
     refuses(file, "is a file, not a folder")
     bad_config = save(tmp_path / "config")
     (bad_config / "config.json").write_text("{")
-    refuses(bad_config, str(bad_config), "does not hold a model that can be loaded")
+    refuses(bad_config, str(bad_config), "contains no model that can be loaded")
     odd_config = save(tmp_path / "odd")
     (odd_config / "config.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
-    refuses(odd_config, "does not hold a model that can be loaded")
+    refuses(odd_config, "contains no model that can be loaded")
     no_weights = save(tmp_path / "weights")
     (no_weights / "model.safetensors").unlink()
-    refuses(no_weights, "does not hold a model that can be loaded", "model.safetensors")
+    refuses(no_weights, "contains no model that can be loaded", "model.safetensors")
     cut = save(tmp_path / "cut")
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-100])
-    refuses(cut, "does not hold a model that can be loaded")
+    refuses(cut, "contains no model that can be loaded")
     no_tokenizer = save(tmp_path / "tokenizer")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (no_tokenizer / name).unlink()
-    refuses(no_tokenizer, "does not hold a model that can be loaded", "tokenizer")
+    refuses(no_tokenizer, "contains no model that can be loaded", "tokenizer")
 
 
 def test_missing_tensors_are_refused_not_made_up(tmp_path):

@@ -82,10 +82,10 @@ def test_a_model_that_is_not_here_or_of_another_kind_is_unknown(tmp_path):
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"a folder without config.json: not a model"):
+    with pytest.raises(UserError, match=r"has no config.json, so it is not a model"):
         find_architecture(str(tmp_path))
     with pytest.raises(UserError, match=r"no such folder"):
         find_architecture(str(tmp_path / "none"))
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(UserError, match=r"config.json is not a model's: KeyError"):
+    with pytest.raises(UserError, match=r"config.json does not describe a model: KeyError"):
         find_architecture(str(tmp_path))

@@ -234,7 +234,7 @@ def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path
         ("ACCELERATE_USE_FSDP", "rlzoo: FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3"),
         (
             "ACCELERATE_USE_DEEPSPEED",
-            "rlzoo: the launcher's configuration asks for DeepSpeed; leave it out there, and name stage",
+            "rlzoo: the launcher's configuration asks for DeepSpeed; remove it there, and pass the stage",
         ),
     ],
 )
@@ -276,7 +276,7 @@ def test_what_the_learner_decides_is_refused_in_deepspeeds_settings(tmp_path):
         deepspeed_settings(LaunchConfig(deepspeed=str(file)), bf16=False, max_grad_norm=1.0)
     file.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
     assert deepspeed_settings(LaunchConfig(deepspeed=str(file)), bf16=True, max_grad_norm=None)["gradient_clipping"] == 0.0
-    with pytest.raises(UserError, match="parameters can be moved out only with ZeRO-3"):
+    with pytest.raises(UserError, match="parameters can be offloaded only with ZeRO-3"):
         deepspeed_settings(LaunchConfig(deepspeed="zero2", offload="all"), bf16=False, max_grad_norm=1.0)
     with pytest.raises(UserError, match=r"launch.deepspeed='zero4': no such file \(allowed: zero2, zero3, or a JSON file\)"):
         deepspeed_settings(LaunchConfig(deepspeed="zero4"), bf16=False, max_grad_norm=1.0)

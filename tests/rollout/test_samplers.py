@@ -101,7 +101,7 @@ def test_heads_are_padded_with_zeros_and_scaled_to_the_same_scores():
 def test_heads_that_cannot_be_padded_are_refused():
     assert cpu_head_size(MODEL.config) == 32
     assert cpu_head_size(LlamaConfig(hidden_size=64, num_attention_heads=1)) == 64
-    with pytest.raises(UserError, match=r"on the CPU it needs heads of 32, 64, .*, not 16; use rollout.engine=hf"):
+    with pytest.raises(UserError, match=r"on the CPU, it needs heads of 32, 64, .*, not 16; use rollout.engine=hf"):
         cpu_head_size(LlamaConfig(hidden_size=64, num_attention_heads=4))
 
 
@@ -127,7 +127,7 @@ def test_a_server_that_fits_is_taken_and_its_folder_removed(server, tmp_path):
 
 def test_a_server_that_is_not_there_is_refused():
     assert "cannot be asked for /v1/models" in refusal("rollout.vllm.server=http://127.0.0.1:9")
-    assert "start it as docs/how-to/vllm.md says" in refusal("rollout.vllm.server=http://127.0.0.1:9")
+    assert "start it as described in docs/how-to/vllm.md" in refusal("rollout.vllm.server=http://127.0.0.1:9")
 
 
 def test_a_server_that_samples_something_else_is_refused(server):
@@ -162,7 +162,9 @@ def test_a_server_that_samples_something_else_is_refused(server):
 
 def test_a_server_with_too_little_room_is_refused(server):
     line = refusal(f"rollout.vllm.server={server.address}", "rollout.max_new_tokens=256")
-    assert line.startswith("rollout.max_new_tokens=256: with a prompt of some tokens more than vLLM's 256; lower it, or raise")
+    assert line.startswith(
+        "rollout.max_new_tokens=256: with a prompt of some tokens, this exceeds vLLM's 256; lower it, or raise"
+    )
 
 
 def test_a_server_that_does_not_answer_is_an_error_after_the_time_out(server):
@@ -174,8 +176,8 @@ def test_a_server_that_does_not_answer_is_an_error_after_the_time_out(server):
 @pytest.mark.parametrize(
     ("path", "answer", "expected"),
     [
-        ("/collective_rpc", (500, {"error": "Repo id must be"}), "it has to see the folder"),
-        ("/reset_prefix_cache", (200, {"success": False}), "has not reset its prefix cache"),
+        ("/collective_rpc", (500, {"error": "Repo id must be"}), "it must have access to the folder"),
+        ("/reset_prefix_cache", (200, {"success": False}), "did not reset its prefix cache"),
     ],
 )
 def test_weights_that_do_not_arrive_are_an_error_and_leave_nothing(server, tmp_path, path, answer, expected):
@@ -191,4 +193,4 @@ def test_weights_that_do_not_arrive_are_an_error_and_leave_nothing(server, tmp_p
 def test_a_server_on_another_machine_needs_a_folder_that_both_see():
     # refused before anything is sent to that address, which nobody has
     line = refusal("rollout.vllm.server=http://192.0.2.1:8000")
-    assert line.endswith("is on another machine; set rollout.vllm.sync_folder to a folder that both see")
+    assert line.endswith("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")

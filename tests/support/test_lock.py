@@ -11,7 +11,7 @@ from tests.training.test_resume import config
 def test_a_run_directory_in_use_is_refused(tmp_path):
     whole = rlzoo.train(config("fspo", tmp_path / "run"))
     lock = Lock(whole.path)
-    with pytest.raises(UserError, match=r"directory .* is in use by process \d+; stop it, or wait for its end"):
+    with pytest.raises(UserError, match=r"directory .* is in use by process \d+; stop it, or wait until it ends"):
         rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
     lock.release()
     assert rlzoo.train(config("fspo", tmp_path / "run"), resume=True).metrics

@@ -15,11 +15,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "reason"),
     [
         ("a: [1, 2\n", "line 2 "),
-        ("a: 2001-99-99", "not what it is written as"),  # looks like a date
-        ("!!bool maybe", "not what it is written as"),
-        ("!!timestamp x", "not what it is written as"),
-        ('!!int ""', "not what it is written as"),
-        ("9" * 5000, "not what it is written as"),
+        ("a: 2001-99-99", "a value does not match its type"),  # looks like a date
+        ("!!bool maybe", "a value does not match its type"),
+        ("!!timestamp x", "a value does not match its type"),
+        ('!!int ""', "a value does not match its type"),
+        ("9" * 5000, "a value does not match its type"),
         ("0x" + "f" * 5000, "thousands of digits"),
         ("- " * 5000, "nested deeper"),
         ("a: &a [*a]", "nested deeper"),

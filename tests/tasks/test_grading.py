@@ -66,7 +66,7 @@ def test_a_crashing_answer_counts_zero_and_the_next_is_graded(grader):
 def test_a_worker_that_leaves_politely_counts_as_a_crash_at_once(grader):
     assert grader.grade([("leave",), ("0.5",)]) == [0.0, 0.5]
     assert (grader.num_timeouts, grader.num_crashes) == (0, 1)
-    assert grader.last_failure == "the worker process left (0)"
+    assert grader.last_failure == "the worker process exited with code 0"
 
 
 def test_a_worker_killed_while_idle_is_replaced(grader):

@@ -155,7 +155,7 @@ def test_gradients_that_stay_infinite_end_the_run(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.Learner, "accumulate", infinite)
-        with pytest.raises(RunError, match=r"the gradient was not finite 6 updates in a row \(learner.max_nonfinite\)"):
+        with pytest.raises(RunError, match=r"the gradient was not finite in 6 consecutive updates \(learner.max_nonfinite\)"):
             rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides))
     rows = lines(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("learner/nonfinite") for row in rows] == [None, 1.0]  # four updates of the first step
@@ -273,4 +273,7 @@ def test_it_says_what_it_does(caplog):
 
     with pytest.raises(SystemExit):
         stopped()
-    assert [record.getMessage() for record in caplog.records] == ["stopping after this step; once more to stop at once", "over"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "stopping after this step; interrupt again to stop at once",
+        "over",
+    ]

@@ -83,7 +83,7 @@ def test_global_random_states_and_threads_are_left_alone(pair):
 
 def test_a_prompt_that_leaves_too_little_room_is_refused(pair):
     prompt = "+".join("12345" for _ in range(90)) + "="  # one token a character: 540
-    with pytest.raises(UserError, match=r"rollout.max_new_tokens=24: with a prompt of 540 tokens more than vLLM's"):
+    with pytest.raises(UserError, match=r"rollout.max_new_tokens=24: with a prompt of 540 tokens, this exceeds vLLM's"):
         pair.sampler.sample([prompt], 1, seed=0)
 
 

@@ -81,6 +81,6 @@ def largest_difference(learner, batch):
 
 def test_nothing_is_sampled_before_the_first_weights(pair):
     pair.sampler.has_weights = False
-    with pytest.raises(AssertionError, match="update_weights comes before the first sample"):
+    with pytest.raises(AssertionError, match="update_weights must be called before sampling"):
         pair.sampler.sample(PROMPTS, 1, seed=0)
     pair.sync()
