@@ -47,11 +47,11 @@ def test_check_of_a_broken_policy_shows_law_statement_and_smallest_input(rlzoo, 
     code, out, err = rlzoo("clips", "check", file)
     assert (code, err) == (1, "")
     found = laws_of(out)
-    assert found.pop("ratio_one_is_reinforce") == "fail  the gradient is not along the advantage"
+    assert found.pop("ratio_one_is_reinforce") == "fail  the gradient is not in the direction of the advantage"
     assert set(found.values()) == {"pass"}
     lines = [line.rstrip() for line in out.splitlines()]
     place = lines.index(
-        "ratio_one_is_reinforce: At ratio 1 nothing is clipped and the gradient is A times one positive constant per row."
+        "ratio_one_is_reinforce: At ratio 1, nothing is clipped and the gradient is A times a positive constant per row."
     )
     assert lines[place + 1] == "fails on"
     assert lines[place + 2].startswith("  A = ")  # one response
@@ -80,7 +80,7 @@ def test_check_as_json_holds_the_same(rlzoo, plugin):
     assert {law["status"] for law in plain["laws"]} == {"pass"}
     (failed,) = [law for law in reversed_["laws"] if law["status"] == "fail"]
     assert failed["law"] == "ratio_one_is_reinforce"
-    assert failed["detail"] == "the gradient is not along the advantage"
+    assert failed["detail"] == "the gradient is not in the direction of the advantage"
     assert failed["inputs"]["log_probs"] == failed["inputs"]["old_log_probs"]
     assert len(failed["inputs"]["advantages"]) == len(failed["inputs"]["response_mask"]) == 1  # one response shows it
 

@@ -68,7 +68,7 @@ def test_a_part_that_breaks_a_law_is_named_with_what_was_seen(rlzoo, tmp_path):
     code, out, _ = rlzoo("corrections", "check", file)
     assert code == 1
     assert "agreement_weighs_one" in out
-    assert "a response on which sampler and trainer agree weighs [0.5]" in out
+    assert "sampler and trainer agree on a response, but its weight is [0.5]" in out
 
 
 @pytest.mark.parametrize("kind", KINDS)
