@@ -158,7 +158,7 @@ def test_a_library_that_an_environment_needs_is_named(refused, monkeypatch, libr
     more = ("task.name=environment", f"task.environment=rlzoo.environments.{library}:{name}", "task.workers=0")
     line = refused("train", "--dry-run", *settings(*more))
     told = f"{library} is not installed: pip install 'rlzoo-llm[{library}]'"
-    assert line == f"task 'environment': an episode does not begin: {told}"
+    assert line == f"task 'environment': cannot begin an episode: {told}"
 
 
 def test_a_missing_data_file_is_refused(refused, tmp_path):

@@ -257,7 +257,7 @@ def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made
         (["unannotated"], {}, "an annotation for every argument"),
         (["searc"], {}, "did you mean 'search'?"),
         (["number"], {}, "is a int, not a function"),
-        (["calculator", CALCULATOR], {}, "two tools are called 'calculator'"),
+        (["calculator", CALCULATOR], {}, "two tools are named 'calculator'"),
         (["calculator.py"], {}, "task.tools="),
         ([CALCULATOR], {"reward": f"{__name__}:length"}, "set task.problems.reward instead"),
         ([CALCULATOR], {"template": "{question}?"}, "set task.problems.template instead"),
@@ -266,7 +266,7 @@ def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made
         (
             [CALCULATOR],
             {"problems": {"name": "tools", "problems": {"name": "arithmetic"}, "tools": [CALCULATOR]}},
-            "several turns already",
+            "already has several turns",
         ),
         ([], {}, "task.tools"),
     ],

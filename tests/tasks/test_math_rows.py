@@ -115,19 +115,22 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
     assert message('{"question": "q", "level": 3}') == f"no column with the answer (columns found: question, level; {ALLOWED})"
     assert message("{}") == f"no column with the question (columns found: none; {ALLOWED})"
     assert message('{"problem": "q", "solution": "it is 3"}') == (
-        "no column 'answer', and no \\boxed{} or #### in solution to take it from"
+        "no column 'answer', and solution contains no \\boxed{} or ####"
     )
     assert message('{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "it is 3"}]}') == (
-        "no column 'answer', and no \\boxed{} or #### in the assistant's message to take it from"
+        "no column 'answer', and the assistant's message contains no \\boxed{} or ####"
     )
     twice = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
-    assert message(json.dumps({"prompt": twice, "answer": "1"})) == "2 messages of a user, not one: a task asks one question"
-    assert message('{"prompt": [], "answer": "1"}') == "0 messages of a user, not one: a task asks one question"
+    assert (
+        message(json.dumps({"prompt": twice, "answer": "1"}))
+        == "2 user messages; a task asks one question, so there must be exactly one"
+    )
+    assert message('{"prompt": [], "answer": "1"}') == "0 user messages; a task asks one question, so there must be exactly one"
     assert message('{"prompt": [{"role": "user"}], "answer": "1"}').startswith("no column with the question")
-    assert message('{"question": 3, "answer": "1"}') == "the question is 3, not a text"
-    assert message('{"question": " ", "answer": "1"}') == "the question is ' ', not a text"
-    assert message('{"question": "q", "answer": ["1"]}') == "the answer is ['1'], not a text or a number"
-    assert message('{"question": "q", "answer": true}') == "the answer is True, not a text or a number"
+    assert message('{"question": 3, "answer": "1"}') == "the question is 3, not a string"
+    assert message('{"question": " ", "answer": "1"}') == "the question is ' ', not a string"
+    assert message('{"question": "q", "answer": ["1"]}') == "the answer is ['1'], not a string or a number"
+    assert message('{"question": "q", "answer": true}') == "the answer is True, not a string or a number"
     assert message('{"question": "q", "answer": "hm\\n####"}') == "the answer is empty"
 
 
@@ -142,7 +145,7 @@ def test_each_unusable_file_is_told_in_one_line(tmp_path, gsm8k, monkeypatch):
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
     assert error_of("binary.jsonl").startswith("binary.jsonl: cannot be read: ")
     assert error_of(gsm8k, eval_path=gsm8k) == (
-        f"nothing is left to train on: every question of task.path={gsm8k!r} is in task.eval_path={gsm8k!r} too"
+        f"no questions are left to train on: every question of task.path={gsm8k!r} is also in task.eval_path={gsm8k!r}"
     )
     assert error_of(gsm8k, timeout=0).startswith("task.timeout=0: ")
 
@@ -159,7 +162,7 @@ def test_a_data_set_is_read_by_its_splits(tmp_path, monkeypatch):
     task = math_file(both)
     assert {p.question for p in task.train_problems(0, 20)} == {row["question"] for row in GSM8K[:20]}
     assert {p.question for p in task.held_out_problems(99)} == {row["question"] for row in GSM8K[20:25]}
-    assert error_of(one) == f"data set {str(one)!r} has no split 'test' (it has: train): set task.eval_path"
+    assert error_of(one) == f"dataset {str(one)!r} has no split 'test' (it has: train): set task.eval_path"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_scorer_that_pays_for_any_text_is_not_believed():
 
 
 def test_a_problem_of_another_task_is_refused(chain_sum):
-    with pytest.raises(ValueError, match="unknown problem: draw it from this task"):
+    with pytest.raises(ValueError, match="unknown problem: only problems from this task's train_problems or held_out_problems"):
         chain_sum.grade([Problem("1+1=", "2")], ["2"])
 
 
@@ -128,9 +128,9 @@ def test_each_mistake_is_told_in_one_line():
     )
     assert error_of("chain_sum", options={"max_terms": "many"}).startswith("task.options={'max_terms': 'many'}: ")
     assert error_of("chain_sum", options={"seed": 3}) == (
-        "task.options.seed is set by rlzoo: leave it out (task.seed orders the training problems)"
+        "task.options.seed is set by rlzoo; remove it (task.seed orders the training problems)"
     )
     assert error_of("chain_sum", dataset="gcd") == (
-        "task.dataset='gcd' contradicts task.name='reasoning_gym:chain_sum': leave task.dataset out"
+        "task.dataset='gcd' contradicts task.name='reasoning_gym:chain_sum': remove task.dataset"
     )
     assert error_of("chain_sum", options=3).startswith("task.options=3: ")

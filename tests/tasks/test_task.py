@@ -146,9 +146,9 @@ def test_each_mistake_in_a_task_of_the_users_own_is_told(reward_module, tmp_path
     reward_module("own_task_b", OWN_TASK)
     start = "task.name='own_task_b:"
     assert error_of(name="own_task_b:Ecco") == f"{start}Ecco': own_task_b has no 'Ecco'; did you mean 'Echo'?"
-    assert error_of(name="own_task_b:function") == f"{start}function': is no class that derives from rlzoo.tasks.Task"
-    assert error_of(name="own_task_b:Half") == f"{start}Half': lacks held_out_problems, train_problems"
-    assert error_of(name="own_task_b:Named").startswith(f"{start}Named': has a name of its own: ")
+    assert error_of(name="own_task_b:function") == f"{start}function': is not a subclass of rlzoo.tasks.Task"
+    assert error_of(name="own_task_b:Half") == f"{start}Half': does not implement held_out_problems, train_problems"
+    assert error_of(name="own_task_b:Named").startswith(f"{start}Named': defines its own name; ")
     assert error_of(name="own_task_0:Echo").startswith(
         f"task.name='own_task_0:Echo': cannot import 'own_task_0' from {tmp_path}"
     )
