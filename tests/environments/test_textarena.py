@@ -72,8 +72,8 @@ def test_an_observation_is_new_text_without_the_models_own():
     ("game", "said"),
     [
         ("GuessTheNumber", "GuessTheNumber-v0"),
-        ("", "no game of that name"),
-        ("TicTacToe-v0", "not for a single player"),
+        ("", "no game with that name"),
+        ("TicTacToe-v0", "does not support a single player"),
         ("Wordle-v0", "python -m nltk.downloader words averaged_perceptron_tagger_eng"),
     ],
 )
