@@ -101,7 +101,7 @@ def _no_download(game: str) -> Iterator[None]:
     def downloaded(name: str, *_: Any, **__: Any) -> bool:
         if not any(_has_data(f"{folder}/{name}") for folder in ("corpora", "taggers")):
             raise UserError(
-                f"task.arguments.game={game!r} needs NLTK data that is not installed:  "
+                f"task.arguments.game={game!r} needs NLTK data that is not installed: "
                 "run python -m nltk.downloader words averaged_perceptron_tagger_eng"
             )
         return True

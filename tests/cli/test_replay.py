@@ -59,7 +59,7 @@ def test_settings_of_the_rules_come_from_configs_and_overrides(rlzoo, run):
 def test_a_rule_that_cannot_be_matched_stays_as_it_is_with_the_reason(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1", "--no-cosine")
     assert code == 0
-    assert "gpg: clip policy 'gpg' has no width to match a clip fraction with" in out
+    assert "gpg: clip policy 'gpg' has no width that could be scaled to match a clip fraction" in out
 
 
 def test_a_run_without_weights_says_how_to_keep_them(rlzoo, run):

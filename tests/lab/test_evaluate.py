@@ -113,8 +113,8 @@ def test_other_settings_are_refused(whole, overrides, settings, named):
     before = completions(whole.path)
     message = error_of(config(*overrides, **settings), whole.path)
     assert message == (
-        f"--output {str(whole.path)!r} was begun with another {named}; "
-        "give the same settings to continue, or name another --output"
+        f"--output {str(whole.path)!r} was created with different settings: {named}; "
+        "use the same settings to resume, or choose another --output"
     )
     assert completions(whole.path) == before
 
@@ -125,7 +125,7 @@ def test_other_problems_are_refused(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluate(config(data=tmp_path), tmp_path / "eval")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
-    assert "line 1 answers another question than suite 'arithmetic' has" in error_of(config(data=tmp_path), tmp_path / "eval")
+    assert "line 1 answers a different question than suite 'arithmetic'" in error_of(config(data=tmp_path), tmp_path / "eval")
     lines = tmp_path / "eval" / "completions" / "arithmetic.jsonl"
     lines.write_text("{}\n")
     assert f"{lines} line 1: not a completion of an evaluation" in error_of(config(data=tmp_path), tmp_path / "eval")
@@ -171,5 +171,5 @@ def test_a_damaged_line_of_completions_is_named(tmp_path):
             directory.read("mine", problems)
     rows = [Answered("1+1?", "2", (Completion("2", 1.0, 0, 1, True),) * (1 + place)) for place in range(2)]
     (tmp_path / "completions" / "mine.jsonl").write_text("".join(row.to_line(0) for row in rows))
-    with pytest.raises(UserError, match=r"mine.jsonl line 2: not the completions that the first has"):
+    with pytest.raises(UserError, match=r"mine.jsonl line 2: completions differ from the first line's"):
         directory.read("mine", problems * 2)

@@ -42,12 +42,12 @@ def test_finished_runs_give_the_deviation_of_paired_differences():
     assert found.seed_deviation == pytest.approx((0.02**2 - 2 * 0.01**2) ** 0.5)
     assert found.evaluation_error == pytest.approx(0.01)
     assert found.source == "measured on 6 finished runs"
-    with pytest.raises(UserError, match="no two rules with an evaluation on three common seeds"):
+    with pytest.raises(UserError, match="no two rules among the finished runs have evaluations on three common seeds"):
         plan(config(num_problems=100), 2, 5, records[:4])
 
 
 def test_what_has_no_power_is_refused():
     with pytest.raises(UserError, match="--power needs an evaluation: the run has eval"):
         plan(config(num_problems=0), 2, 5)
-    with pytest.raises(UserError, match="1 rule and 5 seed were given, at least 2 each"):
+    with pytest.raises(UserError, match="it needs at least 2 of each, not 1 rule and 5 seed"):
         plan(config(num_problems=10), 1, 5)

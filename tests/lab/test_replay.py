@@ -142,7 +142,7 @@ def test_a_rule_without_a_width_or_with_a_share_out_of_reach_says_so(recorded):
     with pytest.raises(UserError, match="'gpg' has no width"):
         match_clip_fraction(load_zoo()["gpg"](), 0.1, fraction)
     # the first of four updates has ratio 1: never more than about three quarters are clipped
-    with pytest.raises(UserError, match=r"'fspo' clips .* whatever its width, not 0.89"):
+    with pytest.raises(UserError, match=r"'fspo' clips .* at any width, not 0.89"):
         match_clip_fraction(load_zoo()["fspo"](), 0.89, fraction)
 
 
@@ -164,7 +164,7 @@ def test_a_sequence_rule_cannot_read_advantages_per_token(tmp_path):
     run = RecordedRun.read(quick_run(tmp_path / "run", "grpo", *settings, steps=1).path)
     assert run.updates[0].inputs.advantages.shape == run.updates[0].inputs.log_probs.shape
     replay(run, load_zoo()["grpo"]())
-    with pytest.raises(UserError, match="has an advantage per token, and fspo takes one per response"):
+    with pytest.raises(UserError, match="has an advantage per token, but fspo needs one per response"):
         replay(run, load_zoo()["fspo"]())
 
 
@@ -208,5 +208,5 @@ def test_a_rule_that_adapts_to_a_share_is_matched_by_sign_as_it_is(recorded):
 
 
 def test_a_rule_that_never_clips_one_sign_is_refused_with_that_sign(recorded):
-    with pytest.raises(UserError, match="where A < 0: clip policy 'cispo' clips 0 to 0 of these responses whatever its width"):
+    with pytest.raises(UserError, match="for A < 0: clip policy 'cispo' clips 0 to 0 of these responses at any width"):
         match_by_sign(recorded, load_zoo()["cispo"](), 0.2)

@@ -77,12 +77,12 @@ def test_a_recording_gives_what_the_rule_of_the_run_read(watched):
 def test_what_was_not_recorded_is_refused(recorded):
     assert replay(recorded, Modest()).table.length.numel() == recorded.num_responses
     with pytest.raises(
-        UserError, match=r"entropic needs old_entropy, which .* did not record; replay a run whose rule needs it"
+        UserError, match=r"entropic needs old_entropy, which .* did not record; replay a run whose rule also needs it"
     ):
         replay(recorded, Entropic())
     for function in (lambda: replay(recorded, Grouped()), lambda: clip_fraction_of(recorded)(Grouped())):
         with pytest.raises(
-            UserError, match=r"grouped compares the responses to a prompt, and the minibatches of .* split them"
+            UserError, match=r"grouped compares the responses to a prompt, but the minibatches of .* split them"
         ):
             function()
 

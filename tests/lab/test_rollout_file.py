@@ -127,7 +127,7 @@ def test_a_torn_recording_and_one_of_no_step_are_refused(run):
 
 def test_a_run_whose_config_is_spoiled_is_refused_by_its_name(run):
     (run / "config.yaml").write_text("clip: fspo\nlearner: 3\n")
-    with pytest.raises(UserError, match=r"/run' has a config.yaml that describes no run: learner=3"):
+    with pytest.raises(UserError, match=r"/run' has a config.yaml that is not a run configuration: learner=3"):
         RecordedRun.read(run)
 
 
@@ -158,7 +158,7 @@ def test_the_files_of_a_run_are_replayed_as_the_run_is(run, trained):
         for name in ("fspo", "grpo", "gspo"):
             rule = load_zoo()[name]()
             assert repr(replay(found, rule).profile) == repr(replay(whole, rule).profile)  # NaN is not equal to itself
-    with pytest.raises(UserError, match="two of the rollout files hold step"):
+    with pytest.raises(UserError, match="two rollout files have step"):
         RecordedRun.read([files[0], *files])
 
 
