@@ -156,11 +156,11 @@ def test_a_batch_without_advantages_has_no_metrics():
 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
-    [("fspo-adaptive", {}, "fspo-adaptive changes its band from update to update, and Tinker keeps no such state"),
+    [("fspo-adaptive", {}, "fspo-adaptive adapts its band after every update, but Tinker keeps no state for it"),
      ("top-entropy", {}, "top-entropy needs old_entropy, which Tinker does not give"),
-     ("gvpo", {}, "gvpo needs group_ids, rewards: give loss_fn group_ids="),
-     ("dppo-tv", {}, "dppo-tv has the reduction constant_length: give loss_fn max_length="),
-     ("grpo", {"advantage": "raw"}, r"would be ignored here; set the values of loss_fn_inputs\[\"advantages\"\]"),
+     ("gvpo", {}, "gvpo needs group_ids, rewards: pass group_ids= to loss_fn"),
+     ("dppo-tv", {}, "dppo-tv has the reduction constant_length: pass max_length= to loss_fn"),
+     ("grpo", {"advantage": "raw"}, r"would be ignored; set the values of loss_fn_inputs\[\"advantages\"\]"),
      ("grpo", {"clip_lo": 0.1}, "did you mean 'clip_low'")],
 )  # fmt: skip
 def test_what_would_be_wrong_or_ignored_is_refused(name, settings, message):
@@ -178,7 +178,7 @@ def test_data_that_lack_a_value_are_refused():
         UserError, match=r"datum 0 has loss_fn_inputs\[\"logprobs\"\] of shape \(3,\) and log-probs of shape \(2,"
     ):
         loss_fn("grpo")(data, [logprobs[1], logprobs[0]])
-    with pytest.raises(UserError, match="loss_fn was given 1 group_ids for 2 data"):
+    with pytest.raises(UserError, match="loss_fn got 1 group_ids for 2 data"):
         loss_fn("gvpo", group_ids=[0], rewards=[1.0, 0.0])(data, logprobs)
     uneven = [
         Datum(model_input=each.model_input, loss_fn_inputs={**each.loss_fn_inputs, "advantages": TensorData.from_torch(given)})

@@ -148,7 +148,7 @@ def test_an_adaptive_rule_changes_after_every_step_and_a_checkpoint_keeps_it(tmp
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert seen[4] == seen[1]
     (tmp_path / "checkpoint-4" / "clip_policy.json").write_text("{")
-    with pytest.raises(UserError, match=r"clip_policy.json' does not hold the state of fspo-adaptive"):
+    with pytest.raises(UserError, match=r"clip_policy.json' does not contain the state of fspo-adaptive"):
         ClipPolicyTrainer(policy="fspo-adaptive", **arguments(tmp_path, **settings)).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-4")
         )
@@ -468,19 +468,19 @@ def test_evaluation_has_a_loss_and_no_clip_metrics(tmp_path):
 def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "rlzoo"):
         ClipPolicyTrainer(policy="fspo", **arguments(tmp_path, steps_per_generation=2))
-    assert "the ratio is 1, and no rule clips anything; set num_iterations=2" in caplog.text
+    assert "the ratio is always 1, so no rule clips anything; set num_iterations=2" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("policy", "settings", "message"),
-    [("grpo", {"epsilon": 0.1, "delta": 2.0}, "delta=2.0, epsilon=0.1: grpo takes the place of TRL's rule"),
+    [("grpo", {"epsilon": 0.1, "delta": 2.0}, "delta=2.0, epsilon=0.1: only TRL's own rule reads this, and grpo replaces it"),
      ("grpo", {"loss_type": "grpo"}, "loss_type='grpo': "),
      ("grpo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='sequence': "),
-     (ZOO["grpo"](advantage="group_mean"), {}, "advantage='group_mean': the advantages are TRL's; set scale_rewards"),
-     ("m2po", {}, "m2po judges the responses of a step together, and a step has 2 micro-batches"),
+     (ZOO["grpo"](advantage="group_mean"), {}, "advantage='group_mean': TRL computes the advantages; set scale_rewards"),
+     ("m2po", {}, "m2po needs all responses of a step together, but a step has 2 micro-batches"),
      ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "which TRL spreads over 2 micro-batches"),
      ("grpo", {"steps_per_generation": 1}, "steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"),
-     ("fspo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 picks tokens, and fspo has one objective"),
+     ("fspo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 selects tokens, but fspo has one objective"),
      ("grop", {}, "unknown clip policy 'grop'.*did you mean 'grpo'")],
     ids=str,
 )  # fmt: skip
@@ -493,16 +493,16 @@ def test_more_that_is_refused(model, trainers, tmp_path):
     trainer = with_model(tmp_path, model)
     with pytest.raises(UserError, match=r"unknown key 'policy\.width'"):
         use_policy(trainer, "fspo", width=0.1)
-    with pytest.raises(UserError, match="width_low: settings go with the name of a rule"):
+    with pytest.raises(UserError, match="width_low: settings can only be passed with the name of a rule"):
         use_policy(trainer, ZOO["fspo"](), width_low=0.1)
-    with pytest.raises(UserError, match="the trainer is a Qwen3ForCausalLM, and must be a GRPOTrainer"):
+    with pytest.raises(UserError, match="the trainer is a Qwen3ForCausalLM; it must be TRL's GRPOTrainer"):
         record(model, tmp_path)
     needs = type("NeedsReference", (ZOO["grpo"],), {"name": "needs-reference", "needs": frozenset({"ref_log_probs"}),
                                                     "__module__": __name__})  # fmt: skip
-    with pytest.raises(UserError, match="needs ref_log_probs, and TRL has a reference model with beta above 0 alone"):
+    with pytest.raises(UserError, match="needs ref_log_probs, but TRL has a reference model only if beta is above 0"):
         use_policy(trainer, needs())
     trainer.args.use_vllm, trainer.args.vllm_importance_sampling_mode = True, "token_truncate"
-    with pytest.raises(UserError, match="mode='token_truncate' has a weight for each token, and fspo one objective"):
+    with pytest.raises(UserError, match="mode='token_truncate' has a weight per token, but fspo has one objective"):
         use_policy(trainer, "fspo")
     assert type(trainer) is GRPOTrainer  # nothing was changed
     use_policy(trainer, "grpo")
@@ -520,7 +520,7 @@ def test_more_that_is_refused(model, trainers, tmp_path):
             output = super()._generate_and_score_completions(inputs)
             return {name: values if values.ndim == 0 else values[:16] for name, values in output.items()}
 
-    with pytest.raises(UserError, match="graded 32 responses and trains on 16: rlzoo cannot tell which"):
+    with pytest.raises(UserError, match="graded 32 responses and trains on 16, and rlzoo cannot match them"):
         use_policy(Dropping(**arguments(tmp_path)), "grpo").train()
     own = Own(**arguments(tmp_path, copy.deepcopy(model), steps_per_generation=2))
     batch = off_policy_batch(model, ZOO["grpo"]())
@@ -531,7 +531,7 @@ def test_more_that_is_refused(model, trainers, tmp_path):
     for piece, advantages in zip(pieces, batch.advantages.chunk(2), strict=True):
         piece["advantages"] = advantages
     step_of(use_policy(trainers["token"], "grpo"), pieces)
-    with pytest.raises(UserError, match="an advantage for each token, and fspo takes one per response"):
+    with pytest.raises(UserError, match="an advantage per token, but fspo needs one per response"):
         step_of(use_policy(trainers["token"], "fspo"), pieces)
 
 
@@ -665,7 +665,7 @@ def test_a_folder_with_anything_in_it_is_refused_and_a_resumed_run_goes_on_in_it
     ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train()
     content = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert sorted(content) == ["000001.safetensors", "000002.safetensors"]
-    with pytest.raises(UserError, match=r"holds '000001\.safetensors' already: name a new or an empty folder, or resume"):
+    with pytest.raises(UserError, match=r"already contains '000001\.safetensors': choose a new or empty folder, or resume"):
         ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train()
     again = ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -676,12 +676,12 @@ def test_a_folder_with_anything_in_it_is_refused_and_a_resumed_run_goes_on_in_it
     assert RecordedStep.load(folder / "000002.safetensors").step == 2
     foreign = dataclasses.replace(RecordedStep.load(folder / "000002.safetensors"), writer="another trainer")
     foreign.save(folder / "000002.safetensors")
-    with pytest.raises(UserError, match=r"holds '000002\.safetensors', which no TRL run wrote"):
+    with pytest.raises(UserError, match=r"contains '000002\.safetensors', later than the checkpoint's \d+ and not from TRL"):
         ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-2")
         )
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is no folder that can be written to"):
+    with pytest.raises(UserError, match="is not a writable folder"):
         ClipPolicyTrainer(policy="fspo", record_to=tmp_path / "file", **arguments(tmp_path)).train()
 
 

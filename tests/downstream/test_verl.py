@@ -128,11 +128,11 @@ def test_rollout_weights_multiply_the_objective():
      ("grpo", "mean", {}, "unknown loss_agg_mode 'mean'"),
      ("m2po", "token-mean", {"batch_num_tokens": 10_000}, "m2po judges a whole step"),
      ("grpo", "token-mean", {"dp_size": 2}, "are needed when dp_size > 1"),
-     ("fspo-adaptive", "token-mean", {}, "fspo-adaptive changes its band from update to update, and verl keeps no such"),
-     ("gvpo", "token-mean", {}, "gvpo needs group_ids, rewards, which verl does not give to a loss"),
+     ("fspo-adaptive", "token-mean", {}, "fspo-adaptive adapts its band after every update, but verl keeps no state"),
+     ("gvpo", "token-mean", {}, "gvpo needs group_ids, rewards, which verl does not pass to a loss"),
      ("top-entropy", "token-mean", {}, "top-entropy needs old_entropy"),
-     ("grpo/reduction:token_mean", "token-mean", {}, r"reduction:token_mean would be ignored here; set actor\.loss_agg_mode"),
-     ("grpo/advantage:raw", "token-mean", {}, r"advantage:raw would be ignored here; set algorithm\.adv_estimator"),
+     ("grpo/reduction:token_mean", "token-mean", {}, r"reduction:token_mean would be ignored; set actor\.loss_agg_mode"),
+     ("grpo/advantage:raw", "token-mean", {}, r"advantage:raw would be ignored; set algorithm\.adv_estimator"),
      ("grpo/clip_lo:0.1", "token-mean", {}, "unknown key 'rlzoo:grpo/clip_lo'.*did you mean 'clip_low'"),
      ("grpo/clip_low:5", "token-mean", {}, "rlzoo:grpo/clip_low=5: input should be less than 1"),
      ("grpo/clip_low", "token-mean", {}, "settings follow the name as /key:value"),
@@ -344,9 +344,9 @@ def test_token_rewards_reach_estimators_that_take_them_and_are_added_up_for_othe
 
 @pytest.mark.parametrize(
     ("name", "index", "message"),
-    [("gigpo", UIDS, "'gigpo' needs state_ids, which verl does not give"),
+    [("gigpo", UIDS, "'gigpo' needs state_ids, which verl does not pass"),
      ("optimal_token_baseline", UIDS, "needs collision_probs, old_log_probs"),
-     ("group_norm", None, "compares the responses to one prompt, and the batch has no uid"),
+     ("group_norm", None, "compares the responses to one prompt, but the batch has no uid"),
      ("leave_one_out", np.arange(6), r"at least 2 responses per prompt, not 1: raise actor_rollout_ref\.rollout\.n"),
      ("pass_at_k/k:9", UIDS, "at least 9 responses per prompt, not 3"),
      ("pass_at_k/n:9", UIDS, "unknown key .*pass_at_k/n"),
@@ -465,5 +465,5 @@ def test_verls_texts_are_refused(tmp_path):
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
     RayPPOTrainer._write_generations(["1+1="], ["2"], ["2"], [1.0], {}, str(tmp_path), 3)
-    with pytest.raises(UserError, match="texts and scores, without tokens and log-probs"):
+    with pytest.raises(UserError, match="texts and scores, but no tokens or log-probs"):
         list(read_dumps("verl", [tmp_path]))

@@ -76,11 +76,11 @@ def test_tokens_that_prime_rl_learns_from_by_another_loss_are_left_out(tmp_path)
 
 @pytest.mark.parametrize(
     ("replaced", "message"),
-    [({"schema_version": 2}, "schema_version 2, and this rlzoo reads 1"),
-     ({"inference_logprobs": [0, 0, None, 0, -1]}, "null on a token that was learned from"),
+    [({"schema_version": 2}, "schema_version 2, but this rlzoo reads 1"),
+     ({"inference_logprobs": [0, 0, None, 0, -1]}, "null log-prob or advantage on a token that was trained on"),
      ({"trainer_logprobs": [1.0]}, "is it a dump of prime-rl"), ({"token_ids": "x"}, "is it a dump of prime-rl"),
      ({"token_ids": [1, 2]}, r"mask of shape \(5,\) for 2 tokens"), ({"advantages": [1e39] * 5}, "advantages has a value"),
-     ({"token_ids": [7, 8, 3, 5, -4]}, "makes no rollout file: token_ids has a value below 0")],
+     ({"token_ids": [7, 8, 3, 5, -4]}, "cannot be converted to a rollout file: token_ids has a value below 0")],
 )  # fmt: skip
 def test_a_token_export_that_does_not_fit_is_refused(replaced, message, tmp_path):
     write_lines(tmp_path / "step_1" / "rank_0.jsonl", [prime_rl_row(0, **replaced)])
@@ -117,7 +117,7 @@ def test_samples_that_nemo_rl_masks_are_left_out(tmp_path):
     (step,) = read_dumps("nemo-rl", [tmp_path])
     assert (len(step), step.rollout_log_probs.tolist()) == (1, [-3])
     write_lines(tmp_path / "train_data_step1.jsonl", [nemo_rl_row(0, sample_loss_mask=0.0)])
-    with pytest.raises(UserError, match="holds no response that was learned from"):
+    with pytest.raises(UserError, match="contains no response that was trained on"):
         list(read_dumps("nemo-rl", [tmp_path]))
 
 
@@ -260,7 +260,7 @@ def test_the_code_that_a_pickle_names_is_not_run(trainer, name, tmp_path):
     else:
         dump.write_bytes(pickle.dumps(Runs(trace)))
     (tmp_path / "meta.json").write_text('{"global_steps": 1}')
-    with pytest.raises(UserError, match=r"is not read[,:] "):
+    with pytest.raises(UserError, match=r"was not read[,:] "):
         list(read_dumps(trainer, [tmp_path]))
     assert not trace.exists()
 
@@ -270,7 +270,7 @@ def test_the_code_that_a_pickle_names_is_not_run(trainer, name, tmp_path):
 
 @pytest.mark.parametrize("trainer", READERS)
 def test_a_folder_without_dumps_is_refused(trainer, tmp_path):
-    with pytest.raises(UserError, match=r"holds no .*, which"):
+    with pytest.raises(UserError, match=r"contains no .*, which"):
         list(read_dumps(trainer, [tmp_path]))
     with pytest.raises(UserError, match="does not exist; name a dump"):
         list(read_dumps(trainer, [tmp_path / "missing"]))
@@ -279,7 +279,7 @@ def test_a_folder_without_dumps_is_refused(trainer, tmp_path):
 def test_texts_of_verl_are_refused_with_what_to_set(tmp_path):
     write_lines(tmp_path / "1.jsonl", [{"input": "1+1=", "output": "2", "score": 1.0, "step": 1}])
     for path in (tmp_path, tmp_path / "1.jsonl"):
-        with pytest.raises(UserError, match=r"texts and scores, without tokens and log-probs; set skip\.rollout_tq\.enable"):
+        with pytest.raises(UserError, match=r"texts and scores, but no tokens or log-probs; set skip\.rollout_tq\.enable"):
             list(read_dumps("verl", [path]))
 
 

@@ -34,16 +34,16 @@ def test_a_rule_has_its_settings_whichever_way_they_are_given():
 
 
 def test_what_the_trainer_decides_on_is_refused():
-    with pytest.raises(UserError, match=r"rlzoo:grpo/reduction:token_mean would be ignored here; set loss_agg_mode"):
+    with pytest.raises(UserError, match=r"rlzoo:grpo/reduction:token_mean would be ignored; set loss_agg_mode"):
         rule("grpo/reduction:token_mean", {"reduction": "loss_agg_mode"})
     assert rule("grpo/reduction:token_mean").reduction == "token_mean"
 
 
 def test_rules_that_lack_something_in_a_trainer_are_refused():
     check_supported(rule("fspo-turn"), "T", ["turn_ids"])
-    with pytest.raises(UserError, match="fspo-turn needs turn_ids, which T does not give to a loss"):
+    with pytest.raises(UserError, match="fspo-turn needs turn_ids, which T does not pass to a loss"):
         check_supported(rule("fspo-turn"), "T")
-    with pytest.raises(UserError, match="fspo-adaptive changes its band from update to update, and T keeps no such state"):
+    with pytest.raises(UserError, match="fspo-adaptive adapts its band after every update, but T keeps no state for it"):
         check_supported(rule("fspo-adaptive"), "T")
 
 
