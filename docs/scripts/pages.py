@@ -115,7 +115,7 @@ def prose(text: str) -> list[str]:
 
 
 def rewritten(source: Path, text: str) -> str:
-    """Return the page for the site: links point to the new places, and comments are removed because they end lists and tables."""
+    """Return the page for the site: links point to the new places, and comments are removed, as they end lists and tables."""
     base = PurePosixPath(home(source)).parent
 
     def new(link: re.Match[str]) -> str:
