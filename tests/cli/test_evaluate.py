@@ -1,4 +1,4 @@
-"""`rlzoo eval` as a user meets it: tables, JSON, Ctrl-C and going on, and one line for every mistake."""
+"""`rlzoo eval` on the command line: tables, JSON, Ctrl-C and resume, and one line for every mistake."""
 
 import json
 import os

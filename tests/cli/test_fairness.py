@@ -1,4 +1,4 @@
-"""`rlzoo fairness` and `rlzoo rescore` as a user meets them."""
+"""`rlzoo fairness` and `rlzoo rescore` on the command line."""
 
 import dataclasses
 import json
@@ -63,7 +63,7 @@ def test_a_run_is_rescored_and_judged(rlzoo, trained, tmp_path):
 
 
 def test_settings_of_the_own_rule_change_one_by_one(rlzoo, trained):
-    """The run was trained with .015 and .015; what is not named stays as it was recorded."""
+    """The run was trained with .015 and .015; settings that are not named keep their recorded values."""
     for path in (trained.path, trained.path / "rollouts"):
         _, out, _ = rlzoo("replay", path, "--clip", "fspo", "--set", "clip.width_low=0.05", "--json", "--no-cosine")
         settings = json.loads(out)["rules"][0]["settings"]

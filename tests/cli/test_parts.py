@@ -1,4 +1,4 @@
-"""`rlzoo advantages` and `rlzoo corrections`: listed, shown, held to the laws, and written anew."""
+"""`rlzoo advantages` and `rlzoo corrections`: list, show, check and new."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_a_name_that_is_not_there_is_refused(refused, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_is_held_to_its_laws(rlzoo, kind, tmp_path, monkeypatch):
     name, laws, _ = KINDS[kind]
-    (tmp_path / name).mkdir()  # a run directory of that name is no plugin
+    (tmp_path / name).mkdir()  # a run directory with that name is not a plugin
     monkeypatch.chdir(tmp_path)
     code, out, _ = rlzoo(kind, "check", name)
     assert (code, out.count("pass")) == (0, len(laws))

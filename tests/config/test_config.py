@@ -1,4 +1,4 @@
-"""How a run is composed: what wins over what, and that config.yaml gives the run again."""
+"""How a run is composed: which source takes precedence, and that config.yaml reproduces the run."""
 
 import pytest
 import yaml

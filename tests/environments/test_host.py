@@ -1,4 +1,4 @@
-"""Environments run side by side: what one of them does wrong costs its own episode, and no other."""
+"""Environments in parallel: a mistake of one fails its own episode and no other."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from tests.environments.games import Careless, Counting, Odd, Unavailable, Words
 
 
 def played(kind, problems, workers, timeout=20.0, turns=3):
-    """What each episode was paid for each turn, and why it failed."""
+    """Return the rewards of each episode by turn, and why it failed."""
     host = Host(kind, workers=workers, timeout=timeout)
     try:
         numbers, seen = host.begin([Problem(problem, "") for problem in problems], [0] * len(problems))
@@ -61,7 +61,7 @@ def test_an_environment_that_cannot_be_made_is_named_in_one_line():
 
 def test_an_episode_that_cannot_be_played_again_fails_when_its_worker_was_lost():
     paid, failures = played(Careless, ["good", "crash", "good"], workers=1)
-    # the second crashes in its second turn, after the first has made its own and before the third
+    # the second crashes in its second turn, after the first has taken its own and before the third
     assert [len(each) for each in paid] == [2, 1, 1]
     assert (
         failures[0]

@@ -21,7 +21,7 @@ EPISODE = Problem("episode 0:0", "")
 
 @contextmanager
 def serving(folder, log):
-    """The page's server, on a free port."""
+    """The page's server on a free port."""
     name = write_file("OpenEnv", folder).stem
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -20,7 +20,7 @@ GAMES = {
 
 
 def played(game, seed, moves, **options):
-    """All that an episode shows and pays."""
+    """Return all observations and rewards of an episode."""
     environment = TextArena(game, **options)
     seen = [environment.reset(EPISODE, seed)]
     for move in moves:
@@ -80,7 +80,7 @@ def test_an_observation_is_new_text_without_the_models_own():
 def test_a_game_that_cannot_be_played_is_refused(game, said, monkeypatch, tmp_path):
     import nltk
 
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])  # a machine without the word lists
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])  # without the word lists
     with pytest.raises(UserError, match=said):
         TextArena(game).reset(EPISODE, 0)
 
