@@ -1,6 +1,6 @@
-"""Model outputs graded in a worker process: a reward, whatever was written, and the next answer is graded as ever.
+"""Model outputs graded in a worker process: any text gets a reward, and the next answer is graded as usual.
 
-A worker's own time limit (`task.timeout`, by default 5 s an answer) is 1 s here: a case of 5 s is one in which it does not hold.
+A worker's own time limit (`task.timeout`, by default 5 s per answer) is 1 s here; a case of 5 s means that it does not work.
 """
 
 import pytest
@@ -139,7 +139,7 @@ PUZZLES += ["polynomial_equations", "letter_counting", "fraction_simplification"
 @pytest.fixture(scope="module")
 def grader():
     found = MathGrader(math_worker_process(TIMEOUT))
-    found.grade(PROBLEMS[:1], ["\\boxed{1}"])  # it is started before the clock
+    found.grade(PROBLEMS[:1], ["\\boxed{1}"])  # started before the clock
     with SURFACE.watching_workers():
         yield found
     found.close()
