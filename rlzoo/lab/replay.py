@@ -196,7 +196,7 @@ def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy],
                 ends = sorted((step**power, step ** (power + 1)))
                 return ends[0], ends[1]
     raise UserError(
-        f"clip policy {policy.name!r} clips {min(seen):.3g} to {max(seen):.3g} of these responses at any width,  not {target}"
+        f"clip policy {policy.name!r} clips {min(seen):.3g} to {max(seen):.3g} of these responses at any width, not {target}"
     )
 
 

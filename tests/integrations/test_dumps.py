@@ -1,6 +1,6 @@
-"""Dumps of other trainers, in the form that their source gives them, as rollout files.
+"""Dumps of other trainers, in the form that their source code defines, as rollout files.
 
-tests/downstream has files that were written by the trainers' own code, as far as that can be installed.
+tests/downstream has files that were written by the trainers' own code, where they can be installed.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 from rlzoo.errors import UserError
 from rlzoo.integrations.dumps import READERS, read_dumps
 
-# two responses to the prompt 7 8 and one to the prompt 9; the first has a token of the environment, 5, in its middle
+# two responses to the prompt 7 8 and one to the prompt 9; the first has an environment's token, 5, in its middle
 TOKENS = [[7, 8, 3, 5, 4], [7, 8, 6], [9, 2, 1]]
 CHOSEN = [[0, 0, 1, 0, 1], [0, 0, 1], [0, 1, 1]]
 SAMPLER = [[0.0, 0.0, -1.0, 0.0, -2.0], [0.0, 0.0, -3.0], [0.0, -4.0, -5.0]]
@@ -88,7 +88,7 @@ def test_a_token_export_that_does_not_fit_is_refused(replaced, message, tmp_path
         list(read_dumps("prime-rl", [tmp_path]))
 
 
-# NeMo-RL: nemo_rl.algorithms.grpo and Logger.log_batched_dict_as_jsonl at 7ea279a: each value a list of one
+# NeMo-RL: nemo_rl.algorithms.grpo and Logger.log_batched_dict_as_jsonl at 7ea279a: each value is a list of one
 
 
 def nemo_rl_row(index, **replaced):
@@ -122,7 +122,7 @@ def test_samples_that_nemo_rl_masks_are_left_out(tmp_path):
 
 
 def test_zeros_are_no_old_log_probs(tmp_path):
-    # NeMo-RL writes them with force_on_policy_ratio, where it computes none
+    # NeMo-RL writes zeros with force_on_policy_ratio, for which it computes no log-probs
     write_lines(tmp_path / "train_data_step1.jsonl", [nemo_rl_row(index, prev_logprobs=[0.0] * 6) for index in range(3)])
     (step,) = read_dumps("nemo-rl", [tmp_path])
     check_common(step)
@@ -171,12 +171,12 @@ def test_a_missing_loss_mask_is_a_response_of_one_turn(tmp_path):
         list(read_dumps("slime", [tmp_path]))
 
 
-# SkyRL: skyrl.backends.skyrl_train.training_batch at a956457: sequences and responses are aligned on the right
+# SkyRL: skyrl.backends.skyrl_train.training_batch at a956457: sequences and responses are right-aligned
 
 
 @pytest.fixture
 def skyrl(monkeypatch):
-    """A module of SkyRL's name whose batch pickles as its own does."""
+    """A module with SkyRL's name, whose batch pickles like SkyRL's."""
     module = types.ModuleType("skyrl.backends.skyrl_train.training_batch")
 
     def _rebuild_tensor_batch(cls, state):
@@ -200,7 +200,7 @@ def skyrl(monkeypatch):
         each.__module__, each.__qualname__ = module.__name__, each.__name__
         setattr(module, each.__name__, each)
     names = module.__name__.split(".")
-    for end in range(1, len(names)):  # pickle imports the packages around it, which need not be installed
+    for end in range(1, len(names)):  # pickle imports the parent packages, which need not be installed
         name = ".".join(names[:end])
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -238,7 +238,7 @@ def test_skyrls_data_batch(skyrl, tmp_path):
 
 
 class Runs:
-    """Pickled, it would write a file."""
+    """Would write a file when unpickled."""
 
     def __init__(self, file):
         self.file = file
@@ -265,7 +265,7 @@ def test_the_code_that_a_pickle_names_is_not_run(trainer, name, tmp_path):
     assert not trace.exists()
 
 
-# what is refused
+# what is rejected
 
 
 @pytest.mark.parametrize("trainer", READERS)
@@ -312,7 +312,7 @@ BAD = [None, -1, float("inf"), 10**30, 2**63, "x", "\ud800", True, [], {}, [[]],
 
 
 def broken(values, rng):
-    """A copy with one value that is missing or bad, or one element of one."""
+    """Return a copy with one value, or one element of one, missing or bad."""
     values, key = {**values}, rng.choice(sorted(values))
     kind, value = rng.randrange(5), values.pop(key)
     if kind == 0:

@@ -1,4 +1,4 @@
-"""What the integrations share: names with settings, refusals, turns from a mask, clip counts by length."""
+"""The shared code of the integrations: names with settings, errors, turns from a mask, clip counts by length."""
 
 import pytest
 import torch
@@ -67,12 +67,12 @@ def result(clipped):
 
 
 def test_clip_counts_by_length_leave_out_responses_without_an_advantage():
-    # 64 and 65 tokens: the first bin and the second; 300: the third; 2 tokens without an advantage
+    # 64 and 65 tokens: the first and the second bin; 300: the third; 2 tokens have no advantage
     mask = torch.arange(300) < torch.tensor([64, 65, 300, 2])[:, None]
     advantages = torch.tensor([[1.0], [-1.0], [0.5], [0.0]])
     number, clipped = clipped_by_length(result(torch.tensor([[True], [False], [True], [True]])), advantages, mask)
     assert (number.tolist(), clipped.tolist()) == ([1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0])
-    # a token rule's response counts with its share of clipped tokens; what is masked does not
+    # a token rule's response counts with its share of clipped tokens; masked ones do not count
     cut = torch.zeros(mask.shape, dtype=torch.bool)
     cut[0, :16] = cut[1, 65:] = True
     number, clipped = clipped_by_length(result(cut), advantages, mask)

@@ -1,4 +1,4 @@
-"""The conformance kit against rules that are known to be correct, and against rules that are known to be broken."""
+"""The conformance kit with rules that are known to be correct, and with rules that are known to be broken."""
 
 import dataclasses
 import warnings
@@ -12,11 +12,11 @@ from rlzoo.testing.laws import LawWarning
 from tests.kit.correct import CORRECT, Adaptive, Loop, Token
 from tests.kit.mutants import MUTANTS
 
-SLOW = "compiles"  # a second per rule, and what it finds is advice
+SLOW = "compiles"  # takes a second per rule, and only gives advice
 
 
 def broken_laws(policy):
-    """The names of the laws that a policy breaks, in their order."""
+    """Return the names of the laws that a policy breaks, in order."""
     found = []
     for law in testing.LAWS:
         if law.name != SLOW and law.name not in policy.exempt:
@@ -31,7 +31,7 @@ def broken_laws(policy):
 def caught():
     """The laws that each mutant breaks."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a broken rule is warned of besides
+        warnings.simplefilter("ignore")  # other warnings about a broken rule
         return {mutant.name: broken_laws(mutant()) for mutant in MUTANTS}
 
 

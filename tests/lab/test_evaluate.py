@@ -1,4 +1,4 @@
-"""Evaluation: the same bytes however often it is stopped, results that follow from them, and nothing logged twice."""
+"""Evaluation gives the same bytes however often it is interrupted, consistent results, and logs nothing twice."""
 
 import json
 
@@ -12,7 +12,7 @@ from rlzoo.lab.evaluation import EvaluationConfig, evaluate
 from rlzoo.measure.at_k import Completion
 from rlzoo.types import Problem
 
-SIX = ["rollout.group_size=4", "rollout.max_new_tokens=64", "rollout.batch_size=8"]  # two problems in a batch
+SIX = ["rollout.group_size=4", "rollout.max_new_tokens=64", "rollout.batch_size=8"]  # two problems per batch
 
 
 def config(*overrides, suites=("arithmetic",), limit=6, model="embedded", **settings):
@@ -21,7 +21,7 @@ def config(*overrides, suites=("arithmetic",), limit=6, model="embedded", **sett
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An evaluation that was never stopped."""
+    """An evaluation that was never interrupted."""
     return evaluate(config(), tmp_path_factory.mktemp("whole") / "eval")
 
 
@@ -62,7 +62,7 @@ def test_an_evaluation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path, whol
     assert completions(whole.path).startswith(kept)
     seen = []
     evaluate(config(), tmp_path / "eval", told=lambda suite, done, total, so_far: seen.append(done))
-    assert seen == list(range(stop_at, 7, 2))  # what was there is not sampled again
+    assert seen == list(range(stop_at, 7, 2))  # existing completions are not sampled again
     assert completions(tmp_path / "eval") == completions(whole.path)
 
 
@@ -76,7 +76,8 @@ def test_a_line_that_was_cut_by_a_kill_is_made_again(tmp_path, whole, lines):
     seen = []
     evaluate(config(), folder, told=lambda suite, done, total, so_far: seen.append(done))
     assert completions(folder) == b"".join(everything)
-    assert seen == sorted({lines, *range(lines // 2 * 2 + 2, 7, 2)})  # the same batches: a half one is drawn again as a whole
+    # the same batches: a partly finished one is sampled again as a whole
+    assert seen == sorted({lines, *range(lines // 2 * 2 + 2, 7, 2)})
 
 
 def test_every_row_draws_its_own_numbers_whatever_the_batch(tmp_path, whole):

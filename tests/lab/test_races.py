@@ -1,4 +1,4 @@
-"""Runs are read, labelled by what differs, and compared by numbers that stand in their files."""
+"""Runs are read, labelled by what differs, and compared by the numbers in their files."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from tests.quick import quick_run
 
 
 def variant(source, folder, **changes):
-    """A copy of a run directory under another seed or setting, as if it had been run so."""
+    """Copy a run directory with another seed or setting, as if it had been run that way."""
     shutil.copytree(source, folder)
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     for key, value in changes.items():
@@ -47,7 +47,7 @@ def test_runs_are_found_at_any_depth_and_unfinished_ones_are_told(folder):
 def test_a_run_that_was_resumed_with_more_steps_is_finished(trained, tmp_path):
     copy = shutil.copytree(trained.path, tmp_path / "run")
     config = copy / "config.yaml"
-    config.write_text(config.read_text().replace("steps: 4", "steps: 3"))  # as it was started; its summary says 4
+    config.write_text(config.read_text().replace("steps: 4", "steps: 3"))  # its original number of steps; its summary says 4
     (record,), notes = find_runs([copy])
     assert notes == []
     assert record.settings["steps"] == 4
@@ -57,7 +57,7 @@ def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
     result = race([folder], match=0.1)
     (fspo,) = [contender for contender in result.contenders if contender.label == "fspo"]
     rewards = [row["reward/mean"] for row in trained.metrics[1:]]
-    assert fspo.score.mean == pytest.approx(rewards[-1])  # the last quarter of four steps, with no evaluation
+    assert fspo.score.mean == pytest.approx(rewards[-1])  # the last quarter of four steps; there is no evaluation
     assert result.metric == "reward/mean"
     assert fspo.mean("clip/fraction") == pytest.approx(sum(row["clip/fraction"] for row in trained.metrics[1:]) / 4)
     run = RecordedRun.read(trained.path)

@@ -1,4 +1,4 @@
-"""Rollout files: what is written is read again, torn or changed files are refused, and any trainer's are replayed."""
+"""Rollout files can be written and read back, torn or changed files are rejected, and any trainer's can be replayed."""
 
 import dataclasses
 import json
@@ -148,7 +148,7 @@ def test_what_is_saved_is_loaded(run, tmp_path):
 
 
 def test_the_files_of_a_run_are_replayed_as_the_run_is(run, trained):
-    """Outside their run directory, one by one or as a folder: the same numbers from the same files."""
+    """Outside their run directory, one by one or as a folder, the same files give the same numbers."""
     whole, files = RecordedRun.read(trained.path), sorted((run / "rollouts").glob("*.safetensors"))
     for paths in ([run / "rollouts"], files[::-1]):
         found = RecordedRun.read(paths)
@@ -163,7 +163,7 @@ def test_the_files_of_a_run_are_replayed_as_the_run_is(run, trained):
 
 
 def padded(chosen=None):
-    """Two prompts of 1 and 2 tokens, padded on the left, with two responses each of 3, 1, 2 and 3 tokens."""
+    """Return two prompts of 1 and 2 tokens, left-padded, with two responses each of 3, 1, 2 and 3 tokens."""
     present = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None]
     rng = torch.Generator().manual_seed(0)
     old = -1 - torch.rand(4, 3, generator=rng)
@@ -231,7 +231,7 @@ def test_a_prompt_that_minibatches_split_is_seen(tmp_path):
 
 
 def test_numpy_alone_writes_a_file(tmp_path):
-    """With int32 ids, a uint8 mask and float64 log-probs."""
+    """With int32 IDs, a uint8 mask and float64 log-probs."""
     step = padded()
     tensors = {name: getattr(step, name).numpy() for name in (*REQUIRED, *OPTIONAL) if getattr(step, name) is not None}
     for index, update in enumerate(step.updates):
@@ -248,7 +248,7 @@ def test_numpy_alone_writes_a_file(tmp_path):
 
 
 def test_responses_without_tokens_and_a_step_0_are_not_counted(tmp_path):
-    """Of four responses with an advantage the second has no token of the model: rloo clips one of three."""
+    """The second of four responses with an advantage has no model token: rloo clips one of three."""
     chosen = torch.tensor([[1, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 1]])
     step = dataclasses.replace(padded(chosen), step=0)
     step.save(tmp_path / "000000.safetensors")

@@ -1,4 +1,4 @@
-"""Holds a policy against a float64 evaluation of its closed form, written without its code."""
+"""Compares a policy with a float64 evaluation of its closed form, written without its code."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from rlzoo.testing import evaluate, off_policy_inputs
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """What the textbook says: the objective, d(objective.sum())/d(log_probs), and where the rule acted."""
+    """The textbook result: the objective, d(objective.sum())/d(log_probs), and where the rule acted."""
 
     objective: NDArray[np.float64]  # (B, T) or (B, 1); entries of masked positions are not compared
     derivative: NDArray[np.float64]  # (B, T), 0 where masked
