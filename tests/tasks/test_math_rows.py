@@ -1,4 +1,4 @@
-"""Questions and answers are read from every layout, and what cannot be read is told with its place."""
+"""Questions and answers are read from every layout, and errors name the row."""
 
 import json
 
@@ -103,7 +103,7 @@ def test_a_parquet_file_that_is_none_or_lacks_a_column_is_told_of(tmp_path):
 
 def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
     file = tmp_path / "bad.jsonl"
-    good = json.dumps(GSM8K[0]) + "\n\n"  # the blank line counts: the next row is on line 3
+    good = json.dumps(GSM8K[0]) + "\n\n"  # the blank line counts, so the next row is on line 3
 
     def message(line):
         file.write_text(good + line + "\n")
@@ -138,7 +138,7 @@ def test_each_unusable_file_is_told_in_one_line(tmp_path, gsm8k, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert error_of("none.jsonl") == f"'none.jsonl' is not a file (looked for from {tmp_path})"
     assert error_of(gsm8k, eval_path="none.jsonl") == f"'none.jsonl' is not a file (looked for from {tmp_path})"
-    for path in ("./gsm8k", "../data/gsm8k", "/data/gsm8k.txt", "a/b/c", "my questions"):  # no data set is named like these
+    for path in ("./gsm8k", "../data/gsm8k", "/data/gsm8k.txt", "a/b/c", "my questions"):  # no dataset has such a name
         assert error_of(path) == f"{path!r} is not a file (looked for from {tmp_path})"
     (tmp_path / "empty.jsonl").write_text("\n\n")
     assert error_of("empty.jsonl") == "empty.jsonl: no rows"
@@ -152,7 +152,7 @@ def test_each_unusable_file_is_told_in_one_line(tmp_path, gsm8k, monkeypatch):
 
 def test_a_data_set_is_read_by_its_splits(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")  # the variable is read at import only
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")  # the variable is only read at import
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     both, one = tmp_path / "both", tmp_path / "one"
     for folder in (both, one):

@@ -28,7 +28,7 @@ def error_of(dataset, /, **settings):
 
 
 def test_train_problems_depend_on_seed_and_index_only(chain_sum):
-    eight = chain_sum.train_problems(496, 8)  # across the border of two generated datasets
+    eight = chain_sum.train_problems(496, 8)  # across the boundary of two generated datasets
     assert chain_sum.train_problems(496, 4) + chain_sum.train_problems(500, 4) == eight
     assert gym("chain_sum").train_problems(496, 8) == eight
     assert not set(gym("chain_sum", seed=1).train_problems(495, 10)) & set(eight)
@@ -42,7 +42,7 @@ def test_every_seed_is_evaluated_on_the_same_problems(chain_sum):
 
 
 def test_training_never_meets_a_held_out_question():
-    # one digit, two terms: few questions, so 1000 draws would meet the held-out ones if they could
+    # one digit and two terms give few questions, so 1000 draws would include held-out ones if they could
     task = gym("chain_sum", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
     held_out = {problem.question for problem in task.held_out_problems(500)}
     train = {problem.question for problem in task.train_problems(0, 1000)}

@@ -1,4 +1,4 @@
-"""Several tries at a problem of one turn."""
+"""Several tries at a single-turn problem."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Laws of every task: how it is built, dumped, and graded by a reward of the user's own."""
+"""Laws of every task: how it is built, dumped, and graded by a user's reward."""
 
 import subprocess
 import sys
@@ -87,7 +87,7 @@ def test_a_task_is_frozen():
 def test_a_reward_of_the_users_own_is_found_in_the_current_directory(reward_module):
     reward_module("own_reward_a", "def length(problem, response):\n    return len(response) - int(problem.answer)\n")
     with build_task({"name": "arithmetic", "reward": "own_reward_a:length"}) as task:
-        # 4 characters - 8 = -4; no character - 17 = -17
+        # 4 characters - 8 = -4; no characters - 17 = -17
         assert task.grade([Problem("3+5", "8"), Problem("3+5+9", "17")], ["four", ""]) == [-4.0, -17.0]
         assert build_task({"name": task.name, **task.model_dump(mode="json")}) == task
 
@@ -230,7 +230,7 @@ def test_a_reward_that_hangs_or_crashes_counts_0_and_leaves_the_others(reward_mo
     ],
 )
 def test_a_missing_extra_is_told_how_to_install(monkeypatch, name, library, extra):
-    monkeypatch.setitem(sys.modules, library, None)  # what Python itself records for a module that cannot be imported
+    monkeypatch.setitem(sys.modules, library, None)  # Python itself records None for a module that cannot be imported
     assert error_of(name=name) == f"{library} is not installed: pip install 'rlzoo-llm[{extra}]'"
 
 
