@@ -67,12 +67,12 @@ def malformed(link: str) -> str | None:
     except ValueError as error:
         return str(error)
     if parts.scheme == "mailto":
-        return None if re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", parts.path) else "no address of mail"
+        return None if re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", parts.path) else "not a mail address"
     if parts.scheme not in ("http", "https"):
         return f"unknown scheme {parts.scheme!r}"
     if not host:
         return "no machine is named"
-    return None if re.fullmatch(r"[\w-]+(\.[\w-]+)+|localhost", host) else f"{host!r} is no machine's name"
+    return None if re.fullmatch(r"[\w-]+(\.[\w-]+)+|localhost", host) else f"{host!r} is not a host name"
 
 
 @cache
@@ -147,7 +147,7 @@ def main() -> int:
     """Print all problems; the exit code is 1 if there are any."""
     files = markdown_files()
     problems = [*markdown_problems(files), *site_problems(SITE)]
-    print("\n".join(problems) or f"every link of {len(files)} files and {sum(1 for _ in SITE.rglob('*.html'))} pages holds")
+    print("\n".join(problems) or f"every link of {len(files)} files and {sum(1 for _ in SITE.rglob('*.html'))} pages works")
     return 1 if problems else 0
 
 

@@ -101,9 +101,9 @@ def read_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> dict[s
 
 
 def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Return descriptions of the settings that differ, such as ``"learner.lr (0.0003 there, 5e-05 asked)"``."""
+    """Return descriptions of the settings that differ, such as ``"learner.lr (was 0.0003, now 5e-05)"``."""
     old, new = flatten(before), flatten(asked)
-    return [f"{key} ({old.get(key)} there, {new.get(key)} asked)" for key in sorted(old | new) if old.get(key) != new.get(key)]
+    return [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in sorted(old | new) if old.get(key) != new.get(key)]
 
 
 class _UnfinishedError(Exception):

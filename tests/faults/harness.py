@@ -7,8 +7,8 @@ Laws for every attack:
     - A command exits with 0, 1, 2, 130 or 143, in time, in bounded memory and without a traceback; an error is one line.
     - Files that rlzoo did not write are neither changed nor deleted.
     - The newest resumable checkpoint, and metrics and rollouts up to its step, are still in the run directory.
-    - The run then finishes with the metrics, rollouts and weights of the uninterrupted run, bit for bit. If a command reported an
-      error, it does so once the damage is undone.
+    - The run then finishes with the metrics, rollouts and weights of the uninterrupted run, bit for bit. If a command reported
+      an error, it does so once the damage is undone.
     - No process survives, and there is no partial output next to the run directory.
 """
 

@@ -103,11 +103,11 @@ def test_another_seed_draws_other_responses(tmp_path, whole):
 @pytest.mark.parametrize(
     ("overrides", "settings", "named"),
     [
-        (["rollout.temperature=0.5"], {}, "rollout.temperature (1.0 there, 0.5 asked)"),
-        (["rollout.group_size=8"], {}, "rollout.group_size (4 there, 8 asked)"),
-        (["model.dtype=bfloat16"], {}, "model.dtype (float32 there, bfloat16 asked)"),
-        ([], {"seed": 5}, "seed (0 there, 5 asked)"),
-        ([], {"model": "smollm2"}, "model.path (embedded there, smollm2 asked)"),
+        (["rollout.temperature=0.5"], {}, "rollout.temperature (was 1.0, now 0.5)"),
+        (["rollout.group_size=8"], {}, "rollout.group_size (was 4, now 8)"),
+        (["model.dtype=bfloat16"], {}, "model.dtype (was float32, now bfloat16)"),
+        ([], {"seed": 5}, "seed (was 0, now 5)"),
+        ([], {"model": "smollm2"}, "model.path (was embedded, now smollm2)"),
     ],
 )
 def test_other_settings_are_refused(whole, overrides, settings, named):

@@ -93,7 +93,7 @@ def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(run, 
     folder, store, _ = swept
     answer = run(command("race", "--set", "learner.lr=5e-5"), folder.parent, store)
     assert answer.returncode == 2
-    assert "has different settings: learner.lr (0.0003 there, 5e-05 asked)" in answer.stderr
+    assert "has different settings: learner.lr (was 0.0003, now 5e-05)" in answer.stderr
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(run, tmp_path):
