@@ -237,7 +237,7 @@ def answers_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
             values = getattr(result, name)
             assert values.dtype == dtype, f"{name} is {values.dtype}, not {dtype}"
             got = tuple(values.shape)
-            assert got in allowed, f"{name} has shape {got}, but scope {policy.scope!r} requires {allowed}"
+            assert got in allowed, f"{name} has the wrong shape for scope {policy.scope!r}: {got}, expected {allowed}"
         assert visible(result.objective, inputs).isfinite().all(), "the objective is not finite"
         assert visible(result.log_ratio, inputs).isfinite().all(), "log_ratio is not finite"
     for given in (inputs, data.moved(inputs, 0.0), *_swept(policy)):
@@ -267,7 +267,7 @@ class _Types(TorchFunctionMode):
 
 @law()
 def computes_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """6. Tensors with a gradient are float32; bfloat16 inputs are cast first, so that nothing is rounded."""
+    """6. Tensors with a gradient are float32; bfloat16 inputs are cast first, so that no value, cut or metric is rounded."""
     given = fresh(inputs)
     given.log_probs.requires_grad_()
     with _Types() as types_:
