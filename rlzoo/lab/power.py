@@ -33,7 +33,7 @@ class Power:
     evaluation_error: float  # standard error of one run's accuracy due to sampling responses
     detects: float  # smallest true difference that is found with probability `POWER`
     seeds_needed: Mapping[float, int | None]  # by difference
-    samples_needed: int  # number of samples above which evaluation adds less than half of the variance between seeds
+    samples_needed: int  # number of samples with which evaluation adds less than half of the variance between seeds
     level: float = LEVEL
     power: float = POWER
 
