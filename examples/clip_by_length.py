@@ -1,13 +1,13 @@
-"""What several rules would have clipped of one run's responses, by length, at one overall clip fraction: the README's picture.
+"""Shows what several rules would have clipped in one run, by length, at one overall clip fraction: the README's picture.
 
     rlzoo train --clip gspo --output runs/gspo
     python examples/clip_by_length.py runs/gspo clip-by-length.svg
 
-The run may be a folder with rollout files of another trainer. A third argument names other rules, with commas between them.
+The run may also be a folder with rollout files of another trainer. A third argument names other rules, separated by commas.
 
-Every rule judges the same recorded log-probs (`rlzoo replay` does the same), its widths scaled until it clips a tenth of all
-responses with an advantage; of the tokens, for grpo. Bars are 95 % intervals over prompts. ``lre_max`` is printed beside its
-noise: what so many prompts would give if every length were clipped alike.
+Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. Its widths are scaled until it clips a tenth of all
+responses with an advantage, or of their tokens for grpo. Bars are 95 % intervals over prompts. ``lre_max`` is printed with its
+noise: the value for so many prompts if every length were clipped equally.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rlzoo.measure.figures import Series, profile
 
 RULES = ("fspo", "gspo", "grpo", "rloo")
 FRACTION = 0.1
-FEW = 5  # rules that fit into one panel
+FEW = 5  # number of rules that fit into one panel
 
 
 def main() -> None:
-    """Replay, print, draw."""
+    """Replay, print and draw."""
     path, target, *names = sys.argv[1:]
     rules = names[0].split(",") if names else RULES
     run = RecordedRun.read(Path(path))
@@ -43,7 +43,7 @@ def main() -> None:
     for rule in replayed.rules:
         found = rule.replayed.profile
         if rule.note or found.lre_max_interval is None:
-            print(f"{rule.label:{width}} left out: {rule.note or 'it clips nothing here'}")
+            print(f"{rule.label:{width}} skipped: {rule.note or 'it clips nothing here'}")
             continue
         both, (low, high) = found.both, found.lre_max_interval
         series[rule.label] = Series(x=found.median_length, y=both.fraction, low=both.low, high=both.high)
@@ -53,13 +53,13 @@ def main() -> None:
     title = f"responses of a run with {run.trained_with}, every rule clipping {FRACTION:.0%}"
     figure = profile(series, title=title) if len(series) <= FEW else panels(series, title)
     for axes in figure.axes:
-        axes.axhline(FRACTION, color="0.4", linestyle=":", linewidth=1)  # what a fair rule would do
-    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # the same numbers give the same file
+        axes.axhline(FRACTION, color="0.4", linestyle=":", linewidth=1)  # a rule that is fair to all lengths
+    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # so that the same numbers give the same file
     figure.savefig(target, metadata={"Date": None}, facecolor="white")
 
 
 def panels(series: dict[str, Series], title: str) -> Figure:
-    """A panel for each rule, all with the same axes."""
+    """Draw a panel for each rule, with common axes."""
     figure = Figure(figsize=(9.6, 1.9 * math.ceil(len(series) / 5) + 0.5), layout="constrained")
     grid = figure.subplots(math.ceil(len(series) / 5), 5, sharex=True, sharey=True).flat
     for axes in list(grid)[len(series) :]:

@@ -1,10 +1,10 @@
-"""A reward of your own: right answers earn 1, and every character costs a little.
+"""A custom reward: right answers earn 1, and every character costs a little.
 
-``python examples/custom_reward.py`` trains for three steps with it, in under a minute. On the command line the same is, in
-this folder, ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
+``python examples/custom_reward.py`` trains with it for three steps, in under a minute. The same on the command line, in this
+folder: ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
 
-A reward is a function of the problem and the text of the response. It runs in a worker process of its own: one that hangs,
-crashes or returns no finite number counts 0.
+A reward is a function of the problem and the text of the response. It runs in its own worker process. A call that hangs,
+crashes or returns no finite number counts as 0.
 """
 
 import rlzoo
@@ -14,16 +14,16 @@ QUICK = ["rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=0",
 
 
 def short_and_right(problem: Problem, response: str) -> float:
-    """1 for the right number after the last ``#``, less a hundredth for every character."""
+    """Return 1 for the right number after the last ``#``, minus a hundredth for every character."""
     right = response.rpartition("#")[2].strip() == problem.answer
     return float(right) - 0.01 * len(response)
 
 
 def main() -> None:
-    """Train, and show what was earned."""
+    """Train, and print the rewards."""
     settings = ["task.reward=custom_reward:short_and_right", *QUICK]
     result = rlzoo.train(rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=3))
-    for step, metrics in enumerate(result.metrics[1:], start=1):  # the first are from before training
+    for step, metrics in enumerate(result.metrics[1:], start=1):  # the first row is from before training
         print(f"step {step}  reward {metrics['reward/mean']:.3f}  failed {metrics.get('reward/failed', 0):.0f}")
     print(f"run directory {result.path}")
 

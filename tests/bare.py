@@ -1,8 +1,7 @@
-"""Hides from an environment what rlzoo does not require: ``python tests/bare.py``, run by its own interpreter.
+"""Hides libraries that rlzoo does not require from an environment: ``python tests/bare.py``, run by its interpreter.
 
-The libraries of the environment `installed` are borrowed from the project's, which also has those of the extras and of
-developers. With ``RLZOO_BARE`` set, an interpreter of the environment finds only what ``pip install rlzoo-llm`` would have
-brought.
+The environment `installed` borrows the project's libraries, which include those of the extras and of developers. With
+``RLZOO_BARE`` set, an interpreter of the environment finds only what ``pip install rlzoo-llm`` would install.
 """
 
 import importlib.metadata
@@ -34,7 +33,7 @@ if "RLZOO_BARE" in os.environ:
 
 
 def closure(name: str) -> set[str]:
-    """The distributions that one without extras requires, and those that these require."""
+    """Return the distributions that one requires without extras, recursively."""
     seen: set[tuple[str, str]] = set()
     waiting = [(canonicalize_name(name), "")]
     while waiting:
@@ -45,7 +44,7 @@ def closure(name: str) -> set[str]:
         try:
             lines = importlib.metadata.requires(part[0]) or []
         except importlib.metadata.PackageNotFoundError:
-            continue  # for another system
+            continue  # for another operating system
         for requirement in map(Requirement, lines):
             if requirement.marker is None or requirement.marker.evaluate({"extra": part[1]}):
                 waiting += [(canonicalize_name(requirement.name), extra) for extra in ("", *requirement.extras)]
@@ -53,7 +52,7 @@ def closure(name: str) -> set[str]:
 
 
 def hidden() -> list[str]:
-    """The modules of all other distributions."""
+    """Return the modules of all other distributions."""
     required = closure("rlzoo-llm")
     modules = importlib.metadata.packages_distributions()
     return sorted(module for module, names in modules.items() if not {canonicalize_name(name) for name in names} & required)

@@ -1,4 +1,4 @@
-"""What every test gets: an MLflow store of its own and no hub; and runs that many tests look at."""
+"""Fixtures for every test: a separate MLflow store and no hub; and runs that many tests use."""
 
 import logging
 import os
@@ -12,19 +12,19 @@ from rlzoo.support.garbage import collect_seldom
 from tests.quick import quick_run
 from tests.zygote import Zygote
 
-collect_seldom()  # as the command line does
+collect_seldom()  # as on the command line
 
 
 @pytest.fixture(scope="session")
 def empty_store(pytestconfig, tmp_path_factory):
-    """The file of an MLflow store without runs, kept between sessions: to make its tables takes seconds."""
+    """The file of an MLflow store without runs, kept between sessions, because creating its tables takes seconds."""
     kept = pytestconfig.cache.mkdir("rlzoo") / f"mlflow-{version('mlflow')}.db"
     if not kept.exists():
         from mlflow import MlflowClient
 
         made = tmp_path_factory.mktemp("empty") / "mlflow.db"
         MlflowClient(f"sqlite:///{made}").search_experiments()
-        beside = kept.with_name(f"{os.getpid()}.db")  # workers may each make one
+        beside = kept.with_name(f"{os.getpid()}.db")  # several workers may each make one
         shutil.copy(made, beside)
         beside.replace(kept)
     return kept
@@ -38,18 +38,18 @@ def own_store(empty_store, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     yield store
-    shutil.rmtree(store, ignore_errors=True)  # a megabyte each
+    shutil.rmtree(store, ignore_errors=True)  # each takes a megabyte
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A run of four steps, the weights of its second and fourth kept."""
+    """A run of four steps with the weights of its second and fourth step."""
     return quick_run(tmp_path_factory.mktemp("lab") / "fspo", "fspo", "checkpoint.keep_for_replay=2")
 
 
 @pytest.fixture(scope="session")
 def recorded(trained):
-    """What it recorded."""
+    """The recording of that run."""
     return RecordedRun.read(trained.path)
 
 
@@ -61,7 +61,7 @@ def trained_adaptive(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def zygote():
-    """Starts commands in processes of their own, without the seconds that imports take."""
+    """Starts commands in separate processes without the seconds that imports take."""
     made = Zygote()
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""What is in the wheel and the sdist of the folder given: everything that is needed, and nothing that came along by chance."""
+"""Checks the wheel and the sdist in the given folder: they contain everything that is needed, and nothing else."""
 
 import sys
 import tarfile

@@ -6,7 +6,7 @@ from rlzoo import AdvantageInputs, CorrectionInputs, load_zoo
 
 
 def estimator(settings):
-    """A function of rewards and groups, ``(B,)`` each, and of token rewards and a mask where there are any."""
+    """Return a function of rewards and groups, ``(B,)`` each, and optionally of token rewards and a mask."""
     built = load_zoo().advantages.build("clip.advantage", settings)
 
     def estimate(rewards, groups, token_rewards=None, mask=None, **more):
@@ -17,11 +17,11 @@ def estimator(settings):
 
 
 def correction(name, **settings):
-    """The correction of this name."""
+    """Return the correction with this name."""
     return load_zoo().corrections.build("correction", {"name": name, **settings})
 
 
 def weigh(correction, log_ratio, mask, advantages=None):
-    """The weights for given log-ratios of trainer and sampler, ``(B, T)``."""
+    """Return the weights for given log-ratios of trainer and sampler, ``(B, T)``."""
     advantages = torch.ones(len(mask), 1) if advantages is None else advantages
     return correction(CorrectionInputs(log_ratio, torch.zeros_like(log_ratio), mask, advantages))

@@ -1,7 +1,7 @@
-"""Runs the examples that need nothing that rlzoo does not require, each in an empty folder: ``python -m tests.examples``.
+"""Runs the examples that need only rlzoo's requirements, each in an empty folder: ``python -m tests.examples``.
 
-``--jobs N`` runs so many at once, ``--quick`` leaves out those that take a quarter of a minute or more. An example that reads a
-run is given a short one. All are forked from one process that has imported everything (`tests.zygote`).
+``--jobs N`` runs N examples at once; ``--quick`` skips those that take a quarter of a minute or more. Examples that read a run
+get a short one. All are forked from one process that has imported everything (`tests.zygote`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.zygote import Zygote
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 LIMIT = 300.0
-"""Seconds that one example may take."""
+"""Time limit for one example in seconds."""
 RUN = ["--clip", "gspo", "--steps", "12", "--set", "eval.num_problems=20", "--set", "rollout.num_prompts=16"]
-"""Options of `rlzoo train` for the run that examples read: longer than the ten steps that some of them leave out."""
+"""Options of `rlzoo train` for the run that examples read; it is longer than the ten steps that some of them skip."""
 QUICK = {
     "clip_by_length.py": "RUN clip-by-length.svg",
     "custom_reward.py": "",
@@ -65,17 +65,17 @@ NEEDS = {
     "rlzoo-soft-gate/": "to be installed: nox -s outside_plugin",
     "trl_fspo.py": "TRL: nox -s downstream",
 }
-"""Examples, or folders of them, that are not run, and what they need."""
+"""Examples, or folders of examples, that are not run, and what they need."""
 
 
 def found() -> list[str]:
-    """All examples: scripts and notebooks."""
+    """Return all examples: scripts and notebooks."""
     files = [path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in (".py", ".ipynb")]
     return sorted(name for name in files if not name.startswith(".") and "/." not in name)
 
 
 def unnamed() -> list[str]:
-    """Examples that are neither run nor said to need anything, and names that are no example's."""
+    """Return examples that are neither run nor listed with what they need, and listed names without an example."""
     files = found()
     folders = tuple(name for name in NEEDS if name.endswith("/"))
     missing = [name for name in files if name not in {**QUICK, **SLOW, **NEEDS} and not name.startswith(folders)]
@@ -88,7 +88,7 @@ def unnamed() -> list[str]:
 
 
 def run_example(name: str, run: Path, zygote: Zygote) -> bool:
-    """Run an example in an empty folder and print its time, and what it printed if it failed."""
+    """Run an example in an empty folder and print its time; prints its output if it failed."""
     arguments = shlex.split({**QUICK, **SLOW}[name].replace("RUN", str(run)).replace("DOCS", str(FOLDER.parent / "docs")))
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rlzoo-example-") as folder:
@@ -105,7 +105,7 @@ def run_example(name: str, run: Path, zygote: Zygote) -> bool:
 
 
 def main() -> int:
-    """Run all; exit code 1 if one failed."""
+    """Run all examples; exit code 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--quick", action="store_true")

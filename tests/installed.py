@@ -21,7 +21,7 @@ names = [row["name"] for row in json.loads(listed)]
 assert len(names) >= 20, names
 subprocess.run([*command, "train", "--config", CONFIGS[0], "--dry-run"], capture_output=True, check=True)
 for config in CONFIGS:
-    check(RunConfig.compose([config]))  # what a dry run does
+    check(RunConfig.compose([config]))  # as a dry run does
 assert "paper/qwen3-1.7b" in config_names(), "configs in folders are missing"
 for model in ("embedded", "embedded-guess"):
     assert (home / "assets" / model / "model.safetensors").is_file(), f"the shipped model {model} is missing"

@@ -9,7 +9,7 @@ from rlzoo.reductions import StepCounts
 
 
 def table_of(policy, inputs, *, counts=None, group=None, entropy=None):
-    """Evaluate a rule on whole inputs; each response answers a prompt of its own unless ``group`` says otherwise."""
+    """Evaluate a rule on whole inputs; each response has its own prompt unless ``group`` is given."""
     counts = counts or StepCounts.of(inputs.response_mask)
     judged = judgement(policy, inputs, counts)
     at_ratio_1 = OnPolicyGradient(policy)(inputs, judged.result, counts)

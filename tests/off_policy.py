@@ -33,7 +33,7 @@ def make_model(seed=0, vocabulary=VOCABULARY):
 
 
 def plain_log_probs(model, sequence, num_response):
-    """Log-probs of one row's response with nothing of ours: no padding, full logits."""
+    """Return log-probs of one row's response without our code: no padding, full logits."""
     logits = model(input_ids=sequence[None]).logits[0].float()
     picked = logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0]
     return picked[-num_response:]
@@ -46,10 +46,10 @@ def clip_fraction(policy, inputs):
 
 
 def off_policy_batch(model, policy, num_responses=18, seed=1, *, holes=True):
-    """Ragged rows whose old log-probs lie so far from the model's that 10 to 40 % is clipped; every sixth A is 0.
+    """Return ragged rows with old log-probs so far from the model's that 10 to 40 % is clipped; every sixth A is 0.
 
-    Rules that never cut get what the search ends with. Every third row has two turns, with three tokens of an environment
-    between them.
+    Rules that never cut get the final spread of the search. Every third row has two turns with three environment tokens between
+    them.
     """
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 30, (num_responses,), generator=rng)
@@ -100,31 +100,31 @@ def off_policy_batch(model, policy, num_responses=18, seed=1, *, holes=True):
 
 
 def scored(learner, batch, seed=0):
-    """The batch with the scores that a learner gives it; its advantages stay as they are."""
+    """Return the batch with a learner's scores and unchanged advantages."""
     got = learner.score(batch, seed)
     return dataclasses.replace(got, rewards=batch.rewards, advantages=batch.advantages)
 
 
 def take_updates(learner, batch, seed=0, **settings):
-    """Score a batch and take its optimizer steps."""
+    """Score a batch and run its optimizer steps."""
     return learner.update(scored(learner, batch, seed), **settings)
 
 
 def take_step(learner, batch, rows=None, seed=0):
-    """Take one optimizer step on some rows of a batch, or on all of them."""
+    """Run one optimizer step on some rows of a batch, or on all of them."""
     rows = torch.arange(len(batch)) if rows is None else rows
     return learner.apply(rows, learner.accumulate(batch, rows, seed))
 
 
 def with_token_advantages(batch, seed=2):
-    """The same rows with an advantage of its own for every token; rows of A = 0 stay so."""
+    """Return the same rows with a different advantage for every token; rows with A = 0 keep it."""
     mask = batch.response_mask
     noise = torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed))
     return dataclasses.replace(batch, advantages=torch.where(mask & (batch.advantages != 0), noise, 0.0))
 
 
 def reordered(batch, order):
-    """The same rows in another order."""
+    """Return the same rows in another order."""
     values = {
         field.name: getattr(batch, field.name)[order]
         for field in dataclasses.fields(batch)

@@ -1,8 +1,8 @@
 """Float64 NumPy oracle of four clipping rules, written from the textbook formulas with explicit loops.
 
-Nothing here is shared with the package under test. Each rule evaluates min(r A, clip(r, lo, hi) A), and for a negative
-advantage max(that, c A), on ratios and not on log-ratios. Masked positions are never read, so they may hold NaN or inf.
-It is itself checked in test_oracle.py, against central finite differences and numbers worked by hand.
+It shares no code with the package under test. Each rule evaluates min(r A, clip(r, lo, hi) A), and for a negative advantage
+max(that, c A), on ratios and not on log-ratios. Masked positions are never read, so they may contain NaN or inf. The oracle
+itself is tested in test_oracle.py, with central finite differences and numbers worked by hand.
 """
 
 import math
@@ -21,7 +21,7 @@ LOG_RATIO_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class OracleResult:
-    """One rule's answer; `derivative` is d(objective.sum()) / d(log_probs), always (B, T), 0 where masked."""
+    """One rule's result; `derivative` is d(objective.sum()) / d(log_probs), always (B, T), 0 where masked."""
 
     objective: FloatArray
     derivative: FloatArray
@@ -34,7 +34,7 @@ def _exp(value: float) -> float:
 
 
 def _surrogate(log_ratio: float, advantage: float, low: float, high: float, cap: float | None) -> tuple[float, float, bool]:
-    """Textbook surrogate of one ratio: its value, its derivative in the log-ratio, and whether the band cut it."""
+    """Return the textbook surrogate of one ratio: its value, its derivative in the log-ratio, and whether the band cut it."""
     ratio = math.exp(min(max(log_ratio, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT))
     unclipped = ratio * advantage
     clipped = min(max(ratio, low), high) * advantage
@@ -49,17 +49,17 @@ def _surrogate(log_ratio: float, advantage: float, low: float, high: float, cap:
 
 
 def _tokens(mask: BoolArray, row: int) -> list[int]:
-    """Positions of the response tokens of one row."""
+    """Return positions of the response tokens of one row."""
     return [t for t in range(mask.shape[1]) if mask[row, t]]
 
 
 def _log_ratios(log_probs: FloatArray, old_log_probs: FloatArray, row: int, tokens: list[int]) -> list[float]:
-    """Log-ratios of one row's response tokens, in float64."""
+    """Return log-ratios of one row's response tokens, in float64."""
     return [float(log_probs[row, t]) - float(old_log_probs[row, t]) for t in tokens]
 
 
 def _check_column(advantages: FloatArray, rows: int) -> None:
-    """Refuse advantages that are not one per response."""
+    """Reject advantages that are not one per response."""
     if advantages.shape != (rows, 1):
         raise ValueError(f"advantages must be ({rows}, 1), got {advantages.shape}")
 
@@ -183,10 +183,10 @@ def fspo(
 def reduce(
     objective: FloatArray, mask: BoolArray, reduction: Reduction, constant: float | None = None
 ) -> tuple[float, FloatArray]:
-    """Reduce an objective to a scalar; also the weights, so that value = sum(weights * objective) on response tokens.
+    """Reduce an objective to a scalar; also returns the weights, so that value = sum(weights * objective) on response tokens.
 
-    Rows without response tokens have weight 0 and are not counted as responses. An objective of the mask's shape is
-    per token, a (B, 1) one with T > 1 is per response.
+    Rows without response tokens have weight 0 and are not counted as responses. An objective with the mask's shape is per
+    token; a (B, 1) objective with T > 1 is per response.
     """
     rows, columns = mask.shape
     if objective.shape not in {(rows, columns), (rows, 1)}:
@@ -231,7 +231,7 @@ def gradient(result: OracleResult, mask: BoolArray, reduction: Reduction, consta
 
 
 def _members(group_ids: NDArray[np.int_], row: int) -> list[int]:
-    """Rows of the same group as `row`, itself included."""
+    """Return the rows of the same group as `row`, including itself."""
     return [i for i in range(len(group_ids)) if group_ids[i] == group_ids[row]]
 
 
@@ -268,7 +268,7 @@ def leave_one_out(rewards: FloatArray, group_ids: NDArray[np.int_]) -> FloatArra
 
 
 def overlong_penalty(length: int, max_length: int, buffer_share: float, penalty: float) -> float:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) times a penalty, as what is added to the reward."""
+    """Return DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) times a penalty, as a term of the reward."""
     buffer = buffer_share * max_length
     if length <= max_length - buffer:
         return 0.0
@@ -278,7 +278,7 @@ def overlong_penalty(length: int, max_length: int, buffer_share: float, penalty:
 
 
 def kl_returns(rewards: FloatArray, token_kl: FloatArray, mask: BoolArray, kl_coef: float) -> FloatArray:
-    """REINFORCE++'s return of every token, R - kl_coef * the KL of the tokens from it to the end, (B, T)."""
+    """Return REINFORCE++'s return of every token, R - kl_coef * the KL of the tokens from it to the end, (B, T)."""
     returns = np.zeros(mask.shape)
     for b in range(mask.shape[0]):
         tokens = _tokens(mask, b)

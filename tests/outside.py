@@ -1,7 +1,7 @@
 """Tests and trains installed plugin distributions: ``python tests/outside.py REPORT NAME=FOLDER ...``.
 
-Each is given its own tests, the laws, and a run of two steps, with the interpreter that it was installed beside. The report is
-pip's, on what it would install with them into an empty environment: nothing of the other project that is named `rlzoo`.
+Each runs its own tests, the laws, and a run of two steps, with the interpreter of its environment. The report is pip's, on what
+it would install with them into an empty environment; it must not contain the other project named `rlzoo`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zygote import Zygote
 
 
 def check_names(report: Path, plugins: list[str]) -> None:
-    """Check that only the wheel given satisfies what the plugins require, and that `rlzoo` is installed from nothing else."""
+    """Check that only the given wheel satisfies the plugins' requirements, and that `rlzoo` is installed from nothing else."""
     found = {each["metadata"]["name"]: each["download_info"]["url"] for each in json.loads(report.read_text())["install"]}
     assert {"rlzoo-llm", "torch", *(f"rlzoo-{plugin}" for plugin in plugins)} <= found.keys(), sorted(found)
     assert "rlzoo" not in found, found["rlzoo"]
@@ -29,9 +29,9 @@ def check_names(report: Path, plugins: list[str]) -> None:
 
 
 def ran(named: str, zygote: Zygote) -> bool:
-    """Run the commands for one plugin and print them with their output; whether all ended with 0."""
+    """Run the commands for one plugin and print them with their output; returns whether all exited with 0."""
     name, folder = named.split("=", 1)
-    settings = ["-c", f"{folder}/pyproject.toml", "-W", "error"]  # the plugin's, not those of this checkout
+    settings = ["-c", f"{folder}/pyproject.toml", "-W", "error"]  # of the plugin, not of this checkout
     if subprocess.run([sys.executable, "-m", "pytest", *settings, f"{folder}/tests"], check=False).returncode:
         return False
     for command in (

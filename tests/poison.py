@@ -1,4 +1,4 @@
-"""A folder full of modules that say so when they are imported in place of those that are meant."""
+"""A folder full of modules that report if they are imported instead of the real ones."""
 
 PYTHONS = ["collections", "json", "logging", "math", "pickle", "random", "re", "runpy", "signal", "socket", "struct", "typing"]
 LIBRARIES = [

@@ -1,6 +1,6 @@
-"""What keeps this checkout from being released; ``python -m tests.release [TAG]`` prints it, and exits with 1 if there is any.
+"""Reports what prevents a release of this checkout: ``python -m tests.release [TAG]`` exits with 1 if it prints any.
 
-`nox -s release` asks first, and then builds, installs and trains. Nothing here publishes.
+`nox -s release` runs this first, and then builds, installs and trains. Nothing here publishes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ HEADING = re.compile(r"^## (?P<version>\S+)(?: \((?P<date>[^)]*)\))?$", re.MULTI
 
 
 def problems(root: Path = ROOT, tag: str | None = None) -> list[str]:
-    """What is to be done before a release, a line for each.
+    """Return one line for each thing that has to be done before a release.
 
     Args:
         root: the checkout.
-        tag: the tag that is released; None if there is none yet.
+        tag: the tag to release; None if there is none yet.
     """
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     citation = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Advantage estimators against the oracle's loops and numbers worked by hand."""
+"""Advantage estimators compared with the oracle's loops and numbers worked by hand."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_leave_one_out_refuses_a_group_of_one():
 
 
 def with_kl(name, rewards, token_kl, mask, weight):
-    """Advantages per token, where the KL of each token is taken off its reward."""
+    """Return advantages per token, with the KL of each token subtracted from its reward."""
     return estimator(name)(rewards, torch.zeros(len(rewards), dtype=torch.long), -weight * token_kl, mask)
 
 

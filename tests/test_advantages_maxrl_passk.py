@@ -1,4 +1,4 @@
-"""MaxRL and pass@k advantages against an enumeration of every subset and numbers worked by hand."""
+"""MaxRL and pass@k advantages compared with an enumeration of every subset and numbers worked by hand."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ def members(group_ids, row):
 
 
 def max_rl(rewards, group_ids):
-    """(R - mean) / mean of the group where the mean is positive, else 0."""
+    """(R - mean) / mean of the group if the mean is positive, else 0."""
     advantages = np.zeros((len(rewards), 1))
     for b in range(len(rewards)):
         values = [float(rewards[i]) for i in members(group_ids, b)]

@@ -1,4 +1,4 @@
-"""The supply chain: pinned versions, permissive licences, and a report that does not pass for good news when there is none."""
+"""The supply chain: pinned versions, permissive licences, and a missing report does not count as a pass."""
 
 import json
 import re
@@ -25,7 +25,8 @@ from tests.audit import (
 
 
 def test_every_version_is_pinned_all_the_way_down():
-    assert {"torch", "mlflow", "transformers", "sqlalchemy", "urllib3"} <= needed().keys()  # direct, and what those need
+    # direct requirements, and requirements of these
+    assert {"torch", "mlflow", "transformers", "sqlalchemy", "urllib3"} <= needed().keys()
     assert needed().keys() - pins().keys() == set()
     assert all(re.fullmatch(r"[0-9][0-9A-Za-z.]*", version) for version in pins().values())
 

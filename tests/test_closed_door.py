@@ -1,4 +1,4 @@
-"""No file of the project runs what it reads: calls that would are refused wherever they stand, but for those named here."""
+"""No file of the project executes what it reads: calls that would are rejected everywhere, except for those listed here."""
 
 import ast
 import os
@@ -23,7 +23,7 @@ EXCEPTIONS = {
     ("rlzoo/support/workers.py", "import of pickle"): "writes calls for a worker, whose answers are JSON",
     ("rlzoo/measure/report.py", "import of jinja2.Environment"): "the template is the package's own, and values are escaped",
 }
-"""What is allowed, by file and offence: each stands once in that file, for the reason given."""
+"""Allowed cases, by file and offence: each occurs once in that file, for the given reason."""
 
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "tarfile", "zipfile", "pty", "commands"}
 NAMES = {"eval", "exec", "compile", "__import__", "execfile"}
@@ -37,7 +37,7 @@ SAFE_LOADERS = {"SafeLoader", "CSafeLoader", "BaseLoader", "CBaseLoader"}
 
 
 def offences(source):
-    """What a file does that could run something it reads, one by one."""
+    """Yield everything in a file that could execute something it reads."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -72,7 +72,7 @@ def _of_call(call):
 
 
 def _switches(settings):
-    """Settings that open a door, as keywords or in a dict."""
+    """Yield unsafe settings, as keywords or in a dict."""
     trust = settings.get("trust_remote_code")
     if isinstance(trust, ast.Constant) and trust.value is not False:
         yield "trust_remote_code=True"
@@ -162,7 +162,8 @@ def test_every_model_is_loaded_with_a_word_on_its_code():
     for file in sorted((ROOT / "rlzoo").rglob("*.py")):
         for call in (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)):
             name, words = _dotted(call.func), {keyword.arg: keyword.value for keyword in call.keywords}
-            if re.fullmatch(r"Auto\w+\.from_pretrained", name) or "load_format" in words:  # transformers' and vLLM's ways
+            # the loaders of transformers and vLLM
+            if re.fullmatch(r"Auto\w+\.from_pretrained", name) or "load_format" in words:
                 said[f"{file.name} {name}"] = ast.unparse(words["trust_remote_code"]) if "trust_remote_code" in words else None
     assert {name for name, word in said.items() if word not in ("False", "trust_remote_code")} == set()
     assert said["vllm_sampler.py engine"] == "False"
@@ -185,7 +186,7 @@ def test_a_suites_name_cannot_be_a_path(name, tmp_path):
 
 def test_mlflow_does_not_tell_its_makers_how_it_is_used():
     asked = "import os, rlzoo.journal.tracking.record, mlflow.telemetry.utils as t; print(t.is_telemetry_disabled())"
-    # without what else would keep it quiet: a CI machine, a test
+    # without other settings that disable it, such as a CI machine or a test
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
     for told, expected in ((None, "True"), ("false", "False")):
         given = environment | ({} if told is None else {"MLFLOW_DISABLE_TELEMETRY": told})

@@ -1,4 +1,4 @@
-"""The container: what the wheel is made of reaches it, under the pinned versions, for a user who is not root."""
+"""The container gets the content of the wheel, with the pinned versions, for a non-root user."""
 
 import tomllib
 from pathlib import Path

@@ -165,7 +165,7 @@ def test_examples_say_in_their_first_lines_how_to_run_them():
     for file in sorted((ROOT / "examples").rglob("*.py")):
         if file.parent.name in ("examples", "measure"):
             first = "\n".join(ast.get_docstring(ast.parse(file.read_text())).splitlines()[:8])
-            is_imported = file.stem == "embedded_card"  # by a script beside it
+            is_imported = file.stem == "embedded_card"  # run by another script
             assert is_imported or str(file.relative_to(ROOT)) in first, file
     for file in (ROOT / "examples").glob("*.ipynb"):
         cells = json.loads(file.read_text())["cells"]

@@ -1,4 +1,4 @@
-"""What the shell and its variables say is done: completion, ``python -m``, caches, stores, GPUs."""
+"""Settings of the shell and its variables are respected: completion, ``python -m``, caches, stores, GPUs."""
 
 import os
 import shutil
@@ -48,7 +48,7 @@ def test_a_model_is_found_in_hf_home(zygote, tmp_path):
     quiet = ["--set", "eval.num_problems=0", "--set", "tracking.mlflow=false", "--output"]
     found = answer(*run, *quiet, str(tmp_path / "found"), HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
     assert found.returncode == 0, found.stderr
-    missed = zygote.run(*run, *quiet, tmp_path / "missed", folder=tmp_path)  # which has read HF_HOME as it is here
+    missed = zygote.run(*run, *quiet, tmp_path / "missed", folder=tmp_path)  # it has read the current HF_HOME
     assert (missed.returncode, "somebody/adder" in missed.stderr) == (2, True)
 
 

@@ -1,4 +1,4 @@
-"""A refusal is one line, whatever was given."""
+"""An error is one line for any input."""
 
 from rlzoo.errors import LONGEST_MESSAGE, UserError, shown
 

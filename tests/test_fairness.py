@@ -15,9 +15,9 @@ def test_bins_are_quantiles_and_ties_share_one():
 
 
 def errors(count, clipped):
-    """``lre_max`` and ``lre_mean`` of sums by bin, all of one sign."""
+    """Return ``lre_max`` and ``lre_mean`` of sums by bin, all of one sign."""
     weights = LengthWeights.of(count[..., None], clipped[..., None])
-    for part in (weights.conditional, weights.total):  # of one sign, there is nothing to tell apart
+    for part in (weights.conditional, weights.total):  # with one sign, both are the same
         torch.testing.assert_close(part, weights.total, equal_nan=True)
     torch.testing.assert_close(weights.composition.nan_to_num(1.0), torch.ones_like(weights.total))
     return length_reweighting_error(weights.total, weights.share)
@@ -52,7 +52,7 @@ def test_empty_bins_count_for_nothing():
 
 
 def test_a_rule_that_is_even_given_the_sign_owes_its_error_to_the_mix_of_signs():
-    # A < 0 is clipped .4 and A > 0 not at all, at both lengths. Of 10 short responses 2 have A < 0, of 10 long ones 6.
+    # A < 0 is clipped .4 and A > 0 not at all, at both lengths. 2 of 10 short responses have A < 0, and 6 of 10 long ones.
     # acceptance: A < 0 .6, A > 0 1, short (2 x .6 + 8) / 10 = .92, long (6 x .6 + 4) / 10 = .76, all .84
     weights = LengthWeights.of(torch.tensor([[2.0, 8.0], [6.0, 4.0]]), torch.tensor([[0.8, 0.0], [2.4, 0.0]]))
     assert weights.conditional.tolist() == pytest.approx([1, 1])
@@ -62,7 +62,7 @@ def test_a_rule_that_is_even_given_the_sign_owes_its_error_to_the_mix_of_signs()
 
 def test_a_rule_that_is_uneven_given_the_sign_is_seen_through_an_even_total():
     # short: 5 with A < 0, acceptance .6, and 5 with A > 0, 1: .8. long: 10 with A > 0, acceptance .8. The total is even.
-    # a sign's share: 5/20 and 15/20. A < 0 has no long response, so its acceptance there is that of the sign, .6:
+    # a sign's share: 5/20 and 15/20. A < 0 has no long response, so its acceptance there is the sign's, .6:
     # short .25 x .6 + .75 x 1 = .9, long .25 x .6 + .75 x .8 = .75, mean .825
     # acceptance of A > 0 is (5 + 8) / 15 = .8667: composition short (.6 + .8667) / 2 / .8 = .9167, long .8667 / .8 = 1.0833
     weights = LengthWeights.of(torch.tensor([[5.0, 5.0], [0.0, 10.0]]), torch.tensor([[2.0, 0.0], [0.0, 2.0]]))

@@ -1,4 +1,4 @@
-"""The name on the package index: no file asks pip for `rlzoo`, which is another project's there."""
+"""The name on the package index: no file asks pip for `rlzoo`, which is another project there."""
 
 import os
 import re
@@ -65,7 +65,7 @@ def test_a_line_that_does_not_ask_for_it_is_left_alone(text):
 
 
 def files():
-    """The files of the checkout, without the folders that git ignores."""
+    """Return the files of the checkout, without the folders that git ignores."""
     ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.endswith("/"))]
     for folder, below, names in os.walk(ROOT):
         below[:] = [name for name in below if not any(fnmatch(name, pattern) for pattern in ignored)]

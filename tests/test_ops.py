@@ -1,4 +1,4 @@
-"""The tensor functions policies are written in."""
+"""The tensor functions for writing policies."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The oracle itself: its derivatives against central finite differences, its values against numbers worked by hand."""
+"""The oracle itself: its derivatives compared with central finite differences, its values with numbers worked by hand."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ REDUCTIONS: tuple[Reduction, ...] = ("sequence_mean", "sequence_mean_token_sum",
 
 
 def random_batch(seed: int, sigma: float) -> tuple[FloatArray, FloatArray, FloatArray, BoolArray]:
-    """Off-policy data of ragged length, with NaN or inf where masked, one empty row and some rows of A = 0."""
+    """Return off-policy data of ragged length, with NaN or inf where masked, one empty row and some rows with A = 0."""
     rng = np.random.default_rng(seed)
     rows, columns = 16, 9
     mask = rng.random((rows, columns)) < 0.7
@@ -45,10 +45,10 @@ def random_batch(seed: int, sigma: float) -> tuple[FloatArray, FloatArray, Float
 def difference_error(
     values: Callable[[FloatArray], FloatArray], derivative: FloatArray, log_probs: FloatArray, mask: BoolArray
 ) -> float:
-    """Largest error of ``derivative`` against central differences, relative above 1, but for entries at a kink.
+    """Return the largest error of ``derivative`` from central differences, relative above 1, except for entries at a kink.
 
-    A kink is seen from the values alone: the one-sided differences disagree. ``values`` are summed after the difference
-    is taken, so that a huge entry that did not move costs no digits.
+    A kink is detected from the values alone: the one-sided differences disagree. ``values`` are summed after the difference is
+    taken, so that a huge unchanged entry costs no precision.
     """
     step, worst, skipped = 1e-6, 0.0, 0
     here = values(log_probs)
@@ -90,7 +90,7 @@ def difference_error(
     ],
 )
 def test_derivatives_are_those_of_finite_differences(rule: Rule, sigma: float, options: dict[str, Any]) -> None:
-    """Of the objective, inside and beyond the +-20 limit; and of its reductions, where ratios are moderate."""
+    """For the objective, inside and beyond the +-20 limit, and for its reductions, at moderate ratios."""
     log_probs, old, advantages, mask = random_batch(0, sigma)
 
     def entries(varied: FloatArray) -> FloatArray:
@@ -131,7 +131,7 @@ BY_HAND: list[tuple[Rule, list[float], float, dict[str, float | None], float, fl
     # 3. GSPO, log-ratios 1e-4 and 3e-4, A = 2: s = exp(2e-4) = 1.000200020001333, objective 2 s, slope 2 s / 2 = s.
     (gspo, [1e-4, 3e-4], 2.0, {}, 2.000400040002667, 1.000200020001333, False),
     # 4. RLOO, two tokens of ratio 1.1: w = 1.21 > 1.2 is clipped for A = 1 though each token is inside its band;
-    #    for A = -1 it flows with slope -1.21.
+    # for A = -1 it flows with slope -1.21.
     (rloo, [LOG_1_1, LOG_1_1], 1.0, {}, 1.2, 0.0, True),
     (rloo, [LOG_1_1, LOG_1_1], -1.0, {}, -1.21, -1.21, False),
     # 5. FSPO, L = 4: band +-0.03 * 2 = +-0.06, ceiling 0.09 * 2 = 0.18. Four tokens of 0.02: S = 0.08 > 0.06, so

@@ -111,7 +111,7 @@ def test_too_small_a_group_is_zero_or_refused(part):
 
 
 def test_process_rewards_worked_by_hand():
-    # one group; steps end at tokens 2 and 4 of the first response, at 1 of the second, and the reward is paid at the last token
+    # one group; steps end at tokens 2 and 4 of the first response, at 1 of the second; the reward is on the last token
     paid = torch.tensor([[0.0, 1.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
     mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
     rewards, groups = torch.tensor([2.0, 0.0]), torch.zeros(2, dtype=torch.long)
@@ -124,7 +124,7 @@ def test_process_rewards_worked_by_hand():
 
 
 def test_turns_from_one_state_are_compared_worked_by_hand():
-    # two episodes of one prompt, two turns each of one token; both begin in state 5, the second turns in 6 and 7
+    # two episodes of one prompt with two turns of one token; both begin in state 5, the second turns in states 6 and 7
     mask = torch.ones(2, 2, dtype=torch.bool)
     turns, states = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[5, 6], [5, 7]])
     rewards, groups = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long)
@@ -132,7 +132,7 @@ def test_turns_from_one_state_are_compared_worked_by_hand():
     got = estimator({"name": "gigpo", "discount": 0.5, "weight": 2.0})(
         rewards, groups, paid, mask, turn_ids=turns, state_ids=states
     )
-    # episodes 1 and .5: +-.25; the first turns return 0 + .5 * 1 and .5: equal, so nothing; the second turns stand alone
+    # episodes 1 and .5: +-.25; the first turns return 0 + .5 * 1 and .5, which are equal; the second turns are alone
     torch.testing.assert_close(got, torch.tensor([[0.25, 0.25], [-0.25, -0.25]]))
     paid = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     got = estimator({"name": "gigpo", "discount": 0.5, "weight": 2.0})(
@@ -155,7 +155,7 @@ def test_trust_region_and_gate_worked_by_hand():
     # means of e^l - 1 - l: (.14872 + 0) / 2, about .00045, and .00517
     assert weigh(mean, log_ratio, mask).tolist() == [[0.0], [1.0], [0.0]]
     gate = ZOO.corrections.build("correction", "tv_gate")
-    # mean |rho - 1|: .324 is above .2; token 1 pushes further where A > 0, token 2 has log rho = 0 and pushes nowhere
+    # mean |rho - 1|: .324 is above .2; token 1 pushes further if A > 0, token 2 has log rho = 0 and pushes nowhere
     up = weigh(gate, log_ratio, mask, torch.ones(3, 1))
     torch.testing.assert_close(up[0], torch.tensor([0.0, 1.0]))
     down = weigh(gate, log_ratio, mask, -torch.ones(3, 1))
@@ -190,7 +190,7 @@ def test_the_optimal_token_baseline_worked_by_hand():
     log_probs[1, 2], squares[1, 2] = math.log(0.9), 0.82
     rewards, groups = torch.tensor([1.0, 3.0]), torch.zeros(2, dtype=torch.long)
     got = estimator("optimal_token_baseline")(rewards, groups, None, mask, old_log_probs=log_probs, collision_probs=squares)
-    # W = .5, 1 and .5, .52, 1.02; B = 2; (1 + 3 * .52) / 1.52 = 1.684211; at the third token there is only the second response
+    # W = .5, 1 and .5, .52, 1.02; B = 2; (1 + 3 * .52) / 1.52 = 1.684211; only the second response has a third token
     expected = torch.tensor([[-1.0, -0.684211, 0.0, 0.0], [1.0, 0.0, 1.315789, 3.0]])
     torch.testing.assert_close(got, expected)
     paid = torch.where(mask, torch.arange(4.0), 0.0)  # returns: 1 + 1, 1 + 1; 3 + 5, 3 + 5, 3 + 3

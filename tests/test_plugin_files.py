@@ -1,4 +1,4 @@
-"""The files of a plugin that a run keeps: no outputs, no caches, a bound, and a copy for each of several with one name."""
+"""The plugin files that a run keeps: no outputs, no caches, a size limit, and separate copies of plugins with the same name."""
 
 import os
 
@@ -55,7 +55,7 @@ def kept(folder):
 
 
 def test_a_run_inside_its_plugins_folder_copies_the_plugin_and_nothing_else(project):
-    for number in range(3):  # each within reach of the next one's copying
+    for number in range(3):  # each would be included in the next one's copy
         run = RunDirectory.create(project / f"out-{number}", "steps: 1\n", [str(project)])
         run.close()
         assert kept(run.path / "plugins" / "project") == set(FILES)

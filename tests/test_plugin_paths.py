@@ -1,4 +1,4 @@
-"""Plugins named by path: the same one twice is one, and a working copy takes the place of the installed distribution."""
+"""Plugins named by path: naming one twice loads it once, and a working copy replaces the installed distribution."""
 
 import importlib
 import logging
@@ -71,10 +71,10 @@ def test_a_plugin_of_the_config_may_be_named_again(flat, tmp_path):
     saved = tmp_path / "config.yaml"
     saved.write_text(before.to_yaml())
     for other in other_names(flat, tmp_path):
-        again = RunConfig.compose([saved], clip="flat", plugins=[other])  # as --config RUN/config.yaml, and as --resume
+        again = RunConfig.compose([saved], clip="flat", plugins=[other])  # like --config RUN/config.yaml, and like --resume
         assert again == before
         check_unchanged(before, again)
-        assert RunConfig.compose([saved], clip="flat", plugins=[*before.plugins, other]) == before  # as replay
+        assert RunConfig.compose([saved], clip="flat", plugins=[*before.plugins, other]) == before  # like replay
         sweep = Sweep(tmp_path / "sweep", ("flat",), (0,), configs=(str(saved),), plugins=(str(other),), steps=1)
         assert sweep.children[0].config.plugins == before.plugins
 
@@ -112,7 +112,7 @@ def test_relative_plugins_of_a_config_are_kept_whole(flat, tmp_path, monkeypatch
 
 @pytest.fixture
 def working_copy(tmp_path, monkeypatch):
-    """A distribution that is installed, and a working copy of it with another rule; returns the copy's folder."""
+    """An installed distribution, and a working copy of it with another rule; returns the copy's folder."""
     site = tmp_path / "site"
     info = site / "rlzoo_flat-0.1.dist-info"
     info.mkdir(parents=True)

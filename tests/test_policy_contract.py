@@ -1,4 +1,4 @@
-"""Names that a policy declares are resolved when it is loaded: what is unknown or taken is refused in one line."""
+"""Names that a policy declares are resolved when it is loaded: unknown or taken names are rejected in one line."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -63,7 +63,7 @@ def written(tmp_path):
     return write
 
 
-@pytest.mark.filterwarnings("ignore")  # pydantic warns of some of these names, which is no refusal outside of tests
+@pytest.mark.filterwarnings("ignore")  # pydantic warns about some of these names, which is not an error outside of tests
 @pytest.mark.parametrize(("line", "reason"), REFUSED.items(), ids=list(REFUSED))
 def test_an_unknown_or_reserved_name_is_refused_when_the_plugin_is_loaded(written, line, reason):
     with pytest.raises(UserError) as told:

@@ -1,4 +1,4 @@
-"""What holds of the tensor functions for every batch: ragged, padded anywhere, of any length, with extreme ratios."""
+"""Properties of the tensor functions for every batch: ragged, padded anywhere, any length, with extreme ratios."""
 
 import math
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ LARGEST_STEPS = 800  # of a token's log-ratio; 800 / 16 = 50 nats
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch in few numbers, so that a failure can be read.
+    """A batch that is described by a few numbers, so that a failure is readable.
 
-    Log-ratios are multiples of a power of two, few enough of them that every sum over a response is exact in float32: the
-    place of a token and the order of a sum cannot change what is decided.
+    Log-ratios are multiples of a power of two, few enough that every sum over a response is exact in float32. The position of a
+    token and the order of a sum therefore cannot change a decision.
     """
 
     rows: tuple[tuple[int, float], ...]  # length and advantage of each response
-    step: float = 1 / 16  # log-ratios are whole numbers of it, at most LARGEST_STEPS: 50, 1.6 or 0.05 nats
-    push: int = 0  # sign of every log-ratio; 0 for both
+    step: float = 1 / 16  # log-ratios are multiples of it, at most LARGEST_STEPS: 50, 1.6 or 0.05 nats
+    push: int = 0  # sign of every log-ratio; 0 for both signs
     spare: int = 0  # columns beyond the longest response
-    reported: bool = True  # whether the sampler gave log-probabilities of its own
-    by_token: bool = False  # whether advantages differ from token to token
+    reported: bool = True  # whether the sampler reported its own log-probabilities
+    by_token: bool = False  # whether advantages differ by token
     seed: int = 0
 
     def inputs(self, padding: str = "right", fill: float = -1.0) -> ClipInputs:
-        """The tensors, with the padding right, left or scattered between the tokens, and ``fill`` in the padding."""
+        """Return the tensors, with padding right, left or scattered between the tokens, and ``fill`` in the padding."""
         lengths = [length for length, _ in self.rows]
         longest, width = max(lengths), max(1, max(lengths) + self.spare)
         shape = (len(lengths), longest)
@@ -64,7 +64,7 @@ class Batch:
     @staticmethod
     def _places(padding: str, length: int, width: int) -> torch.Tensor:
         if padding == "scattered":
-            own = torch.Generator().manual_seed(length)  # not the batch's: the tokens stay the same
+            own = torch.Generator().manual_seed(length)  # not the batch's generator, so that the tokens stay the same
             return torch.randperm(width, generator=own)[:length].sort().values
         start = width - length if padding == "left" else 0
         return torch.arange(start, start + length)
@@ -119,7 +119,7 @@ def test_mean_times_length_is_the_sum(batch):
     total, lengths = ops.sequence_sum(log_ratio, mask), ops.lengths(mask)
     assert lengths.flatten().tolist() == [max(1, length) for length, _ in batch.rows]
     torch.testing.assert_close(ops.sequence_mean(log_ratio, mask) * lengths, total, rtol=1e-6, atol=0)
-    assert torch.equal(total[:, 0], log_ratio.double().sum(-1).float())  # the multiples of a step leave nothing to round
+    assert torch.equal(total[:, 0], log_ratio.double().sum(-1).float())  # multiples of a step need no rounding
 
 
 @SETTINGS
@@ -166,7 +166,7 @@ WIDTHS = st.floats(1e-6, 5.0)
 
 
 def surrogates(batch, low, high, ceiling):
-    """Ours, the textbook's and their gradients in float64: by token, with NaN where the textbook has none."""
+    """Return our surrogate, the textbook's, and their gradients in float64: by token, NaN where the textbook has none."""
     inputs = batch.inputs()
     log_ratio = ops.log_ratio(inputs).double()
     advantages = inputs.advantages.double().expand_as(log_ratio)
@@ -190,11 +190,11 @@ def surrogates(batch, low, high, ceiling):
 def test_the_clamp_equals_the_textbook_clip_of_the_ratio(batch, low, high, ceiling):
     _, band, log_ratio, _, clamped, _, values, gradients = surrogates(batch, low, high, ceiling)
     (ours, textbook), (our_gradient, textbook_gradient) = values, gradients
-    inside = clamped.abs() < ops.LOG_RATIO_LIMIT  # beyond it the textbook's ratio goes on to infinity
+    inside = clamped.abs() < ops.LOG_RATIO_LIMIT  # beyond it, the textbook's ratio continues to infinity
     torch.testing.assert_close(ours[inside], textbook[inside], rtol=1e-12, atol=0)
     for edge in (band.low, band.high, band.ceiling):
         if edge is not None:
-            inside &= log_ratio != edge  # on an edge itself, the gradient of a minimum is a matter of taste
+            inside &= log_ratio != edge  # on an edge itself, the gradient of a minimum is arbitrary
     torch.testing.assert_close(our_gradient[inside], textbook_gradient[inside], rtol=1e-12, atol=0)
     assert ours.isfinite().all()
     assert our_gradient.isfinite().all()

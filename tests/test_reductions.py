@@ -1,4 +1,4 @@
-"""Reductions use the step's counts, whatever the micro-batch; KL estimators on hand-worked numbers."""
+"""Reductions use the step's counts, whatever the micro-batch; KL estimators match hand-worked numbers."""
 
 import math
 
@@ -63,7 +63,8 @@ def test_the_expected_value_and_gradient_of_unbiased_k3_are_those_of_the_kl_what
     exact = (logits.softmax(0) * (logits.log_softmax(0) - ref)).sum()
     (expected,) = torch.autograd.grad(exact, logits)
     for estimator, is_unbiased in (("unbiased_k3", True), ("k3", False)):
-        estimate = (old.exp() * kl_estimate(logits.log_softmax(0), ref, estimator, old)).sum()  # over all that may be drawn
+        # over all tokens that may be drawn
+        estimate = (old.exp() * kl_estimate(logits.log_softmax(0), ref, estimator, old)).sum()
         (gradient,) = torch.autograd.grad(estimate, logits)
         assert torch.allclose(estimate, exact) is is_unbiased
         assert torch.allclose(gradient, expected) is is_unbiased

@@ -1,4 +1,4 @@
-"""What keeps a checkout from being released is found, and said with what to do."""
+"""Problems that prevent a release are found and reported with what to do."""
 
 import subprocess
 from datetime import date, timedelta
@@ -12,7 +12,7 @@ TODAY = date.today()
 
 @pytest.fixture
 def checkout(tmp_path):
-    """Write a checkout of version 1.2.0 that is ready, but for what is given; its files are committed."""
+    """Write a checkout of version 1.2.0 that is ready except for what is given; its files are committed."""
 
     def make(*, version="1.2.0", heading=f"## 1.2.0 ({TODAY})", cited="1.2.0", released=TODAY, below="", tag=None):
         (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "made"\nversion = "{version}"\n')
@@ -33,7 +33,7 @@ def checkout(tmp_path):
 
 def test_a_checkout_that_is_ready_has_no_problem(checkout):
     assert problems(checkout()) == []
-    assert problems(checkout(tag="v1.2.0"), tag="v1.2.0") == []  # as the workflow asks, after the tag was pushed
+    assert problems(checkout(tag="v1.2.0"), tag="v1.2.0") == []  # as in the workflow, after the tag was pushed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is imported is required: at the top of a module by the project itself, within a function by it or one of its extras."""
+"""All imports are required: at the top of a module by the project itself, within a function by it or one of its extras."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"rlzoo", *(folder.name for folder in (ROOT / "plugins").iterdir())}
-ELSEWHERE = {"bitsandbytes"}  # named in the message that asks for it; no extra can pin what fits a machine
+ELSEWHERE = {"bitsandbytes"}  # named in the error that asks for it; no extra can pin the right build for a machine
 OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
     "deepspeed": {"rlzoo/learner/optimization.py"},
@@ -26,14 +26,14 @@ OPTIONAL = {
     "verifiers": {"rlzoo/environments/verifiers.py"},
     "wasmtime": {"rlzoo/environments/sandbox.py"},
 }
-"""What only extras bring, and where it is imported: only after a check that says which extra to install."""
+"""Libraries from extras only, and where they are imported: only after a check that names the extra to install."""
 INSIDE = {
     "tensordict": {"rlzoo/integrations/dumps.py"},
     "trl": {"rlzoo/integrations/trl.py"},
     "verl": {"rlzoo/integrations/verl.py"},
 }
-"""Other trainers and what they bring, and the modules for those who have them."""
-DEVELOPERS = {"pytest"}  # of `rlzoo.testing`, which a plugin's author has
+"""Other trainers and their requirements, and the modules for their users."""
+DEVELOPERS = {"pytest"}  # of `rlzoo.testing`; a plugin's author has it
 
 
 def names(requirements):
@@ -41,7 +41,7 @@ def names(requirements):
 
 
 def imports(node, within=False):
-    """Each imported top-level package, and whether the import waits until a function is called, or is for types alone."""
+    """Yield each imported top-level package, and whether the import waits for a function call, or is only for types."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from ((alias.name.split(".")[0], within) for alias in child.names)
@@ -74,7 +74,7 @@ def test_what_is_imported_is_required():
 
 
 APART = {"openenv", "verifiers", "vllm", "dev"}
-"""Extras that `all` leaves out: the comment in pyproject.toml says why."""
+"""Extras that `all` omits; the comment in pyproject.toml says why."""
 
 
 def test_all_brings_every_extra_that_can_be_installed_beside_the_others():

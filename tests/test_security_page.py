@@ -1,4 +1,4 @@
-"""SECURITY.md names a test for every defence, and each of them is there."""
+"""SECURITY.md names a test for every defence, and all of these tests exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The documentation's site: what its navigation names, where links lead, and which commands are run."""
+"""The documentation's site: its navigation, its links, and its commands."""
 
 import os
 import re
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_the_navigation_names_every_page_once_and_none_that_is_missing():
     named = pages.navigation()
     there = [pages.home(source) for source in pages.sources() if source.suffix == ".md"]
-    assert sorted(named) == sorted(there)  # a page named twice would be there twice
+    assert sorted(named) == sorted(there)  # a page named twice would appear twice
 
 
 def test_a_link_leads_to_the_same_file_in_the_site(tmp_path):
@@ -66,7 +66,7 @@ def test_every_link_and_anchor_of_the_repositorys_pages_holds():
         ("other.md#a-heading", "no such heading"),
         ("#there", "no such heading"),
         ("https://", "no machine is named"),
-        ("https://example/a", "'example' is no machine's name"),
+        ("https://example/a", "'example' is not a host name"),
         ("htps://example.org", "unknown scheme 'htps'"),
         ("https://example.org:many/", "could not be cast"),
     ],

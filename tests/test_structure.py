@@ -1,4 +1,4 @@
-"""The structure of the package: no cycle among its modules, and folders that can be left out."""
+"""The structure of the package: no cycles among its modules, and folders that can be removed."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_no_module_imports_itself_through_others():
-    graph = grimp.build_graph("rlzoo", cache_dir=None)  # imports for type checkers count too
+    graph = grimp.build_graph("rlzoo", cache_dir=None)  # including imports for type checkers
     above = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
     while free := {module for module, imported in above.items() if not imported & above.keys()}:
         above = {module: imported for module, imported in above.items() if module not in free}

@@ -1,4 +1,4 @@
-"""The workflows: only the job that publishes may ask for a token, and every action has a version."""
+"""The workflows: only the job that publishes may request a token, and every action has a version."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_only_the_job_that_publishes_gets_a_token():
     assert granted == {("publish", "publish"): {"id-token": "write"}}
     publishing = WORKFLOWS["publish"]["jobs"]["publish"]
     assert publishing["environment"]["name"] == "pypi"
-    assert not any("run" in step for step in publishing["steps"])  # no code of the repository runs where the token is
+    assert not any("run" in step for step in publishing["steps"])  # no code of the repository runs in the job with the token
     assert WORKFLOWS["publish"][True] == {"push": {"tags": ["v[0-9]*"]}}  # YAML 1.1 reads the key `on` as true
 
 

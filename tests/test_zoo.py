@@ -1,4 +1,4 @@
-"""Discovery: installed plugins, files and folders; and a broken plugin hurts nobody who does not ask for it."""
+"""Discovery: installed plugins, files and folders; a broken plugin only affects those who use it."""
 
 import importlib
 import logging
@@ -116,7 +116,7 @@ def test_a_broken_plugin_is_named_and_left_out_and_the_others_load(install, capl
     assert bundled | {"sound"} <= set(zoo)
     assert "free" not in zoo
     assert zoo.entries["fspo"].source.startswith("rlzoo-llm ")
-    (record,) = caplog.records  # once, however often the zoo is loaded
+    (record,) = caplog.records  # only once, however often the zoo is loaded
     assert "plugin 'third' of third-party 1.2" in record.getMessage()
     assert RunConfig.compose(clip="fspo").clip.name == "fspo"
     with pytest.raises(UserError, match=reason) as told:
@@ -142,7 +142,7 @@ def test_two_outside_plugins_with_one_name_are_both_left_out(install):
 
 
 def test_two_plugins_of_one_entry_point_name_both_load(install):
-    # pluggy alone would ignore the second one without a word
+    # pluggy alone would silently ignore the second one
     install("third-party", "fspo", SOUND)
     assert {"fspo", "free"} <= set(load_zoo())
 

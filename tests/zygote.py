@@ -1,7 +1,7 @@
-"""Commands that start in milliseconds, not seconds: a process that has imported rlzoo forks itself for each of them.
+"""Starts commands in milliseconds instead of seconds: a process that has imported rlzoo forks itself for each of them.
 
-Run as a program, it reads one JSON request per line on stdin and answers each with one JSON line on stdout. It never runs an
-operation of torch, so the forked processes can start threads of their own.
+Run as a program, it reads one JSON request per line on stdin and responds to each with one JSON line on stdout. It never runs
+a torch operation, so the forked processes can start their own threads.
 """
 
 import gc
@@ -41,7 +41,7 @@ OPTIONAL = ("peft",)
 
 
 def become(request):
-    """Turn into the command, or into a script, in a session of its own, and end with its exit code."""
+    """Turn into the command, or into a script, in a new session, and exit with its exit code."""
     os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -85,13 +85,13 @@ def become(request):
                 try:
                     stream.flush()
                 except OSError:
-                    code = 120  # as Python does
+                    code = 120  # like Python
         run_exit_functions()
         os._exit(code)
 
 
 def run_exit_functions():
-    """What Python runs before it ends: ``threading``'s and ``multiprocessing``'s functions among them."""
+    """Run what Python runs before it exits, including ``threading``'s and ``multiprocessing``'s functions."""
     import atexit
     import threading
 
@@ -100,7 +100,7 @@ def run_exit_functions():
 
 
 def ended(pid):
-    """Exit code and peak memory in bytes, or None while it runs."""
+    """Return exit code and peak memory in bytes, or None while it runs."""
     found, status, usage = os.wait4(pid, os.WNOHANG)
     return [os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024] if found else None
 
@@ -120,7 +120,7 @@ class Zygote:
         )
 
     def ask(self, request):
-        with self._lock:  # an attack may watch from a thread
+        with self._lock:  # an attack may watch from another thread
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
@@ -136,14 +136,14 @@ class Zygote:
         self._process.wait()
 
     def start(self, *words, folder, files, environment=None, script=None):
-        """Start a command, or a script; ``files`` are the paths of stdin, stdout and stderr, None for one that is closed."""
+        """Start a command or a script; ``files`` are the paths of stdin, stdout and stderr, None for a closed one."""
         request = {"words": [*map(str, words)], "files": [file and str(file) for file in files], "folder": str(folder)}
         request["script"] = script and str(script)
         pid = self.ask(request | {"environment": {**(environment or os.environ)}, "limits": {}})
         return Process(self, pid)
 
     def run(self, *words, folder, environment=None, timeout=280, script=None):
-        """Run a command, or a script, to its end, as `subprocess.run` with the output captured."""
+        """Run a command or a script to completion, like `subprocess.run` with captured output."""
         with tempfile.TemporaryDirectory() as texts:
             files = [Path(texts, name) for name in ("out", "err")]
             process = self.start(*words, folder=folder, files=(os.devnull, *files), environment=environment, script=script)
@@ -152,7 +152,7 @@ class Zygote:
 
 
 class Process:
-    """A command that was started: what `subprocess.Popen` would have returned, as far as tests need it."""
+    """A started command: what `subprocess.Popen` would return, as far as tests need it."""
 
     def __init__(self, zygote, pid):
         self.pid, self.returncode, self._zygote = pid, None, zygote
@@ -189,7 +189,7 @@ sys.exit(int(connection.makefile().readline() or 70))
 
 @contextmanager
 def shadowing(zygote, limit=1800):
-    """A folder to put first on PATH: the command ``rlzoo`` in it is forked from the zygote."""
+    """Return a folder to put first on PATH; the command ``rlzoo`` in it is forked from the zygote."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self):

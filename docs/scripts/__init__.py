@@ -1,1 +1,1 @@
-"""What maintains the project, and is no part of the package."""
+"""Scripts that maintain the project and are not part of the package."""

@@ -1,7 +1,7 @@
-"""A griffe extension: this project's docstrings as the site's reference shows them.
+"""A griffe extension that adapts this project's docstrings for the site's reference.
 
-A field is described where it stands, by the comment behind it or by its `Field`; both count as its docstring. An ``Example:``
-is shown as code where it is a doctest, and a paragraph that ends in ``::`` ends in one colon, as in Markdown.
+The comment or `Field` description of a field becomes its docstring. An ``Example:`` with a doctest becomes code, and a
+paragraph that ends in ``::`` ends in one colon, as in Markdown.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ COMMENT = re.compile(r"\s{2}# (?P<text>.*)$")
 
 
 class Docstrings(griffe.Extension):
-    """Fills in and reforms docstrings as the sources are read."""
+    """Completes and reformats docstrings while griffe reads the sources."""
 
     def on_attribute_instance(
         self, *, node: ast.AST | griffe.ObjectNode, attr: griffe.Attribute, agent: griffe.Visitor | griffe.Inspector, **_: Any
     ) -> None:
-        """Describe a field by what stands beside it, and show its default alone."""
+        """Use the field's comment or description as its docstring, and show only its default."""
         if attr.docstring is not None or not isinstance(node, ast.AnnAssign) or not isinstance(agent, griffe.Visitor):
             return
         if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "Field":
             attr.value = _default(node.value)
         text = _description(node) or _comment(agent.code.splitlines()[node.end_lineno - 1] if node.end_lineno else "")
         if text:
-            text = html.escape(text, quote=False)  # <clip> in a description is no tag
+            text = html.escape(text, quote=False)  # <clip> in a description is not a tag
             attr.docstring = griffe.Docstring(text, lineno=node.lineno, endlineno=node.end_lineno, parent=attr)
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Say ``Examples:`` where a doctest follows, which is what its reader knows."""
+        """Rename ``Example:`` to ``Examples:`` before a doctest, which griffe expects."""
         if obj.docstring is not None:
             text = re.sub(r"^Example:$(?=(?:\n.*)*?>>> )", "Examples:", obj.docstring.value, flags=re.MULTILINE)
             obj.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)
 
 
 def _description(node: ast.AnnAssign) -> str | None:
-    """The description of a pydantic field."""
+    """Return the description of a pydantic field."""
     if not isinstance(node.value, ast.Call):
         return None
     given = (keyword.value for keyword in node.value.keywords if keyword.arg == "description")
@@ -48,7 +48,7 @@ def _description(node: ast.AnnAssign) -> str | None:
 
 
 def _default(field: ast.Call) -> str | None:
-    """The default of a pydantic field; None if it has to be given."""
+    """Return the default of a pydantic field, or None if it is required."""
     given = {keyword.arg: keyword.value for keyword in field.keywords}
     if "default_factory" in given:
         return f"{ast.unparse(given['default_factory'])}()"

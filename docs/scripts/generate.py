@@ -1,8 +1,8 @@
-"""Writes the parts of the documentation that come from the code; with --check, only says which are out of date.
+"""Writes the generated parts of the documentation from the code; with --check, only reports parts that are out of date.
 
-A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, in README.md, a plugin's README.md or a page of docs.
-The pages of policies in the site's navigation are those of the plugins' folders.
-The map of the package is drawn from its imports.
+A generated part is between ``<!-- generated: NAME -->`` and ``<!-- end -->``, in README.md, a plugin's README.md or a page of
+docs. The policies' pages in the site's navigation come from the plugins' folders. The map of the package is drawn from its
+imports.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)"
 
 
 def zoo_table() -> str:
-    """One row per policy."""
+    """Return a table with one row per policy."""
     rows = ["| policy | what it does | scope | advantage | paper |", "|---|---|---|---|---|"]
     for name, policy in load_zoo().items():
         line = (inspect.getdoc(policy) or "").partition("\n")[0]
@@ -62,7 +62,7 @@ def zoo_table() -> str:
 
 
 def rules() -> str:
-    """One row per policy, for the site's first page."""
+    """Return a table with one row per policy, for the site's first page."""
     rows = ["| rule | what it does | judges | paper |", "|---|---|---|---|"]
     for name, policy in load_zoo().items():
         line = (inspect.getdoc(policy) or "").partition("\n")[0]
@@ -72,7 +72,7 @@ def rules() -> str:
 
 
 def parts(shelf: Shelf[AdvantageEstimator] | Shelf[Correction]) -> str:
-    """A section for each estimator or correction: its docstring, and its settings."""
+    """Return a section for each estimator or correction, with its docstring and its settings."""
     sections = []
     for name, kind in shelf.items():
         also = ", ".join(f"`{alias}`" for alias, (of, _) in shelf.aliases.items() if of == name)
@@ -86,12 +86,12 @@ def parts(shelf: Shelf[AdvantageEstimator] | Shelf[Correction]) -> str:
 
 
 def parameters(name: str) -> str:
-    """A policy's settings."""
+    """Return a policy's settings."""
     return _settings("clip", load_zoo()[name])
 
 
 def task(name: str) -> str:
-    """A task's settings, without those that mean the same for every task."""
+    """Return a task's settings, without those that are the same for every task."""
     return _settings("task", TASKS[name], Task)
 
 
@@ -107,7 +107,7 @@ def _settings(section: str, kind: type[BaseModel], base: type[BaseModel] | None 
 
 
 def arguments(name: str) -> str:
-    """The arguments of a library's adapter, from its constructor."""
+    """Return the arguments of a library's adapter, from its constructor."""
     module = importlib.import_module(f"rlzoo.environments.{name}")
     (kind,) = (each for each in vars(module).values() if inspect.isclass(each) and each.__name__.lower() == name)
     described = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(kind.__init__) or "", re.MULTILINE))
@@ -121,24 +121,24 @@ def arguments(name: str) -> str:
 
 
 def watch(name: str) -> str:
-    """The metrics to watch with a policy."""
+    """Return the metrics to watch with a policy."""
     return "\n".join(f"- `{metric}`: {text}." for metric, text in load_zoo()[name].watch.items())
 
 
 def docstring(name: str) -> str:
-    """A policy's docstring, as `rlzoo clips show` prints it."""
+    """Return a policy's docstring, as `rlzoo clips show` prints it."""
     return f"```text\n{inspect.getdoc(load_zoo()[name])}\n```"
 
 
 def command_line() -> str:
-    """The command line's help, by Typer's own generator; its title is the page's."""
+    """Return the command line's help from Typer's own generator, without its title."""
     command = [sys.executable, "-m", "typer", "rlzoo.cli.app", "utils", "docs", "--name", "rlzoo"]
     text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     return text.strip().removeprefix("# `rlzoo`").strip()
 
 
 def configuration() -> str:
-    """Every key of a run's configuration but those of the policy and the task."""
+    """Return every key of a run's configuration, except those of the policy and the task."""
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *_keys(RunConfig, "")])
 
 
@@ -158,7 +158,7 @@ def _shown(default: object) -> str:
 
 
 def imports() -> dict[str, set[str]]:
-    """The folders and modules right below ``rlzoo``, each with those it imports, imports for type checkers included."""
+    """Return the folders and modules directly in ``rlzoo``, each with its imports, including imports for type checkers."""
     graph = grimp.build_graph("rlzoo", cache_dir=None)
     units = {child.removeprefix("rlzoo."): set[str]() for child in graph.find_children("rlzoo")}
     units.pop("__main__")
@@ -172,7 +172,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def levels(units: Mapping[str, set[str]]) -> list[list[str]]:
-    """The units in rows, the highest first: each imports from lower rows only.
+    """Arrange the units in rows so that each imports only from lower rows; the highest row is first.
 
     Raises:
         ValueError: there is a cycle.
@@ -189,7 +189,7 @@ def levels(units: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def structure() -> str:
-    """One row per folder or module: what it is, and what it imports."""
+    """Return a table with one row per folder or module: its purpose and its imports."""
     units = imports()
     rows = ["| part | what it is | imports |", "|---|---|---|"]
     for unit in (unit for row in levels(units) for unit in row):
@@ -199,7 +199,7 @@ def structure() -> str:
 
 
 def draw_map() -> str:
-    """Draw the package: every part imports from rows below its own only; the core is blue."""
+    """Draw the package, in which every part imports only from rows below its own; the core is blue."""
     core = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"][1]
     rows = levels(imports())
     width, height = max(map(len, rows)) * (BOX + GAP) + GAP, len(rows) * ROW_HEIGHT + GAP
@@ -219,7 +219,7 @@ def draw_map() -> str:
 
 
 def laws() -> str:
-    """One row per law of a clip policy."""
+    """Return a table with one row per law of a clip policy."""
     rows = ["| | law | what it says |", "|---|---|---|"]
     for number, law in enumerate(LAWS, start=1):
         rows.append(f"| {number} | `{law.name}` | {law.statement} |")
@@ -227,7 +227,7 @@ def laws() -> str:
 
 
 def functions() -> str:
-    """One row per function of `rlzoo.ops`: how it is called, and what it gives."""
+    """Return a table with one row per function of `rlzoo.ops`: its signature and its result."""
     rows = ["| function | what it gives |", "|---|---|"]
     for name, function in inspect.getmembers(ops, inspect.isfunction):
         if function.__module__ == ops.__name__ and not name.startswith("_"):
@@ -243,7 +243,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def records() -> str:
-    """The fields of what a rule reads and answers, with their comments."""
+    """Return the fields of a rule's inputs and results, with their comments."""
     blocks = []
     for kind in (ClipInputs, ClipBand, ClipResult):
         lines = [line for line in inspect.getsource(kind).splitlines() if re.match(r"    \w+: ", line)]
@@ -252,19 +252,19 @@ def records() -> str:
 
 
 def pages_of_policies() -> list[str]:
-    """The site's pages of clip policies: one for each plugin folder with a page."""
+    """Return the site's pages of clip policies, one for each plugin folder with a page."""
     return [folder.parent.name.removeprefix("rlzoo_").replace("_", "-") for folder in (ROOT / "plugins").glob("*/README.md")]
 
 
 def trainers() -> str:
-    """The versions of other trainers that rules were last seen to work in."""
+    """Return the versions of other trainers with which rules were last tested."""
     rows = ["| trainer | version | what was run |", "|---|---|---|"]
     tested = tomllib.loads((ROOT / "tests" / "downstream" / "tested.toml").read_text(encoding="utf-8"))
     return "\n".join([*rows, *(f"| {name} | {each['seen']} | {each['how']} |" for name, each in tested.items())])
 
 
 def part(name: str) -> str:
-    """The text of one generated part."""
+    """Return the text of one generated part."""
     kind, _, argument = name.partition(" ")
     makers = {"parameters": parameters, "docstring": docstring, "watch": watch, "task": task, "arguments": arguments}
     if kind in makers:
@@ -286,7 +286,7 @@ def part(name: str) -> str:
 
 
 def main() -> int:
-    """Bring every page up to date, or with --check say which are not."""
+    """Update every page, or with --check report the pages that are out of date."""
     stale = []
     plugins = sorted((ROOT / "plugins").glob("*/README.md"))
     for page in [ROOT / "README.md", *plugins, *sorted((ROOT / "docs").rglob("*.md"))]:

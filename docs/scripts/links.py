@@ -1,8 +1,8 @@
-"""Every link of the pages, in the repository and in the built site: that it leads somewhere, or is well formed.
+"""Checks every link of the pages, in the repository and in the built site.
 
 ``python -m docs.scripts.links`` reads README.md, SECURITY.md, CHANGELOG.md, the policies' pages, docs and ``build/site``.
-Nothing is fetched: of an address outside only the form is checked. The site may load nothing from outside, so that it is whole
-without a network.
+Nothing is fetched: for external addresses only the form is checked. The site may not load anything external, so that it is
+complete without a network.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 LINK = re.compile(r"\]\(<?(?P<target>[^()\s>]*)>?(?:\s+\"[^\"]*\")?\)")
 HEADING = re.compile(r"^#{1,6}\s+(?P<text>.*?)\s*#*$", re.MULTILINE)
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src"), ("video", "src")}
-"""What a browser fetches by itself."""
+"""Attributes that a browser fetches by itself."""
 
 
 def markdown_files() -> list[Path]:
-    """The pages as they are in the repository."""
+    """Return the pages of the repository."""
     tops = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md")]
     return [*tops, *sorted((ROOT / "plugins").glob("*/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def markdown_problems(files: Iterable[Path]) -> Iterator[str]:
-    """What is wrong with the links of pages as a repository's browser shows them."""
+    """Yield problems with links of pages, as a repository browser shows them."""
     for file in files:
         text = FENCED.sub("", file.read_text(encoding="utf-8"))
         for link in LINK.finditer(INLINE_CODE.sub("", text)):
@@ -54,7 +54,7 @@ def _markdown_problem(file: Path, link: str) -> str | None:
 
 
 def malformed(link: str) -> str | None:
-    """What is wrong with the form of an address outside.
+    """Return what is wrong with the form of an external address, or None.
 
     Example:
         >>> malformed("https:/example.org"), malformed("https://example.org/a#b")
@@ -67,17 +67,17 @@ def malformed(link: str) -> str | None:
     except ValueError as error:
         return str(error)
     if parts.scheme == "mailto":
-        return None if re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", parts.path) else "no address of mail"
+        return None if re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", parts.path) else "not a mail address"
     if parts.scheme not in ("http", "https"):
         return f"unknown scheme {parts.scheme!r}"
     if not host:
         return "no machine is named"
-    return None if re.fullmatch(r"[\w-]+(\.[\w-]+)+|localhost", host) else f"{host!r} is no machine's name"
+    return None if re.fullmatch(r"[\w-]+(\.[\w-]+)+|localhost", host) else f"{host!r} is not a host name"
 
 
 @cache
 def anchors(file: Path) -> tuple[str, ...]:
-    """The anchors that a repository's browser gives the headings of a page."""
+    """Return the anchors that a repository browser gives the headings of a page."""
     seen: dict[str, int] = {}
     found = []
     for heading in HEADING.finditer(FENCED.sub("", file.read_text(encoding="utf-8"))):
@@ -90,12 +90,12 @@ def anchors(file: Path) -> tuple[str, ...]:
 
 
 class _Page(HTMLParser):
-    """A page's anchors, and where it leads to."""
+    """The anchors and the links of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.anchors: set[str] = set()
-        self.links: list[tuple[str, str]] = []  # the tag, and its target
+        self.links: list[tuple[str, str]] = []  # the tag and its target
         self.loaded: list[str] = []
         self.feed(text)
 
@@ -107,13 +107,13 @@ class _Page(HTMLParser):
             if value is None:
                 continue
             self.links.append((tag, value))
-            # a canonical or alternate address is named, not fetched
+            # a canonical or alternate address is not fetched
             if (tag, name) in LOADED and given.get("rel") not in ("canonical", "alternate", "prev", "next"):
                 self.loaded.append(value)
 
 
 def site_problems(site: Path) -> Iterator[str]:
-    """What is wrong with the links of the built site, and what it would load from elsewhere."""
+    """Yield problems with links of the built site, and external resources that it would load."""
     pages = {path: _Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     if not pages:
         yield f"no pages in {site}"
@@ -144,10 +144,10 @@ def _site_problem(site: Path, pages: Mapping[Path, _Page], page: Path, link: str
 
 
 def main() -> int:
-    """Print what is wrong with any link; exit code 1 if something is."""
+    """Print all problems; the exit code is 1 if there are any."""
     files = markdown_files()
     problems = [*markdown_problems(files), *site_problems(SITE)]
-    print("\n".join(problems) or f"every link of {len(files)} files and {sum(1 for _ in SITE.rglob('*.html'))} pages holds")
+    print("\n".join(problems) or f"every link of {len(files)} files and {sum(1 for _ in SITE.rglob('*.html'))} pages works")
     return 1 if problems else 0
 
 

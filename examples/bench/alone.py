@@ -1,10 +1,10 @@
-"""rlzoo against itself on a case: the ways to sample, and sizes of a micro-batch, in turns.
+"""Compares ways of sampling and micro-batch sizes of rlzoo on one case, in turns.
 
 python -m examples.bench.alone long-tail
-python -m examples.bench.alone equal --profile          # where a step's processor time goes, by operation
-python -m examples.bench.alone equal --without onednn   # a step without what `rlzoo.fast_cpu.cpu` does
-python -m examples.bench.alone equal --compile          # a step with the learner's model compiled
-python -m examples.bench.alone equal --cost             # what a micro-batch costs, and what of it are its tokens
+python -m examples.bench.alone equal --profile          # the CPU time of a step, by operation
+python -m examples.bench.alone equal --without onednn   # a step without `rlzoo.fast_cpu.cpu`
+python -m examples.bench.alone equal --compile          # a step with a compiled learner model
+python -m examples.bench.alone equal --cost             # the cost of a micro-batch: fixed part and tokens
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TURNS = 5
 
 
 def main(name: str) -> None:
-    """Print medians, after one turn that does not count."""
+    """Print medians, without the first turn."""
     case, folder = CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models"
     prompts = [case.prompt(index) for index in range(case.num_prompts)]
     run = make_run(case, folder)
@@ -56,7 +56,7 @@ def main(name: str) -> None:
 
 
 def steps(name: str, kind: str, *, compiles: bool) -> None:
-    """Print a step's medians, perhaps with the learner's model compiled."""
+    """Print a step's medians, optionally with the learner's model compiled."""
     run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
     if compiles:
         run.learner.language_model.base_model.compile(dynamic=True)
@@ -67,7 +67,7 @@ def steps(name: str, kind: str, *, compiles: bool) -> None:
 
 
 def profile(name: str, kind: str) -> None:
-    """Print the operations that take most of sampling and of learning, as shares of their sum."""
+    """Print the operations that take most of the time of sampling and of learning, as shares of their sum."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
 
@@ -87,7 +87,7 @@ def profile(name: str, kind: str) -> None:
 
 
 def cost(name: str) -> None:
-    """Print a forward and backward pass as so many tokens and a fixed part, and what `overhead` takes that for."""
+    """Print the time of a forward and backward pass as a cost per token and a fixed part, and the prediction of `overhead`."""
     run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
     sizes = run.learner.language_model.config.get_text_config()
     rows = (1, 2, 4, 8, 16, 24)

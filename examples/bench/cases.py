@@ -1,4 +1,4 @@
-"""What is measured: models, prompts, lengths and numbers of updates."""
+"""The benchmark cases: models, prompts, lengths and numbers of updates."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ class Case:
     prompt: Callable[[int], str]
     num_prompts: int
     max_new_tokens: int
-    updates: int  # optimizer steps of one rollout batch
+    updates: int  # optimizer steps per rollout batch
     pairs: int = 5
     autocast: Literal["none", "bfloat16"] = "none"
-    settings: tuple[str, ...] = ()  # of rlzoo, beside its defaults
+    settings: tuple[str, ...] = ()  # settings of rlzoo that differ from its defaults
 
     @property
     def completions(self) -> int:
-        """Responses of a step."""
+        """The number of responses in a step."""
         return self.num_prompts * GROUP
 
 
 def embedded(folder: Path) -> Path:
-    """The model that ships with rlzoo."""
+    """Make the model that ships with rlzoo."""
     import rlzoo
 
     return Path(rlzoo.__file__).parent / "assets" / "embedded"
 
 
 def embedded_endless(folder: Path) -> Path:
-    """The same without an end."""
+    """Make the same model without an end token."""
     return models.endless("embedded", folder / "embedded-endless")
 
 
 def countdown(folder: Path) -> Path:
-    """The 5-million-parameter model that counts down."""
+    """Make the model with 5 million parameters that counts down."""
     return models.countdown(folder / "countdown")
 
 
 def smollm2(folder: Path) -> Path:
-    """SmolLM2-135M-Instruct without an end."""
+    """Make SmolLM2-135M-Instruct without an end token."""
     return models.endless("smollm2", folder / "smollm2-endless")
 
 
 @cache
 def sums() -> Task:
-    """The default task."""
+    """Make the default task."""
     return build_task({"name": "arithmetic", "seed": 0})
 
 
 def addition(index: int) -> str:
-    """A sum of the default task."""
+    """Return a sum of the default task."""
     return sums().prompt(sums().train_problems(index, 1)[0])
 
 
 def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
-    """Prompts of 12 tokens answered by ``start`` tokens, one in ``every`` by ``long``."""
+    """Return prompts of 12 tokens with responses of ``start`` tokens; one in ``every`` has ``long`` tokens."""
 
     def prompt(index: int) -> str:
         number = long if every and index % every == 0 else start
@@ -85,7 +85,7 @@ def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
 
 
 def story(index: int) -> str:
-    """A prompt in English."""
+    """Return a prompt in English."""
     return STORIES.format(HEROES[index % len(HEROES)])
 
 

@@ -1,4 +1,4 @@
-"""Runs cases through both libraries in turns and writes what was measured.
+"""Runs cases with both libraries in turns and writes the measurements.
 
 python -m examples.bench.compare --json bench.json
 python -m examples.bench.compare --quick --json bench.json
@@ -31,10 +31,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class Worker:
-    """A process that takes a case's steps when told.
+    """A process that runs a step of a case on request.
 
     Example:
-        ``worker.step()["rollout"]`` seconds.
+        ``worker.step()["rollout"]`` is in seconds.
     """
 
     def __init__(self, library: str, case: str, folder: Path, *overrides: str) -> None:
@@ -47,7 +47,7 @@ class Worker:
         self._answer()
 
     def step(self) -> dict[str, Any]:
-        """What one step took."""
+        """Return the measurements of one step."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -72,14 +72,14 @@ class Worker:
 
 
 def compare(case: Case, folder: Path, pairs: int) -> list[dict[str, Any]]:
-    """A row for each phase of a case; the machine's rate is measured before every pair."""
+    """Return a row per phase of a case; the machine's rate is measured before every pair."""
     dtype = torch.bfloat16 if case.autocast == "bfloat16" else torch.float32
     rates: list[float] = []
     seen: dict[str, list[dict[str, Any]]] = {"rlzoo": [], "trl": []}
     with Worker("rlzoo", case.name, folder) as ours, Worker("trl", case.name, folder) as theirs:
         workers = {"rlzoo": ours, "trl": theirs}
         for worker in workers.values():
-            worker.step()  # the first allocates
+            worker.step()  # the first step allocates memory
         for pair in range(pairs):
             rates.append(roofline.product_rate(dtype))
             for library in sorted(workers, reverse=bool(pair % 2)):
@@ -94,7 +94,7 @@ def compare(case: Case, folder: Path, pairs: int) -> list[dict[str, Any]]:
 
 
 def row(case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: float, rates: list[float]) -> dict[str, Any]:
-    """What one phase of a case came to."""
+    """Return the results of one phase of a case."""
     ratios = [theirs[phase] / ours[phase] for ours, theirs in zip(seen["rlzoo"], seen["trl"], strict=True)]
     seconds = {library: statistics.median(step[phase] for step in steps) for library, steps in seen.items()}
     bound = flops / statistics.median(rates)
@@ -118,7 +118,7 @@ def row(case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: fl
 
 
 def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[int]]:
-    """Tokens of each prompt and of each response; where the model ends by itself, all as long as the mean."""
+    """Return the tokens of each prompt and of each response; if the model ends by itself, all have the mean length."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(case.model(folder))
@@ -129,7 +129,7 @@ def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[i
 
 
 def growth(folder: Path) -> list[dict[str, Any]]:
-    """Rlzoo alone on the embedded model, one axis at a time."""
+    """Measure rlzoo alone on the embedded model, along one axis at a time."""
     rows = []
     axes = [("completions", number, 128) for number in (32, 64, 128, 256, 512)]
     axes += [("length", 64, length) for length in (64, 128, 256, 512, 1024)]
@@ -147,7 +147,7 @@ def growth(folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(name: str, folder: Path, pairs: int, report: dict[str, Any]) -> None:
-    """One case, or what rlzoo alone is measured for, into the report."""
+    """Add one case, or one measurement of rlzoo alone, to the report."""
     if name == "growth":
         report["growth"] = growth(folder)
     elif name == "overhead":
@@ -160,11 +160,11 @@ def measure(name: str, folder: Path, pairs: int, report: dict[str, Any]) -> None
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Run the requested measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}, three pairs")
+    parser.add_argument("--quick", action="store_true", help=f"run only {' and '.join(QUICK)}, with three pairs")
     parser.add_argument(
-        "--case", action="append", choices=(*CASES, *ALONE), help="only these; added to the file if there is one"
+        "--case", action="append", choices=(*CASES, *ALONE), help="run only these cases, and add them to an existing file"
     )
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--json", type=Path, default=Path("bench.json"))

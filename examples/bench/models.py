@@ -1,4 +1,4 @@
-"""Models whose responses have known lengths, in any library, because the model itself ends them or never does."""
+"""Models whose responses have known lengths in any library, because the model itself ends them or never does."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 HIDDEN, LAYERS, INNER, HEADS, KEY_HEADS, HEAD_SIZE = 256, 6, 768, 8, 4, 32
-LONGEST = 1200  # counters; a prompt that ends in one far above the length limit is answered up to that limit
-SPECIAL = 2  # padding and end
+LONGEST = 1200  # counters; a prompt that ends in a counter far above the length limit gives a response of that limit
+SPECIAL = 2  # padding and end token
 
 
 def countdown(folder: Path) -> Path:
-    """A Qwen3 of 5 million parameters that counts down from its prompt's last token, "c32" say, and then ends: 32 tokens.
+    """Make a Qwen3 of 5 million parameters that counts down from its prompt's last token and then ends.
 
-    Every count is one of two tokens of equal probability, so sampling has something to do. Embeddings and head make it
-    count; the layers between them are computed as any others, but say little.
+    After "c32", for example, it writes 32 tokens. Every count is one of two tokens of equal probability, so that sampling has
+    work to do. Embeddings and head make it count; the layers between are computed as usual, but contribute little.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -63,7 +63,7 @@ def countdown(folder: Path) -> Path:
 
 
 def endless(name: str, folder: Path) -> Path:
-    """A copy of a model whose end token is not in its vocabulary, so that every response has the length limit."""
+    """Copy a model with an end token outside its vocabulary, so that every response reaches the length limit."""
     from rlzoo.models.pretrained import load_pretrained
 
     if (folder / "config.json").exists():

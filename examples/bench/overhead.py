@@ -1,4 +1,4 @@
-"""What a step of the default run spends beside sampling and learning, and how long it takes to begin."""
+"""Measures what a step of the default run spends outside sampling and learning, and how long it takes to start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 12
 
 
 def beside_the_model(case: str | None = None) -> dict[str, float]:
-    """Shares of a step, the median over steps: the rule, the measurements, the journal, MLflow.
+    """Return shares of a step as medians over steps: the rule, the measurements, the journal and MLflow.
 
     A separate process sends metrics to MLflow; its share is the time to check on that process.
 
@@ -75,7 +75,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
 
 
 def seconds_to_the_first_step(repeats: int = 3) -> list[float]:
-    """From the command to where its first step begins, MLflow store and all."""
+    """Return the seconds from the command to the beginning of its first step, including the MLflow store."""
     found = []
     for _ in range(repeats):
         folder = Path(tempfile.mkdtemp(prefix="rlzoo-bench-"))

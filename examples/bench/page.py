@@ -1,4 +1,4 @@
-"""Writes the page of what was measured, a part for each processor: ``python -m examples.bench.page bench.json``."""
+"""Writes the page of benchmark results, with a part for each CPU: ``python -m examples.bench.page bench.json``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DATA = PAGE.with_suffix(".json")
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
+    """Format a Markdown table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def comparison(report: dict[str, Any]) -> str:
-    """A line a case: how many times as long TRL takes."""
+    """Format one row per case: how many times as long TRL takes."""
     rows = []
     for name in dict.fromkeys(row["case"] for row in report["rows"]):
         phases = {row["phase"]: row for row in report["rows"] if row["case"] == name}
@@ -37,7 +37,7 @@ def comparison(report: dict[str, Any]) -> str:
 
 
 def roofline(report: dict[str, Any]) -> str:
-    """A line a case and phase: the time the matrix products need at the measured rates, and the share of it."""
+    """Format one row per case and phase: the time that the matrix products need at the measured rates, and its share."""
     machine = report["machine"]
     gain = machine["onednn_float32"] / machine["matmul_float32"]
     rows = [
@@ -57,7 +57,7 @@ def roofline(report: dict[str, Any]) -> str:
 
 
 def growth(report: dict[str, Any]) -> str:
-    """A line a size."""
+    """Format one row per size."""
     rows = [
         [
             str(row["completions"]),
@@ -71,14 +71,14 @@ def growth(report: dict[str, Any]) -> str:
 
 
 def beside(report: dict[str, Any]) -> str:
-    """A line a run."""
+    """Format one row per run."""
     parts = ("rule", "metrics", "journal", "mlflow", "sum")
     rows = [[name, *(f"{shares[part]:.1%}" for part in parts)] for name, shares in report["beside"].items()]
     return table(["of a step of", "rule", "metrics", "journal", "MLflow", "together"], rows)
 
 
 def machine_part(report: dict[str, Any]) -> str:
-    """What was measured on one machine."""
+    """Format the results from one machine."""
     machine, packages = report["machine"], report["packages"]
     values = {
         "processor": report["processor"],
@@ -102,7 +102,7 @@ def machine_part(report: dict[str, Any]) -> str:
 
 
 def page(reports: list[dict[str, Any]]) -> str:
-    """The whole page."""
+    """Format the whole page."""
     parts = "\n".join(map(machine_part, reports))
     return (HERE / "page.md").read_text(encoding="utf-8").replace("<<machines>>\n", parts)
 

@@ -1,4 +1,4 @@
-"""One library's side of a case: rlzoo, as ``rlzoo train --clip grpo`` runs it."""
+"""rlzoo's side of a case, as ``rlzoo train --clip grpo`` runs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BenchTask(Task):
 
     @property
     def name(self) -> str:
-        """Of the task."""
+        """The name of the task."""
         return "bench"
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
@@ -33,7 +33,7 @@ class BenchTask(Task):
         return [Problem(CASES[self.case].prompt(index), "") for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """None."""
+        """Return no problems."""
         return []
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
@@ -41,7 +41,7 @@ class BenchTask(Task):
 
 
 def make_run(case: Case, folder: Path, *overrides: str) -> Run:
-    """A run of the case, ready for its first step."""
+    """Make a run of the case, ready for its first step."""
     settings = [
         f"model.path={case.model(folder)}",
         f"rollout.num_prompts={case.num_prompts}",
@@ -63,7 +63,7 @@ def make_run(case: Case, folder: Path, *overrides: str) -> Run:
 
 
 def main(name: str, folder: str, *overrides: str) -> None:
-    """Take steps in turn."""
+    """Run steps in turn."""
     case = CASES[name]
     run = make_run(case, Path(folder), *overrides)
     memory: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What the machine can do, measured, and what a step needs of it, counted."""
+"""Measures the rates of the machine, and counts the operations of a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 2048
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
-    """What each of some repetitions takes, after one that does not count."""
+    """Return the time of each repetition, after one that is not counted."""
     work()
     found = []
     for _ in range(repeats):
@@ -30,22 +30,22 @@ def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """FLOP/s of square products at this moment, the median of five: a shared machine is not as quick all the time."""
+    """Return the current FLOP/s of square products, as the median of five: a shared machine's rate varies."""
     a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
     return 2 * SIZE**3 / statistics.median(seconds_of(lambda: a @ b, 5))
 
 
 def processor() -> str:
-    """What the system calls the processor."""
+    """Return the system's name of the CPU."""
     file = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: *(.+)$", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()
 
 
 def machine() -> dict[str, float]:
-    """Matrix products in float32, by torch and by oneDNN, and in bfloat16, in FLOP/s, and copying memory, in bytes/s.
+    """Return FLOP/s of float32 matrix products by torch and by oneDNN, and of bfloat16, and bytes/s of copying memory.
 
-    The best of seven repetitions each.
+    Each is the best of seven repetitions.
     """
     measured = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -61,10 +61,10 @@ def machine() -> dict[str, float]:
 
 
 def step_flops(case: Case, model: Path, prompt_lengths: list[int], lengths: list[int]) -> dict[str, float]:
-    """Operations of a step's matrix products: sampling with a cache, each prompt once; and learning.
+    """Count the operations of a step's matrix products: sampling with a cache, with each prompt once, and learning.
 
-    Learning is the old log-probs of all but the first update's responses, a forward pass and twice that backwards. The head
-    is needed for response tokens only.
+    Learning consists of the old log-probs of all responses but the first update's, a forward pass, and a backward pass that
+    costs twice as much. The head is needed only for response tokens.
     """
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]

@@ -1,4 +1,6 @@
-"""rlzoo's own decoding and vLLM on the same prompts and weights, in turns; in an environment with both, as `nox -s vllm` makes.
+"""Compares rlzoo's own decoding with vLLM on the same prompts and weights, in turns.
+
+Needs an environment with both, such as the one of `nox -s vllm`.
 
 python -m examples.bench.samplers smollm2
 python -m examples.bench.samplers smollm2 --dtype bfloat16
@@ -18,7 +20,7 @@ from examples.bench.rlzoo_worker import make_run
 
 
 def main(name: str, dtype: str, pairs: int) -> None:
-    """Print tokens a second, medians over pairs, after a turn of each that does not count."""
+    """Print tokens per second as medians over pairs, after one turn of each that is not counted."""
     case, folder = CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models"
     prompts = [case.prompt(index) for index in range(case.num_prompts)]
     autocast = f"learner.autocast={'none' if dtype == 'float32' else dtype}"

@@ -1,10 +1,10 @@
-"""Times steps with libgomp's default wait and with rlzoo's, alone and beside busy processes, in turns.
+"""Times steps with libgomp's default wait and with rlzoo's, alone and next to busy processes, in turns.
 
 python -m examples.bench.threads                         # embedded, 5 M and SmolLM2, five pairs of each
 python -m examples.bench.threads --case embedded --pairs 3
 
-"old" waits as libgomp does by default, "new" as `rlzoo train` does. Both have as many threads as there are cores, stay loaded
-and take their turns one after the other. A turn is some steps; the order changes with every pair.
+"old" waits as libgomp does by default, and "new" as `rlzoo train` does. Both have as many threads as there are cores, stay
+loaded and take turns. A turn consists of several steps; the order changes with every pair.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _print(case: str, found: dict[tuple[str, str], list[dict[str, float]]]) -> N
 
 @contextmanager
 def _workers(case: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """A process for each setting, past its first turn, which does not count."""
+    """Start a process for each setting, and run a first turn that is not counted."""
     taken = (*WAITING, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in taken}
     command = [sys.executable, "-m", "examples.bench.threads", "--case", case, "--worker"]
@@ -92,7 +92,7 @@ def _workers(case: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 @contextmanager
 def _busy(number: int) -> Iterator[None]:
-    """So many processes that take all of a core each, within the block."""
+    """Run processes inside the block that each keep a core busy."""
     processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(number)]
     try:
         if number:
@@ -111,13 +111,13 @@ def _turn(worker: subprocess.Popen[str]) -> dict[str, float]:
     worker.stdin.flush()
     answer = worker.stdout.readline()
     if not answer:
-        raise SystemExit("a worker has ended")
+        raise SystemExit("a worker has exited")
     measured: dict[str, float] = json.loads(answer)
     return measured
 
 
 def work(case: str, setting: str) -> None:
-    """Take turns; the worker's side."""
+    """Take turns, in the worker process."""
     if setting == "new":
         prepare_waiting()
     from examples.bench import turns
@@ -144,7 +144,7 @@ def _cpu() -> float:
 
 
 def _run(case: str) -> Any:
-    """A run, ready for its first step: of `rlzoo train` as it is for the embedded model."""
+    """Make a run, ready for its first step; the embedded model's is that of `rlzoo train`."""
     if case in CASES:
         from examples.bench.cases import CASES as BENCH_CASES
         from examples.bench.rlzoo_worker import make_run
@@ -162,7 +162,7 @@ def _run(case: str) -> Any:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=STEPS, help="all of them if left out")
+    parser.add_argument("--case", action="append", choices=STEPS, help="default: all cases")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--worker", choices=SETTINGS, help=argparse.SUPPRESS)
     options = parser.parse_args()

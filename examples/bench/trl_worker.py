@@ -1,4 +1,4 @@
-"""The other library's side of a case: TRL's GRPOTrainer, set to the same work."""
+"""TRL's side of a case: its GRPOTrainer, configured for the same work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from examples.bench.cases import CASES, GROUP, Case
 
 
 def main(name: str, folder: str) -> None:
-    """Take steps in turn: one generation and the case's number of optimizer steps."""
+    """Run steps in turn: one generation and the case's number of optimizer steps."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOTrainer
@@ -29,7 +29,7 @@ def main(name: str, folder: str) -> None:
     rollout = turns.Clock()
 
     class Turns(TrainerCallback):
-        """A step begins when it is our turn."""
+        """Lets a step begin only in this worker's turn."""
 
         started = 0.0
 
@@ -60,7 +60,7 @@ def main(name: str, folder: str) -> None:
 
 
 def _settings(case: Case) -> Any:
-    """The case's work, as TRL is configured for it."""
+    """Return TRL's configuration for the case."""
     from trl import GRPOConfig
 
     return GRPOConfig(

@@ -1,4 +1,4 @@
-"""A worker's side of taking turns: it waits for its turn, does one step, reports, and waits again."""
+"""A worker's side of taking turns: it waits for its turn, runs one step, reports, and waits again."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _answers: list[TextIO] = []
 
 
 def take_standard_output() -> None:
-    """Keep it for reports; what libraries print goes to stderr."""
+    """Reserve stdout for reports; output of libraries goes to stderr."""
     _answers.append(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
 
 
 def wait() -> None:
-    """Until it is our turn; the process ends when nobody is there to give it one."""
+    """Wait for this worker's turn; exits when the parent process is gone."""
     if not sys.stdin.readline():
         os._exit(0)
 
 
 def report(**measured: Any) -> None:
-    """Say what a step took."""
+    """Report the measurements of a step."""
     print(json.dumps(measured), file=_answers[0], flush=True)
 
 
 def forget_peak() -> None:
-    """Begin a new peak of this process's memory."""
+    """Reset the peak of this process's memory."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_bytes() -> int:
-    """Peak of resident memory since `forget_peak`."""
+    """Return the peak of resident memory since `forget_peak`."""
     line = next(line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
@@ -52,7 +52,7 @@ class Clock:
         self.seconds = 0.0
 
     def around(self, function: Any, after: Any = None) -> Any:
-        """The function, its time counted."""
+        """Wrap a function so that its time is counted."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -67,6 +67,6 @@ class Clock:
         return timed
 
     def take(self) -> float:
-        """The seconds so far, and begin again."""
+        """Return the seconds so far, and reset."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds

@@ -1,8 +1,8 @@
-"""What the length error of `fspo-adaptive` is made of: its bound, term by term, on recorded runs.
+"""Decomposes the length error of `fspo-adaptive` on recorded runs: its bound, term by term.
 
-``python examples/lab/adaptive_bound.py RUN [RUN ...]``: the rule is replayed on every run. Printed are, over all knots and both
-signs, the largest weighted mean of clip fraction - target, the same from the offsets alone (it must agree), the largest that
-the range of the offsets allows, and the largest error of a sixth of the pooled lengths with its two parts; see
+``python examples/lab/adaptive_bound.py RUN [RUN ...]`` replays the rule on every run. It prints four maxima over all knots and
+both signs: the weighted mean of clip fraction - target, the same computed from the offsets alone (both must agree), the value
+that the range of the offsets allows, and the error of a sixth of the pooled lengths with its two parts. See
 docs/explanation/adaptive-bound.md.
 """
 
@@ -26,10 +26,10 @@ COLUMNS = ("identity", "knot", "from range", "bin", "offsets", "bridge", "lre_ma
 
 
 class Ledger:
-    """Rows and offsets of one stretch of updates with the same number of knots, for one sign of the advantage."""
+    """Rows and offsets of consecutive updates with the same number of knots, for one sign of the advantage."""
 
     def __init__(self, sign: int) -> None:
-        """Start with nothing."""
+        """Start empty."""
         self.sign = sign
         self.clear()
 
@@ -37,12 +37,12 @@ class Ledger:
         """Forget all updates."""
         self.offsets: list[Tensor] = []  # (K,) before each update
         self.weights: list[Tensor] = []  # (K,)
-        self.length: list[Tensor] = []  # (n,) of an update's rows
+        self.length: list[Tensor] = []  # (n,) lengths of an update's rows
         self.excess: list[Tensor] = []  # (n,) clip decision - target
-        self.counted: list[Tensor] = []  # (n, K) the weight of each row in each knot's error
+        self.counted: list[Tensor] = []  # (n, K) weight of each row in each knot's error
 
     def add(self, policy: FSPOAdaptive, stats: ClipStats, length: Tensor, clipped: Tensor) -> None:
-        """Enter an update: a policy with knots, its sums, and its rows of this sign."""
+        """Add an update: a policy with knots, its sums, and its rows of this sign."""
         weight, _ = policy.errors(stats, self.sign)
         count, sums = stats.num_responses[:, self.sign], stats.length[:, self.sign]
         cell = bin_index(length, stats.bin_edges)
@@ -54,11 +54,11 @@ class Ledger:
         self.counted.append(share * (weight / share.sum(0).clamp(min=1e-300)))
 
     def offsets_of(self, policy: FSPOAdaptive) -> Tensor:
-        """The policy's offsets of this sign, ``(K,)``."""
+        """Return the policy's offsets of this sign, ``(K,)``."""
         return torch.tensor(policy.offsets_high if self.sign == ABOVE else policy.offsets_low, dtype=torch.float64)
 
     def found(self, last: FSPOAdaptive, edges: Tensor) -> tuple[list[float], Tensor, Tensor]:
-        """The largest of each of the columns but the last; and counts and clipped rows in the bins of the pooled lengths."""
+        """Return the maximum of each column but the last, and the counts and clipped rows in the bins of the pooled lengths."""
         offsets = torch.stack([*self.offsets, self.offsets_of(last)])
         weight, length, excess = (
             torch.stack(self.weights).sum(0).clamp(min=1e-9),
@@ -71,7 +71,7 @@ class Ledger:
         span = (offsets.amax(0) - offsets.amin(0)) / last.rate / weight
         index = bin_index(length, edges)
         bins = torch.nn.functional.one_hot(index, len(edges) - 1).double()
-        share = bins.T @ counted / weight  # what part of a knot's weight is of rows in a bin
+        share = bins.T @ counted / weight  # share of a knot's weight that comes from rows in a bin
         scale = len(length) / weight.sum()
         count = bins.sum(0)
         error = bins.T @ excess / count
@@ -82,7 +82,7 @@ class Ledger:
 
 
 def replayed(run: RecordedRun, policy: ClipPolicy, skip: int) -> list[float]:
-    """The columns for one run."""
+    """Return the columns for one run."""
     assert isinstance(policy, FSPOAdaptive)
     ledgers = {sign: Ledger(sign) for sign in (BELOW, ABOVE)}
     for update in run.updates:
@@ -95,7 +95,7 @@ def replayed(run: RecordedRun, policy: ClipPolicy, skip: int) -> list[float]:
         if policy.lengths and update.step > skip and len(rows):
             for sign, ledger in ledgers.items():
                 if ledger.offsets and len(ledger.offsets[-1]) != len(policy.lengths):
-                    ledger.clear()  # more knots than before: a new stretch
+                    ledger.clear()  # the number of knots has changed
                 mine = advantage > 0 if sign == ABOVE else advantage < 0
                 ledger.add(policy, stats, length[mine], clipped[mine])
         policy = updated(policy, stats)
@@ -107,7 +107,7 @@ def replayed(run: RecordedRun, policy: ClipPolicy, skip: int) -> list[float]:
 
 
 def main() -> None:
-    """A row for each run, and their mean."""
+    """Print a row for each run, and their mean."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--skip-steps", type=int, default=10)

@@ -1,6 +1,6 @@
-"""What is said of the tiny language model that ships with rlzoo: its card, from the responses it was measured by.
+"""Writes the model card of the tiny language model that ships with rlzoo, from the responses that were used to measure it.
 
-python examples/lab/make_embedded_model.py    # writes it
+python examples/lab/make_embedded_model.py    # writes the card
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Sample:
 
     @property
     def num_operands(self) -> int:
-        """How many numbers the question adds."""
+        """The number of operands in the question."""
         return self.question.count("+") + 1
 
     @property
     def well_formed(self) -> bool:
-        """Whether the response has one total per operand after the first, right or wrong, and ends."""
+        """Whether the response ends and has one total per operand after the first, right or wrong."""
         totals = self.text.replace("#", ",").lstrip(",").count(",") + 1
         return self.finished and bool(WELL_FORMED.fullmatch(self.text)) and totals == self.num_operands - 1
 
 
 def accuracy_table(samples: list[Sample]) -> str:
-    """Accuracy by number of operands, as a Markdown table."""
+    """Return accuracy by number of operands, as a Markdown table."""
     rewards = defaultdict(list)
     for sample in samples:
         rewards[sample.num_operands].append(sample.reward)
@@ -53,7 +53,7 @@ def accuracy_table(samples: list[Sample]) -> str:
 def model_card(
     parameters: int, solutions: int, samples: list[Sample], numbers: dict[str, float], options: argparse.Namespace
 ) -> str:
-    """The README of the model: what it is, how it was made, and what was measured."""
+    """Return the README of the model: what it is, how it was made, and its measurements."""
     percentiles = quantiles((sample.length for sample in samples), n=20)
     command = f"python examples/lab/make_embedded_model.py --seed {options.seed} --steps {options.steps} --slip {options.slip}"
     measured = "\n".join(f"| {what} | {number:.3f} |" for what, number in numbers.items())

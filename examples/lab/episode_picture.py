@@ -1,10 +1,10 @@
-"""Draws two games of a run of `guess`, before training and after, and which tokens are learned from: a picture of the README.
+"""Draws two games of a run of `guess`, before and after training, with the tokens that are trained on: a picture in the README.
 
     rlzoo train --config guess --clip fspo --output runs/guess
     python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
 
-The game of the first step is the first that the model lost. That of the last step is the first, of more than four turns, that
-it won in a range at least as wide.
+The first picture is the first game of the first step that the model lost. The second is the first game of the last step with
+more than four turns that the model won in a range at least as wide.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rlzoo.models.pretrained import load_named
 from rlzoo.recording import RecordedStep
 
 COLUMNS, CELL, LINE, MARGIN = 84, 8.4, 24, 16
-END = "\u21b5"  # stands for the token that ends a turn
+END = "\u21b5"  # symbol for the token that ends a turn
 MODEL, ENVIRONMENT, MUTED = "#bcd6f7", "#f1f1f1", "#666666"
 FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
 def width(row: dict[str, Any]) -> int:
-    """How many numbers the range of a game holds."""
+    """Return the number of values in the range of a game."""
     low, high = map(int, re.findall(r"\d+", row["opening"]))
     return high - low
 
 
 def games(run: Path) -> list[tuple[int, int, dict[str, Any]]]:
-    """The two games that are drawn: step, place in the step, and what is kept of it as text."""
+    """Return the two games to draw: step, index in the step, and its text row."""
     files = sorted((run / "rollouts").glob("*.jsonl"))
     first, last = ([json.loads(line) for line in file.read_text().splitlines()] for file in (files[0], files[-1]))
     lost = next(index for index, row in enumerate(first) if row["reward"] < 0)
@@ -45,7 +45,7 @@ def games(run: Path) -> list[tuple[int, int, dict[str, Any]]]:
 
 
 def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
-    """The tokens of a game as text, and whether the model chose them."""
+    """Return the tokens of a game as text, and whether the model generated them."""
     config = RunConfig.compose([run / "config.yaml"])
     _, tokenizer = load_named(config.model)
     kept = RecordedStep.load(run / "rollouts" / f"{step:06d}.safetensors")
@@ -56,7 +56,7 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
 
 
 def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
-    """SVG of the tokens, in lines of `COLUMNS` characters from ``top`` on that break between writers, and where they end."""
+    """Return SVG of the tokens from ``top`` on and the y where they end; lines break at `COLUMNS` and between writers."""
     parts, column = [], 0
     for chosen, run in itertools.groupby(found, key=lambda token: token[1]):
         texts = [text.replace("<eos>", END) for text, _ in run]
@@ -73,7 +73,7 @@ def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
 
 
 def main(run: Path, target: Path) -> None:
-    """Draw."""
+    """Draw the picture."""
     parts, top = [], float(MARGIN)
     for name, step, index, row in [(name, *game) for name, game in zip(("Before", "After"), games(run), strict=True)]:
         found = tokens(run, step, index)

@@ -1,8 +1,8 @@
-"""Grades the reference solutions and answers of the mathematics suites, and answers that were changed and so are wrong.
+"""Grades the reference solutions and answers of the mathematics suites, and answers that were changed to be wrong.
 
 RLZOO_DATA=FOLDER python examples/lab/grade_references.py
 
-FOLDER holds the files that `rlzoo eval --data FOLDER` reads; suites without a file there are left out.
+FOLDER has the files that `rlzoo eval --data FOLDER` reads; suites without a file there are skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUITE_NAMES = ("gsm8k", "math500", "amc23", "aime24", "aime25")
 
 
 def raised(answer: str, which: int) -> str | None:
-    """One of the answer's numbers plus 1; None where it has none."""
+    """Return the answer with one of its numbers increased by 1, or None if it has no number."""
     numbers = list(NUMBER.finditer(answer))
     if not numbers:
         return None
@@ -33,7 +33,7 @@ def raised(answer: str, which: int) -> str | None:
 
 
 def other_letter(answer: str) -> str | None:
-    """Another letter, in an answer without a number."""
+    """Return a different letter for an answer without a number."""
     letter = LETTER.search(answer)
     if NUMBER.search(answer) or letter is None:
         return None
@@ -49,7 +49,7 @@ CHANGES: dict[str, Callable[[str], str | None]] = {
 
 
 def graded(grader: MathGrader, pairs: list[tuple[Problem, str]], should_be: float) -> tuple[str, list[str]]:
-    """How many are judged as they should be, of how many, and those that are not."""
+    """Return the number of correct judgements and the total, and the wrong judgements."""
     rewards = grader.grade([problem for problem, _ in pairs], [response for _, response in pairs])
     others = [
         f"{problem.answer} | {response[-60:]}"
@@ -60,7 +60,7 @@ def graded(grader: MathGrader, pairs: list[tuple[Problem, str]], should_be: floa
 
 
 def rows_of(grader: MathGrader, name: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
-    """The counts of one suite."""
+    """Return the counts of one suite."""
     problems = SUITES[name].problems(folder, None)
     files = (f"{name}.jsonl", *SUITES[name].files)
     file = next(folder / file for file in files if (folder / file).is_file())
@@ -80,14 +80,14 @@ def rows_of(grader: MathGrader, name: str, folder: Path) -> dict[str, tuple[str,
 
 
 def by_library(grader: MathGrader, problems: list[Problem]) -> tuple[str, list[str]]:
-    """Answers against themselves without the comparison of texts that comes first."""
+    """Compare answers with themselves, without the text comparison that usually comes first."""
     rewards = grader.worker.grade([(problem.answer, problem.answer, True) for problem in problems])
     others = [problem.answer for problem, reward in zip(problems, rewards, strict=True) if not reward]
     return f"{len(problems) - len(others)} of {len(problems)}", others
 
 
 def main() -> None:
-    """Print the counts, and on stderr every answer that is judged otherwise than it should be."""
+    """Print the counts, and print every wrong judgement on stderr."""
     folder = Path(os.environ.get("RLZOO_DATA", ""))
     if "RLZOO_DATA" not in os.environ or not folder.is_dir():
         sys.exit("set RLZOO_DATA to the folder of the suites' files")

@@ -1,10 +1,10 @@
-"""How often the intervals of a run's clip hold the truth: windows of prompts drawn from a recorded run.
+"""Measures how often the confidence intervals of a run's clip contain the truth, on windows of prompts from a recorded run.
 
-``python examples/lab/interval_coverage.py RUN --steps 1,10,40`` takes all responses of the run as the population, draws
-windows with as many prompts as so many steps have, and counts how often the 95 % intervals hold the population's clip fraction
-by length and its length reweighting error, both in the window's own bins. The second table is for a clip that treats every
-length alike: the same responses, of which those that moved furthest are cut among responses of about the same length. There
-``noise`` should be what ``lre_max`` is.
+``python examples/lab/interval_coverage.py RUN --steps 1,10,40`` takes all responses of the run as the population and draws
+windows with as many prompts as this number of steps. It counts how often the 95 % intervals contain the population's clip
+fraction by length and its length reweighting error, both in the window's own bins. The second table is for a clip that treats
+all lengths equally: among responses of about the same length, it cuts those that moved furthest. There ``noise`` should equal
+``lre_max``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK = 500  # responses of about the same length
 
 
 def cut_alike(rows: ResponseTable) -> torch.Tensor:
-    """Clip decisions with the run's clip fraction at every length: of each block those with the largest log-ratio."""
+    """Return clip decisions with the run's clip fraction at every length: the largest log-ratios of each block are clipped."""
     number, share = len(rows.length), float(rows.clipped.mean())
     rng = torch.Generator().manual_seed(0)
     order = (rows.length + torch.rand(number, generator=rng)).argsort()
@@ -38,12 +38,12 @@ def cut_alike(rows: ResponseTable) -> torch.Tensor:
 
 
 def clusters(rows: ResponseTable, index: torch.Tensor, clipped: torch.Tensor) -> Clusters:
-    """Clip decisions by prompt, bin and sign."""
+    """Return clip decisions by prompt, bin and sign."""
     return Clusters.of(index.numpy(), clipped.double().numpy(), rows.group.numpy(), (rows.advantage > 0).numpy())
 
 
 def coverage(rows: ResponseTable, clipped: torch.Tensor, num_prompts: int, num_windows: int) -> Sequence[float]:
-    """Shares of intervals that hold the truth, and mean errors, over windows of so many prompts."""
+    """Return the shares of intervals that contain the truth, and mean errors, over windows of ``num_prompts`` prompts."""
     rng = np.random.default_rng(0)
     names, index = np.unique(rows.group.numpy(), return_inverse=True)
     of_prompt = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
@@ -75,7 +75,7 @@ def coverage(rows: ResponseTable, clipped: torch.Tensor, num_prompts: int, num_w
 
 
 def main() -> None:
-    """Two tables."""
+    """Print two tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
     parser.add_argument("--steps", default="1,10,40")

@@ -2,12 +2,11 @@
 
     python examples/lab/make_embedded_model.py [--output DIR] [--seed 0] [--steps 9000] [--slip 0.07]
 
-The model is a two-layer Qwen3 of 0.1 million parameters that answers ``3+5+9+6=`` with running totals, ``8,17#23``.
-It learns from worked solutions in which every total is off by one with probability ``--slip``, the later totals going on
-from the wrong one. So it knows how to add, and when sampled it errs about as often at every step of a solution: short
-sums come out mostly right and long ones mostly wrong, which is what reinforcement learning can improve. It needs the full
-9000 steps: after 5000, with a slip of 0.09, it was as accurate when sampled but 40 steps of reinforcement learning gained
-no more than 0.05.
+The model is a two-layer Qwen3 of 0.1 million parameters that answers ``3+5+9+6=`` with running totals, ``8,17#23``. It learns
+from worked solutions in which every total is off by one with probability ``--slip``, and later totals continue from the wrong
+one. It therefore knows how to add, but errs about equally often at every step of a sampled solution: short sums are mostly
+right and long ones mostly wrong, which reinforcement learning can improve. It needs all 9000 steps: after 5000 steps with a
+slip of 0.09, it was as accurate when sampled, but 40 steps of reinforcement learning gained no more than 0.05.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 
 def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LENGTH) -> PreTrainedTokenizerFast:
-    """One token per character; a character outside the vocabulary is an error, never dropped silently."""
+    """Make a tokenizer with one token per character; a character outside the vocabulary is an error and never dropped."""
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -56,7 +55,7 @@ def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LEN
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, num_layers: int = 2) -> Qwen3ForCausalLM:
-    """An untrained model; the short rotary base is what lets two layers find the i-th operand."""
+    """Make an untrained model; the short rotary base lets two layers find the i-th operand."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -87,7 +86,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, num_layers: int = 2) -> Qwen3
 
 
 def solution_with_slips(question: str, slip: float, generator: random.Random) -> str:
-    """The worked solution, in which each total is off by one with probability ``slip``.
+    """Return the worked solution, in which each total is off by one with probability ``slip``.
 
     Example:
         >>> solution_with_slips("3+5+9+6", 0.0, random.Random(0))
@@ -104,7 +103,7 @@ def solution_with_slips(question: str, slip: float, generator: random.Random) ->
 
 
 def training_problems(task: Task, generator: random.Random) -> Iterator[Problem]:
-    """Training problems without end; the longest are kept four times as often as the shortest would be."""
+    """Yield endless training problems; the longest are kept four times as often as the shortest would be."""
     start = FIRST_PROBLEM
     while True:
         for problem in task.train_problems(start, POOL):
@@ -115,7 +114,7 @@ def training_problems(task: Task, generator: random.Random) -> Iterator[Problem]
 
 
 def batches(task: Task, slip: float, generator: random.Random) -> Iterator[list[tuple[str, str]]]:
-    """Batches of (prompt, solution) of similar length, so that little computation goes into padding."""
+    """Yield batches of (prompt, solution) of similar length, so that little computation is spent on padding."""
     problems = training_problems(task, generator)
     while True:
         pool = sorted((next(problems) for _ in range(POOL)), key=lambda problem: len(problem.question))
@@ -126,7 +125,7 @@ def batches(task: Task, slip: float, generator: random.Random) -> Iterator[list[
 
 
 def response_loss(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, batch: list[tuple[str, str]]) -> Tensor:
-    """Cross-entropy over response tokens (nats, summed); padding is on the right, where causal attention ignores it."""
+    """Return the summed cross-entropy of response tokens in nats; padding is on the right, where attention ignores it."""
     texts = [prompt + solution + EOS for prompt, solution in batch]
     tokens = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
     prompt_lengths = torch.tensor([[len(prompt)] for prompt, _ in batch])
@@ -147,7 +146,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: T
         batch = next(stream)
         loss = response_loss(model, tokenizer, batch)
         optimizer.zero_grad()
-        # A constant divisor, about the tokens of a batch: every token counts the same, in short sums and in long ones.
+        # A constant divisor, about the tokens of a batch, so that every token counts the same in short and long sums.
         (loss / (BATCH * 30)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -170,7 +169,7 @@ def sample_all(
     seed: int,
     greedy: bool = False,
 ) -> list[Sample]:
-    """One response per problem, at temperature 1 from the whole distribution unless ``greedy``."""
+    """Sample one response per problem, at temperature 1 from the whole distribution unless ``greedy``."""
     torch.manual_seed(seed)
     samples = []
     for start in range(0, len(problems), 256):
@@ -198,7 +197,7 @@ def parse_options() -> argparse.Namespace:
 def measure(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: Task, seed: int
 ) -> tuple[list[Sample], dict[str, float]]:
-    """Four samples for each of 1000 held-out problems, and the accuracies and shares that the card gives."""
+    """Sample four responses for each of 1000 held-out problems, and return the accuracies and shares for the card."""
     problems = task.held_out_problems(1000)
     samples = sample_all(model, tokenizer, task, problems * 4, seed=seed)
     greedy = sample_all(model, tokenizer, task, problems, seed=seed, greedy=True)
@@ -223,7 +222,8 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)
-    (options.output / "model.safetensors").chmod(0o644)  # it is written for its owner only; a package is for everyone
+    # the file is created readable only by its owner, but the package is for everyone
+    (options.output / "model.safetensors").chmod(0o644)
     card = model_card(model.num_parameters(), options.steps * BATCH, samples, numbers, options)
     (options.output / "README.md").write_text(card, encoding="utf-8")
     print(card)

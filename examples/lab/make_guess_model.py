@@ -1,11 +1,11 @@
-"""Make the tiny language model that ships with rlzoo to play a guessing game: it knows the game, and plays it badly.
+"""Make the tiny language model that ships with rlzoo for a guessing game: it knows the game, but plays it badly.
 
     python examples/lab/make_guess_model.py [--output DIR] [--seed 0] [--steps 3000]
 
 The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from games of a mediocre
-player, which writes the bounds that it believes in and then guesses: ``37-100:64``. That player forgets an answer, takes one
-for its opposite, or guesses outside its bounds, each with a small probability in every turn, and otherwise guesses any number
-between its bounds with equal probability. Reinforcement learning can take away the slips and move the guesses to the middle.
+player, which writes the bounds that it believes and then guesses: ``37-100:64``. In every turn, that player forgets an answer,
+takes one for its opposite, or guesses outside its bounds, each with a small probability. Otherwise it guesses any number
+between its bounds with equal probability. Reinforcement learning can remove the slips and move the guesses to the middle.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ CHARACTERS = "0123456789-:? abcdefghijklmnopqrstuvwxyz"
 MAX_LENGTH = 512  # tokens of an episode; the longest game has 341
 TURN = 13  # tokens of the longest turn, such as 123-1000:456, with its end token
 FIRST_PROBLEM = 10_000_000  # far from the training problems that reinforcement learning starts with
-FORGETS, CONFUSES, STRAYS = 0.1, 0.03, 0.15  # probabilities of the player's slips in a turn
+FORGETS, CONFUSES, STRAYS = 0.1, 0.03, 0.15  # probabilities of the player's slips per turn
 BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 Segments = list[tuple[str, bool]]
-"""The text of an episode, and whether the player wrote it."""
+"""Pieces of the text of an episode, each with whether the player wrote it."""
 
 
 def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Segments:
-    """One game of the player that the model learns from; the slips are in the module's docstring.
+    """Play one game of the player that the model learns from; the module's docstring describes its slips.
 
-    Where its bounds leave no number, it starts over with those of the question.
+    If its bounds leave no number, it starts over with the bounds of the question.
     """
     text = game.reset(problem, 0)
     top = int(text.removeprefix("guess 0-").removesuffix(": "))
@@ -70,7 +70,7 @@ def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Se
 
 
 def batches(task: GuessTask, generator: random.Random) -> Iterator[list[Segments]]:
-    """Batches of games of similar length, so that little computation goes into padding."""
+    """Yield batches of games of similar length, so that little computation is spent on padding."""
     start = FIRST_PROBLEM
     while True:
         problems = task.train_problems(start, POOL)
@@ -83,7 +83,7 @@ def batches(task: GuessTask, generator: random.Random) -> Iterator[list[Segments
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, batch: list[Segments]) -> tuple[Tensor, Tensor]:
-    """Token ids and labels; the labels are -100 on padding and on what the environment wrote."""
+    """Return token IDs and labels; the labels are -100 on padding and on the environment's text."""
     rows = []
     for segments in batch:
         pieces = [(tokenizer(text)["input_ids"], own) for text, own in segments]
@@ -106,7 +106,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: G
         logits = model(input_ids=ids[:, :-1]).logits
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
         optimizer.zero_grad()
-        # A constant divisor, about the player's tokens in a batch: every token counts the same, in short games and long ones.
+        # A constant divisor, about the player's tokens in a batch, so that every token counts the same in short and long games.
         (loss / (BATCH * 75)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -122,7 +122,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: G
 def play(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: GuessTask, problems: list[Problem], *, seed: int
 ) -> list[Rollout]:
-    """One game for each problem, at temperature 1 from the whole distribution."""
+    """Play one game for each problem, at temperature 1 from the whole distribution."""
     limits = Limits(turns=task.turns, turn_tokens=TURN, tokens=task.turns * TURN, observation_tokens=16, context=MAX_LENGTH)
     sampler = HFSampler(model, tokenizer, end_ids=eos_token_ids(model, tokenizer), max_new_tokens=limits.tokens)
     assert task.host is not None
@@ -131,7 +131,7 @@ def play(
 
 
 def bisect(task: GuessTask, problem: Problem) -> float:
-    """The reward of the player that always guesses the middle."""
+    """Return the reward of a player that always guesses the middle."""
     game = Guess(task.turns, task.cost)
     low, high = 0, int(game.reset(problem, 0).removeprefix("guess 0-").removesuffix(": "))
     total, done = 0.0, False
@@ -144,7 +144,7 @@ def bisect(task: GuessTask, problem: Problem) -> float:
 
 
 def replayed(task: GuessTask, problem: Problem, segments: Segments) -> float:
-    """The reward of a game of the player that the model learns from."""
+    """Return the reward of a game of the player that the model learns from."""
     game = Guess(task.turns, task.cost)
     game.reset(problem, 0)
     return sum(game.step(text.removesuffix(EOS))[1] for text, own in segments if own)
@@ -153,7 +153,7 @@ def replayed(task: GuessTask, problem: Problem, segments: Segments) -> float:
 def card(
     parameters: int, task: GuessTask, rollouts: list[Rollout], problems: list[Problem], options: argparse.Namespace
 ) -> str:
-    """The README of the model: what it is, how it was made, and what was measured."""
+    """Return the README of the model: what it is, how it was made, and its measurements."""
     rewards = [rollout.reward for rollout in rollouts]
     lengths = quantiles((rollout.length for rollout in rollouts), n=20)
     turns = quantiles((len(rollout.turns) for rollout in rollouts), n=20)
@@ -229,7 +229,8 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)
-    (options.output / "model.safetensors").chmod(0o644)  # it is written for its owner only; a package is for everyone
+    # the file is created readable only by its owner, but the package is for everyone
+    (options.output / "model.safetensors").chmod(0o644)
     text = card(model.num_parameters(), task, rollouts, problems, options)
     (options.output / "README.md").write_text(text, encoding="utf-8")
     print(text)

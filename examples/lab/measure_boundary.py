@@ -1,9 +1,9 @@
-"""Measures what the plugin boundary costs: the policy call and the checks of its answer, as shares of a learner step.
+"""Measures the cost of the plugin boundary: the policy call and the checks of its result, as shares of a learner step.
 
-``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps of the default run's model and batch, and
-beside each step the policy call alone, and all that happens on the policy's side of the model: call, checks, reduction and
-gradient with respect to the log-probs, all of it a second time at ratio 1 for the metrics. One thread; prints medians of the
-pairwise shares.
+``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps of the default run's model and batch. For each step
+it also times the policy call alone, and everything on the policy's side of the model: the call, checks, reduction and gradient
+with respect to the log-probs, all repeated at ratio 1 for the metrics. It uses one thread and prints medians of the pairwise
+shares.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PAIRS = 30
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def shares(name: str) -> tuple[float, float, float]:
-    """Median seconds of a step, and median shares of it: the policy call; call, checks, reduction and gradient."""
+    """Return a step's median seconds, and two median shares of it: the policy call; call, checks, reduction and gradient."""
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig.compose(clip=name, overrides=["eval.num_problems=0"], steps=1, output=Path(folder) / "run")
         task = config.task.model_copy(update={"seed": 0})
@@ -68,7 +68,7 @@ def shares(name: str) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """One line per policy."""
+    """Print one line per policy."""
     torch.set_num_threads(1)
     for name in sys.argv[1:] or list(load_zoo()):
         step, bare, whole = shares(name)

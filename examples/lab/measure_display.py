@@ -1,9 +1,9 @@
-"""What the display of `rlzoo train` costs: processor time while it shows a run's steps, as a share of the time they took.
+"""Measures the cost of `rlzoo train`'s display: its CPU time while it shows a run's steps, as a share of their duration.
 
 python examples/lab/measure_display.py runs/mine
 
-It draws on a terminal of its own, 80 columns wide, at the pace of the run; nothing else is done meanwhile. What is counted is
-the processor time of the whole process above that of the same loop without a display.
+It draws on its own terminal with 80 columns, at the pace of the run; nothing else runs meanwhile. The cost is the CPU time of
+the whole process minus the CPU time of the same loop without a display.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from rlzoo.cli.console import Plain
 from rlzoo.cli.progress import shown
 from rlzoo.journal.run_directory import read_metrics
 
-SECONDS = 20.0  # to measure for
+SECONDS = 20.0  # duration of the measurement
 
 Row = dict[str, float]
 
 
 def spent(rows: list[Row], pause: float, *, is_quiet: bool) -> tuple[float, float]:
-    """Processor time and time of a loop that shows the rows again and again, or nothing."""
+    """Return the CPU time and the duration of a loop that shows the rows repeatedly, or nothing."""
     started, begun, step = time.perf_counter(), time.process_time(), 0
     with shown(Plain(), "a run", 10**6, is_quiet=is_quiet) as show:
         while time.perf_counter() - started < SECONDS:
@@ -34,8 +34,8 @@ def spent(rows: list[Row], pause: float, *, is_quiet: bool) -> tuple[float, floa
 
 
 def read(terminal: int) -> None:
-    """Take what is written to a terminal, as its window would."""
-    with contextlib.suppress(OSError):  # at the end
+    """Read what is written to a terminal, as its window would."""
+    with contextlib.suppress(OSError):  # at the end of the stream
         while True:
             os.read(terminal, 65536)
 

@@ -1,4 +1,4 @@
-"""Measures what chunking the log-probs saves: peak memory and time, chunked and not, each in a process of its own.
+"""Measures what chunking the log-probs saves in peak memory and time; each variant runs in its own process.
 
 python examples/lab/measure_log_probs.py --model smollm2 --rows 8 --tokens 512
 """
@@ -20,7 +20,7 @@ PARTS = (
 
 
 def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -> dict[str, Any]:
-    """Peak memory above what the process held before, in MB, and seconds, for one way of computing."""
+    """Return the additional peak memory in MB, and seconds, for one way of computing."""
     import torch
 
     from rlzoo.learner.log_probs import ResponseLogProbs, chunked_log_probs

@@ -1,11 +1,11 @@
-"""Measures the planner: the predicted and the measured peak memory of a learner's step, for models of random weights.
+"""Compares the planner's predicted peak memory of a learner step with measurements, for models with random weights.
 
 python examples/lab/measure_planner.py            all configurations, as a table
 python examples/lab/measure_planner.py --quick    three small ones, as JSON lines
 
-The measure is torch's profiler, which sees every block that torch's CPU allocator hands out and takes back, also inside
-an operator and in the backward pass; the peak of their running sum is exact to the byte. The size of the process says less:
-it moves by pages, holds what the allocator has not returned to the system, and the interpreter and its libraries.
+The measurement uses torch's profiler, which records every allocation and release of torch's CPU allocator, also inside an
+operator and in the backward pass. The peak of their running sum is exact to the byte. The size of the process is less precise:
+it changes by pages, and includes memory that the allocator has not returned, the interpreter and its libraries.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def measure(
     tied: bool = True,
     **shape: int,
 ) -> dict[str, float]:
-    """Predicted and measured peak of the tensors of a learner that takes two optimizer steps, in bytes."""
+    """Return the predicted and the measured peak of the tensors of a learner in two optimizer steps, in bytes."""
     import gc
 
     import torch
@@ -70,7 +70,7 @@ def measure(
     config = RunConfig.compose(clip="grpo", overrides=[*base, *(settings or [])])
     plan = Plan(config, architecture, Devices("CPU", 1, 2**40, is_cpu=True), Prompts(prompt, True))
     assert plan.memory is not None
-    gc.collect()  # what is freed during the measure must have been counted in it
+    gc.collect()  # objects that are freed during the measurement must have been allocated in it
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         model = _model(architecture, kind).to(getattr(torch, config.model.dtype)).train()
         if config.learner.gradient_checkpointing:
@@ -109,13 +109,13 @@ def _model(architecture: Any, kind: str) -> Any:
 
 
 def _checkpoint(model: Any) -> None:
-    """Recompute activations; its name in transformers is to change in version 6."""
+    """Recompute activations; transformers plans to rename this method in version 6."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable()
 
 
 def _batch(prompt: int, response: int, vocab_size: int, rows: int = 32) -> Any:
-    """Rows of which no two are equally long, so that they are padded."""
+    """Return rows with different lengths, so that they are padded."""
     import torch
 
     from rlzoo.learner.batch import Batch
@@ -136,7 +136,7 @@ def _batch(prompt: int, response: int, vocab_size: int, rows: int = 32) -> Any:
 
 
 def main() -> None:
-    """Measure each configuration in a process of its own."""
+    """Measure each configuration in its own process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Measures what turns cost: sampling episodes of eight turns against one turn with as many tokens.
+"""Measures the cost of turns: sampling episodes of eight turns compared with one turn of as many tokens.
 
-``python examples/lab/measure_turns.py [MODEL]`` draws 64 responses of 256 tokens in one turn, and as eight turns of 32 tokens
-with 8 tokens of an environment between them, in pairs; MODEL is what ``model.path`` takes. Prints medians of the ratios
-of the time per token: with the caches kept from turn to turn, and with every episode recomputed in each turn.
+``python examples/lab/measure_turns.py [MODEL]`` samples 64 responses of 256 tokens in pairs: in one turn, and as eight turns of
+32 tokens with 8 environment tokens between them. MODEL is a value of ``model.path``. It prints medians of the ratios of the
+time per token: with caches that are kept from turn to turn, and with every episode recomputed in each turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROWS, TOKENS, TURNS, OBSERVED, PAIRS = 64, 256, 8, 8, 7
 
 
 def seconds(conversation: Conversation, turns: int) -> float:
-    """How long it takes to draw ``TOKENS`` tokens of each row in so many turns."""
+    """Return the time to sample ``TOKENS`` tokens of each row in this number of turns."""
     size = TOKENS // turns
     rng = torch.Generator().manual_seed(0)
     contexts = {row: tuple(torch.randint(3, 9, (12,), generator=rng).tolist()) for row in range(ROWS)}

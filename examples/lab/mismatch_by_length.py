@@ -1,9 +1,9 @@
-"""Who is dropped by a correction for the sampler's mismatch, by response length.
+"""Shows which responses, by length, a correction for the sampler's mismatch drops.
 
-    python examples/lab/mismatch_by_length.py                 # token log-ratios that are independent and normal
-    python examples/lab/mismatch_by_length.py runs/mine       # those a run recorded
+    python examples/lab/mismatch_by_length.py                 # independent, normal token log-ratios
+    python examples/lab/mismatch_by_length.py runs/mine       # the log-ratios of a recorded run
 
-Prints the share of the responses (for masks per token: of their tokens) that each correction keeps.
+Prints the share of the responses (for masks per token, of their tokens) that each correction keeps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlzoo.fairness import bin_edges, bin_index
 from rlzoo.recording import RecordedStep
 
 SIGMA = 0.01
-KEPT = 0.9  # of a recorded run's responses, by every correction
+KEPT = 0.9  # share of a recorded run's responses that every correction keeps
 LENGTHS = (64, 256, 1024, 4096, 16384)
 CORRECTIONS: dict[str, Correction] = {
     "icepop, each token in .5 to 2": IcePop(),
@@ -37,7 +37,7 @@ def kept(log_ratio: torch.Tensor, mask: torch.Tensor, correction: Correction) ->
 
 
 def matched(log_ratio: torch.Tensor, mask: torch.Tensor, share: float) -> dict[str, Correction]:
-    """Bands on the sum, the mean and the sum over sqrt(L) that each keep this share of all responses."""
+    """Return bands on the sum, the mean and the sum over sqrt(L) that each keep this share of all responses."""
     total, length = log_ratio.sum(-1).abs(), mask.sum(-1)
     found = {name: float(values.quantile(share)) for name, values in
              (("sum", total), ("mean", total / length), ("root", total / length.sqrt()))}  # fmt: skip

@@ -1,8 +1,8 @@
-"""The race of docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at one clip fraction.
+"""The comparison of docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at one clip fraction.
 
-``python examples/lab/race_turns.py FOLDER``: ``rlzoo calibrate`` finds the width with which each policy clips a tenth, on a
-seed kept for that; then ``rlzoo sweep`` runs every policy with five other seeds, and those that take an advantage per token
-with the estimator `gigpo` as well. What is finished in FOLDER is not done again.
+``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` to find the width with which each policy clips a
+tenth, on a separate seed. Then ``rlzoo sweep`` runs every policy with five other seeds, and the policies that accept an
+advantage per token also with the estimator `gigpo`. Parts that are finished in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEEDS = "0,1,2,3,4"
 
 
 def rlzoo(*arguments: object) -> int:
-    """Run a command on one thread; its exit code."""
+    """Run a command on one thread, and return its exit code."""
     command = [sys.executable, "-m", "rlzoo", *map(str, arguments), "--quiet"]
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
 
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
         file = folder / "widths" / f"{clip}.yaml"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            # with an exit code of 1 it has written the nearest of its pilots
+            # with exit code 1 it has written its nearest pilot
             rlzoo("calibrate", "--config", "guess", "--clip", clip, "--seed", TUNING_SEED, "--steps", 20, "--output", file)
         found = yaml.safe_load(file.read_text())["clip"]
         widths[clip] = {"clip": {name: value for name, value in found.items() if name != "name"}}
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     ):
         rule = ("--clip", ",".join(clips), "--seeds", SEEDS)
         if rlzoo("sweep", "--config", "guess", "--config", chosen, *rule, *settings, "--output", folder / name):
-            raise SystemExit(f"the sweep in {folder / name} is not complete; run this again")
+            raise SystemExit(f"the sweep in {folder / name} is not complete; rerun this script to resume")
 
 
 if __name__ == "__main__":

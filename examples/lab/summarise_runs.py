@@ -1,4 +1,4 @@
-"""Prints a line per run directory: held-out accuracy before and after, clip fraction, and its profile over six length bins.
+"""Prints a line per run directory: held-out accuracy before and after, clip fraction, and clip profile over six length bins.
 
 python examples/lab/summarise_runs.py runs/*
 """
@@ -17,7 +17,7 @@ for folder in map(Path, sys.argv[1:]):
     updated = [row for row in rows if "clip/fraction" in row]
 
     def mean(key: str, rows: list[dict[str, float]] = updated) -> float:
-        """Mean over the steps that have this metric; 0 if none has."""
+        """Return the mean over the steps that have this metric; 0 if none has."""
         values = [row[key] for row in rows if key in row]
         return sum(values) / len(values) if values else 0.0
 

@@ -1,4 +1,4 @@
-"""Draws the default run as `rlzoo train` shows it half-way on a terminal of 80 columns, by running it.
+"""Draws the display of `rlzoo train` half-way through the default run, on a terminal of 80 columns, by running it.
 
 python examples/lab/terminal_picture.py docs/images/train-terminal.svg
 """
@@ -18,7 +18,7 @@ from rlzoo.cli.progress import Screen
 
 STEP = 24  # of 40
 FONTS = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-# no fonts from another server: a picture in a page fetches nothing
+# no fonts from another server: a picture in a page must not fetch anything
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace("Fira Code, monospace", FONTS)
 
 

@@ -1,8 +1,8 @@
 """Draws how a model learns to use a tool: scores and calls over the steps of a run.
 
 ``python examples/lab/tool_curve.py RUN picture.svg`` reads ``metrics.jsonl`` and ``rollouts`` in the run directory. It draws
-the held-out accuracy, the mean reward of the sampled episodes, and how many calls were answered per episode, and prints them
-as a table. A call in a turn that was cut off is not answered, and does not count.
+the held-out accuracy, the mean reward of the sampled episodes, and the number of answered calls per episode, and prints them as
+a table. A call in a turn that was cut off is not answered and does not count.
 """
 
 import json
@@ -42,7 +42,7 @@ for step in sorted({*held_out, *reward}):
     cells = (f"{of[step]:.3f}" if step in of else "" for of in columns.values())
     print(f"| {step} |", " | ".join(cells), "|")
 
-mpl.rcParams["svg.hashsalt"] = "rlzoo"  # the same numbers give the same file
+mpl.rcParams["svg.hashsalt"] = "rlzoo"  # so that the same numbers give the same file
 figure = Figure(figsize=(9, 3.4), layout="constrained")
 left, right = figure.subplots(1, 2, sharex=True)
 left.plot(held_out.keys(), held_out.values(), "o-", color="#0072b2", label="held-out sums")

@@ -1,4 +1,4 @@
-"""A soft gate on every token's ratio, in place of a hard clip."""
+"""A soft gate on every token's ratio, instead of a hard clip."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class SoftGate(ClipPolicy):
-    """Lets the gradient of a token fade as its ratio leaves 1.
+    """Fades the gradient of a token as its ratio moves away from 1.
 
     Formula:
         J = mean over responses of mean_t A arctan(tau (r_t - 1)) / tau
@@ -43,5 +43,5 @@ class SoftGate(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """The policies of this plugin."""
+    """Return the policies of this plugin."""
     return [SoftGate]

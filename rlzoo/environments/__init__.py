@@ -1,4 +1,4 @@
-"""Environments: what answers the model between its turns."""
+"""Environments, which respond to the model between its turns."""
 
 from rlzoo.environments.environment import Environment, Message, Messages, Move, Observation
 from rlzoo.environments.host import Host

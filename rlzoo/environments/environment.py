@@ -1,4 +1,4 @@
-"""What an environment is: two methods, and the records that go in and out of them."""
+"""The environment interface: two methods, and the types that they take and return."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Message = Mapping[str, Any]
 """A message of a conversation: ``{"role": "user", "content": "higher"}``."""
 
 Messages = str | Message | Sequence[Message]
-"""What an environment may answer: messages, one message, or the text of one message of the user."""
+"""What an environment may return: messages, a single message, or the text of a single user message."""
 
 LONGEST_TEXT = 200_000
-"""Characters of an observation, at most. An environment that answers more has failed."""
+"""Largest length of an observation in characters. An environment that returns more has failed."""
 
 
 class Environment(Protocol):
-    """One episode: the model and the environment write in turn.
+    """One episode, in which the model and the environment write alternately.
 
-    Any class with these two methods is an environment. An object of it is made for each episode, with the arguments that the
-    run's configuration gives, and is reset once. The same problem and seed must begin the same episode: the responses to one
+    Any class with these two methods is an environment. One object is made per episode, with the arguments from the run's
+    configuration, and is reset once. The same problem and seed must begin the same episode, because the responses to one
     problem are compared with each other.
 
     Example:
@@ -43,28 +43,27 @@ class Environment(Protocol):
 
         Args:
             problem: what the episode is about.
-            seed: of everything random in it.
+            seed: seed for everything random in the episode.
 
         Returns:
-            The messages that the model answers first.
+            The first messages for the model.
         """
         ...
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
-        """Take what the model wrote in its turn.
+        """Process the model's text of one turn.
 
         Returns:
-            The messages that the model answers next, the reward of this turn, whether the episode is over, and further
-            information: ``state``, a text that is equal where two turns begin in the same state (by default the observation),
-            and finite numbers, whose last values are averaged over the episodes and logged as ``env/<name>``. Anything
-            else in it is ignored.
+            The next messages for the model, the reward of this turn, whether the episode is over, and an info mapping. Its
+            ``state`` is a string that is equal for turns that begin in the same state; the default is the observation. The last
+            values of its finite numbers are averaged over the episodes and logged as ``env/<name>``. Other entries are ignored.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A call of one episode's environment: what the model wrote, or the problem and seed that begin the episode."""
+    """A call of one episode's environment: the model's text, or the problem and seed that begin the episode."""
 
     episode: int
     message: str = ""
@@ -74,7 +73,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment answered, checked.
+    """The checked result of a call of an environment.
 
     Example:
         ``Observation(({"role": "user", "content": "lower"},), reward=0.0, done=False)``
@@ -85,11 +84,11 @@ class Observation:
     done: bool = False
     state: int = 0
     numbers: Mapping[str, float] = field(default_factory=dict)
-    failure: str = ""  # why the environment gave no answer; the episode is over then
+    failure: str = ""  # why the environment gave no result; the episode is then over
 
     @property
     def text(self) -> str:
-        """The messages' contents."""
+        """The contents of the messages."""
         return "\n".join(str(message["content"]) for message in self.messages)
 
     @classmethod
@@ -97,14 +96,14 @@ class Observation:
         """Check what an environment returned.
 
         Raises:
-            ValueError: it is not what `Environment` says.
+            ValueError: it does not match the `Environment` interface.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         elif isinstance(messages, Mapping):
             messages = [messages]
         if not isinstance(messages, Sequence) or not all(_is_message(message) for message in messages):
-            raise ValueError(f"returned {shown(messages)}, not a text or messages with a role and a content")
+            raise ValueError(f"returned {shown(messages)}, not a string or messages with a role and a content")
         size = sum(len(message["content"]) for message in messages)
         if size > LONGEST_TEXT:
             raise ValueError(f"returned {size:,} characters (at most {LONGEST_TEXT:,})")
@@ -114,11 +113,11 @@ class Observation:
             number = math.nan
         if not abs(number) <= 1e6:
             raise ValueError(f"returned the reward {shown(reward)}, not a number between -1e6 and 1e6")
-        if done not in (True, False):  # NumPy's are equal to these
+        if done not in (True, False):  # NumPy's booleans compare equal to these
             raise ValueError(f"returned done={shown(done)}, not True or False")
         info = {} if info is None else info
         if not isinstance(info, Mapping) or not isinstance(info.get("state", ""), str):
-            raise ValueError(f"returned the information {shown(info)}, not a mapping whose 'state', if any, is a text")
+            raise ValueError(f"returned the information {shown(info)}, not a mapping whose 'state', if present, is a string")
         numbers = {str(name): float(value) for name, value in info.items() if isinstance(value, int | float)}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         text = "\n".join(message["content"] for message in messages)
@@ -126,7 +125,7 @@ class Observation:
 
 
 def state_id(state: str) -> int:
-    """A number for a state, int64: equal for equal texts, in every process and run."""
+    """Return an int64 that identifies a state: equal texts give equal numbers in every process and run."""
     return int.from_bytes(hashlib.blake2b(state.encode(errors="surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 

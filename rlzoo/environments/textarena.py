@@ -1,4 +1,4 @@
-"""Single-player games of TextArena."""
+"""Single-player games from TextArena."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlzoo.types import Problem
 
 
 class TextArena:
-    """A game of TextArena; its reward is paid at the end.
+    """A game from TextArena, which has its reward at the end.
 
-    The games draw from Python's global generator. Each episode therefore keeps a state of that generator of its own: its game
-    depends on the seed and on the moves alone, whatever else the process plays.
+    The games draw from Python's global random generator. Each episode therefore keeps its own state of that generator, so that
+    its game depends only on the seed and the moves.
     """
 
     def __init__(self, game: str = "", **options: Any) -> None:
-        """Check the game and import it.
+        """Check and import the game.
 
         Args:
             game: name in TextArena's registry, such as ``GuessTheNumber-v0``.
-            options: of the game, in place of those it is registered with, such as ``max_number``.
+            options: options of the game that replace its registered ones, such as ``max_number``.
         """
         require_extra("textarena", "textarena")
         from textarena.envs.registration import ENV_REGISTRY
@@ -33,13 +33,13 @@ class TextArena:
         if game not in ENV_REGISTRY:
             example = "for example GuessTheNumber-v0, Mastermind-v0 or Blackjack-v0"
             close = did_you_mean(game, ENV_REGISTRY)
-            raise UserError(f"task.arguments.game={shown(game)}: TextArena has no game of that name ({example}){close}")
+            raise UserError(f"task.arguments.game={shown(game)}: TextArena has no game with that name ({example}){close}")
         self.game, self.options = game, options
         with _no_download(game):
             _imported(game)
 
     def reset(self, problem: Problem, seed: int) -> Messages:
-        """Begin the game that the seed gives; the problem says nothing more."""
+        """Begin the game with the given seed; the problem is not used."""
         import textarena
 
         self._own_random = OwnRandom(seed)
@@ -51,12 +51,14 @@ class TextArena:
             try:
                 self._env.reset(num_players=1, seed=seed)
             except AssertionError as error:
-                raise UserError(f"task.arguments.game={self.game!r}: the game is not for a single player: {error}") from error
+                raise UserError(
+                    f"task.arguments.game={self.game!r}: the game does not support a single player: {error}"
+                ) from error
         self._inner = self._env  # without the wrappers, which repeat the whole game in every observation
         while hasattr(self._inner, "env"):
             self._inner = self._inner.env
         if not isinstance(self._inner.state, textarena.SinglePlayerState):
-            raise UserError(f"task.arguments.game={self.game!r}: the game is not for a single player")
+            raise UserError(f"task.arguments.game={self.game!r}: the game does not support a single player")
         return self._seen()
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
@@ -72,13 +74,13 @@ class TextArena:
         return "\n".join(part for part in (seen, reason) if part), float((rewards or {}).get(0, 0.0)), True, numbers
 
     def _seen(self) -> str:
-        """What the game has written since the last call, without the model's own moves."""
+        """Return what the game has written since the last call, without the model's own moves."""
         player, observation = self._inner.get_observation()
         return "\n".join(text.strip("\n") for sender, text, _ in observation if sender != player)
 
 
 def _imported(game: str) -> None:
-    """Import the game's module, so that no step's time pays for it."""
+    """Import the game's module, so that the import does not count against a step's time limit."""
     import importlib
 
     from textarena.envs.registration import ENV_REGISTRY
@@ -93,13 +95,13 @@ def _imported(game: str) -> None:
 
 @contextmanager
 def _no_download(game: str) -> Iterator[None]:
-    """Games of words ask for NLTK's data whenever they are made: take what is there, and download nothing."""
+    """Prevent downloads: word games ask for NLTK's data whenever they are made, and only installed data is used."""
     import nltk
 
     def downloaded(name: str, *_: Any, **__: Any) -> bool:
         if not any(_has_data(f"{folder}/{name}") for folder in ("corpora", "taggers")):
             raise UserError(
-                f"task.arguments.game={game!r} needs data of NLTK that is not on this machine: "
+                f"task.arguments.game={game!r} needs NLTK data that is not installed: "
                 "run python -m nltk.downloader words averaged_perceptron_tagger_eng"
             )
         return True

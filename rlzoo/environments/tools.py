@@ -1,4 +1,4 @@
-"""Tools: Python functions that the model calls in its turns, and a calculator as an example."""
+"""Tools, which are Python functions that the model calls in its turns, and a calculator as an example."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Tool = Callable[..., Any]
 F = TypeVar("F", bound=Tool)
 
 LONGEST_CALL = 100_000
-"""Characters of a call, at most."""
+"""Largest length of a call in characters."""
 
 MOST_CALLS = 8
-"""Calls in one turn, at most; each one beyond is answered with an error."""
+"""Largest number of calls in a turn; further calls get an error."""
 
 HOW = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
 
@@ -33,14 +33,14 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DO
 
 
 class ToolError(Exception):
-    """Why a call got no value; the model reads the text."""
+    """Why a call failed; the model reads the text."""
 
 
 def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
-    """Mark a tool that needs something before its first call.
+    """Mark a tool that needs preparation before its first call.
 
     Args:
-        prepare: is called before a run starts, and once in every worker process, outside the time limit of a call. It raises
+        prepare: called before a run starts, and once in every worker process, outside the time limit of a call. It raises
             `rlzoo.errors.UserError` if the tool cannot be used.
     """
 
@@ -54,8 +54,8 @@ def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
 class ToolEnvironment:
     """An episode with one question, in which the model may call tools before it answers.
 
-    A turn with calls is answered by a message of the role ``tool`` for each, in order. A turn without a call is the answer, and
-    ends the episode. The reward is 0: whoever asked the question judges the answer.
+    Each call in a turn is answered by a message with the role ``tool``, in order. A turn without a call is the answer, and ends
+    the episode. The reward is 0, because the task that asked the question grades the answer.
 
     Example:
         >>> episode = ToolEnvironment([calculator])
@@ -78,7 +78,7 @@ class ToolEnvironment:
         self.last = ""
 
     def reset(self, problem: Problem, seed: int) -> str:
-        """Ask the question."""
+        """Return the question."""
         return problem.question
 
     def step(self, message: str) -> tuple[list[Message], float, bool, Mapping[str, Any]]:
@@ -90,7 +90,7 @@ class ToolEnvironment:
         return answers, 0.0, not calls, info
 
     def _answer(self, number: int, text: str) -> Message:
-        """Run one call; the message that answers it."""
+        """Run one call and return the message that answers it."""
         self.num_calls += 1
         name = "unknown"
         try:
@@ -105,7 +105,7 @@ class ToolEnvironment:
 
 
 def find_calls(text: str) -> list[str]:
-    """What stands between the tags of a turn's calls; what stands before the end of its thoughts is not looked at.
+    """Return the text between the tags of each call in a turn; calls before the end of the model's thoughts are ignored.
 
     Example:
         >>> find_calls('<think>a <tool_call>?</think>Let me see. <tool_call>{"name": "f"}</tool_call> <tool_call>{')
@@ -115,14 +115,14 @@ def find_calls(text: str) -> list[str]:
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and arguments of a call.
+    """Return the name and the arguments of a call.
 
     Example:
         >>> parse_call('{"name": "calculator", "arguments": {"expression": "1 + 1"}}')
         ('calculator', {'expression': '1 + 1'})
 
     Raises:
-        ToolError: it is not written as `HOW` says.
+        ToolError: it does not have the form of `HOW`.
     """
     if len(text) > LONGEST_CALL:
         raise ToolError(f"the call has {len(text):,} characters (at most {LONGEST_CALL:,})")
@@ -139,7 +139,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]) -> str:
-    """The value of a tool as text: a string as it is, anything else as JSON.
+    """Return the result of a tool as text: a string unchanged, anything else as JSON.
 
     Raises:
         ToolError: there is no such tool, the arguments are wrong, or the tool raised.
@@ -158,12 +158,12 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
 
 @cache
 def checked(tool: Tool) -> Tool:
-    """The tool with its arguments checked by its annotations."""
+    """Return the tool with validation of its arguments by its annotations."""
     return validate_call(config=ConfigDict(arbitrary_types_allowed=True))(tool)
 
 
-_LONGEST = 300  # characters of an expression
-_BITS = 4096  # of a whole number
+_LONGEST = 300  # characters in an expression
+_BITS = 4096  # bits in an integer
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -212,7 +212,7 @@ def calculator(expression: str) -> str:
 
 
 def _value(node: ast.AST, expression: str) -> int | float:
-    """The number that a part of an expression stands for."""
+    """Return the value of a part of an expression."""
     value: Any
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         value = node.value

@@ -1,4 +1,4 @@
-"""Environments of verifiers, version 1 of its interface: a taskset, and an Env that plays it with one agent."""
+"""Environments of verifiers, interface version 1: a taskset, and an Env that plays it with one agent."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Verifiers:
     """Plays a verifiers environment with the model as its only agent.
 
     A verifiers environment drives the conversation itself: its ``run`` opens an interaction with an agent and asks for turns.
-    Here the agent is the model that is trained: ``run`` is suspended whenever it asks for a turn, and goes on with what the
-    model has written. No harness, no runtime and no server takes part, so an environment that needs tools, a container or
-    several agents is refused. The reward of the episode is that of the trace, paid at its end.
+    Here the agent is the trained model. ``run`` is suspended whenever it asks for a turn, and resumes with the model's text.
+    There is no harness, runtime or server, so environments that need tools, a container or several agents are rejected. The
+    reward of the episode is the reward of the trace, at the end of the episode.
     """
 
     def __init__(self, taskset: str = "", *, env: str = "", tasks: int = 1000, **config: Any) -> None:
@@ -33,20 +33,20 @@ class Verifiers:
 
         Args:
             taskset: name of an installed taskset, a module that exports one in ``__all__``.
-            env: name of an environment to play it with; by default the taskset's own, or one turn if it has none.
-            tasks: how many of its tasks are used, for a taskset that never ends.
+            env: name of the environment that plays it; by default the taskset's own, or a single turn if it has none.
+            tasks: number of tasks that are used from an infinite taskset.
             config: further settings of the taskset.
         """
         require_extra("verifiers", "verifiers")
         if not taskset:
-            raise UserError("task.arguments.taskset is missing: give the name of an installed taskset of verifiers")
+            raise UserError("task.arguments.taskset is missing: give the name of an installed verifiers taskset")
         self._key = json.dumps([taskset, env, config], sort_keys=True)
         self.count = tasks
         _loaded(self._key)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def reset(self, problem: Problem, seed: int) -> Messages:
-        """Begin the task that the seed picks."""
+        """Begin the task that the seed selects."""
         env, tasks = _loaded(self._key)
         task = tasks.pick(seed, self.count)
         _check(task)
@@ -61,13 +61,13 @@ class Verifiers:
         return messages
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
-        """Give the environment the turn that it waits for."""
+        """Pass the model's text to the environment, which waits for it."""
         with self._own_random():
             self._agent.answer.set_result(message)
             return self._advance()
 
     def close(self) -> None:
-        """End what is still running; done when nothing refers to the environment any more."""
+        """Cancel what is still running; called when the object is deleted."""
         loop, self._loop = getattr(self, "_loop", None), None
         if loop is None or loop.is_closed():
             return
@@ -96,12 +96,12 @@ class Verifiers:
 
 
 async def _played(env: Any, task: Any, agent: _Agent) -> list[Any]:
-    """One episode, as `Env.run_episode` plays it; gives its traces."""
+    """Run one episode as `Env.run_episode` does; returns its traces."""
     import verifiers.v1 as vf
 
     about = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     episode = vf.Episode(env=vf.EnvInfo(id=env.config.env_id), task=about, traces=agent.traces)
-    episode.traces = agent.traces  # the same list: it fills while the environment runs
+    episode.traces = agent.traces  # the same list, which fills while the environment runs
     agents = vf.Agents(env.config, lambda name, spec: _Seat(agent, name, spec))
     await env.setup(agents)
     await env.run(task, agents)
@@ -110,7 +110,7 @@ async def _played(env: Any, task: Any, agent: _Agent) -> list[Any]:
 
 
 class _Agent:
-    """The model: one question at a time."""
+    """The model, which answers one request at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -126,7 +126,7 @@ class _Agent:
 
 
 class _Seat:
-    """What an environment sees of an agent: the part of `verifiers.v1.Agent` that needs no harness."""
+    """The environment's view of an agent: the part of `verifiers.v1.Agent` that needs no harness."""
 
     trainable = True
 
@@ -134,14 +134,14 @@ class _Seat:
         self._agent, self.name, self.config = agent, name, config
 
     async def run(self, task: Any, **_: Any) -> Any:
-        """One turn."""
+        """Play a single turn."""
         async with self.interaction(task) as interaction:
             await interaction.turn()
         return interaction.trace
 
     @asynccontextmanager
     async def interaction(self, task: Any, **_: Any) -> AsyncIterator[_Interaction]:
-        """Turn by turn."""
+        """Open a conversation of several turns."""
         from verifiers.v1.utils.decorators import invoke
 
         self._agent.interactions += 1
@@ -161,7 +161,7 @@ class _Seat:
 
 
 class _Interaction:
-    """What an environment sees of an open conversation; as `verifiers.v1.Interaction`."""
+    """The environment's view of an open conversation, like `verifiers.v1.Interaction`."""
 
     def __init__(self, agent: _Agent, task: Any, name: str, config: Any) -> None:
         import verifiers.v1 as vf
@@ -174,7 +174,7 @@ class _Interaction:
         self._turns, self._over = 0, False
 
     async def turn(self, message: Any = None) -> Any:
-        """Ask the model."""
+        """Send messages to the model and return its reply."""
         import verifiers.v1 as vf
         from verifiers.v1.graph import prepare_turn
 
@@ -201,7 +201,7 @@ class _Interaction:
             new.append(vf.SystemMessage(content=data.system_prompt))
         if message is None:
             if self._turns or data.prompt is None:
-                raise ValueError("a bare turn() takes the first answer to a task with a prompt")
+                raise ValueError("turn() without a message is only for the first turn of a task with a prompt")
             message = data.prompt
         if isinstance(message, str):
             return [*new, vf.UserMessage(content=message)]
@@ -217,7 +217,7 @@ class _Interaction:
 
 
 class _Tasks:
-    """The tasks of a taskset, read as far as they are needed."""
+    """The tasks of a taskset, read only as far as needed."""
 
     def __init__(self, taskset: Any) -> None:
         self._left: Iterator[Any] = iter(taskset)
@@ -225,7 +225,7 @@ class _Tasks:
         self._infinite = bool(taskset.INFINITE)
 
     def pick(self, seed: int, count: int) -> Any:
-        """The task of a seed, among all of a finite taskset, or the first ``count`` of one that never ends."""
+        """Return the task for a seed, among all tasks of a finite taskset or the first ``count`` of an infinite one."""
         if not self._infinite:
             self._read += self._left
         index = seed % count if self._infinite else seed % max(1, len(self._read))
@@ -237,7 +237,7 @@ class _Tasks:
 
 @lru_cache(maxsize=8)
 def _loaded(key: str) -> tuple[Any, _Tasks]:
-    """The environment and its tasks, once in a process."""
+    """Load the environment and its tasks, once per process."""
     import verifiers.v1 as vf
 
     taskset, name, settings = json.loads(key)
@@ -252,7 +252,7 @@ def _loaded(key: str) -> tuple[Any, _Tasks]:
 
 
 def _check(task: Any) -> None:
-    """A `UserError` for a task that needs what is not there."""
+    """Raise a `UserError` if a task needs something that is not supported."""
     lacking = []
     if task.NEEDS_CONTAINER or task.data.image:
         lacking.append("a container")
@@ -275,5 +275,5 @@ def _overridden(task: Any, *names: str) -> list[Any]:
 
 def _plain(message: Any) -> Message:
     if not isinstance(message.content, str):
-        raise ValueError(f"a message of the role {message.role!r} is not text; only text is supported")
+        raise ValueError(f"a message with the role {message.role!r} is not text; only text is supported")
     return {"role": message.role, "content": message.content}

@@ -1,1 +1,1 @@
-"""Optional speed on CPUs. Delete this folder and everything still runs, more slowly."""
+"""Optional optimizations for CPUs. Everything also works without this folder, but more slowly."""

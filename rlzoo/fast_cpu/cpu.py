@@ -1,7 +1,7 @@
-"""Fast products on CPUs: freed memory is kept, and oneDNN multiplies where MKL would reach half of the rate.
+"""Fast matrix products on CPUs: freed memory is kept, and oneDNN replaces MKL where MKL reaches only half of the rate.
 
-torch calls MKL for products in float32. On AMD's CPUs, MKL uses AVX2 even if there is AVX-512. oneDNN, which torch calls for
-bfloat16, uses AVX-512.
+torch uses MKL for float32 products. On AMD CPUs, MKL uses AVX2 even if AVX-512 is available. oneDNN, which torch uses for
+bfloat16, supports AVX-512 there.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ PACKED = 2**19
 """Minimum number of elements in a bfloat16 weight for packing to pay off."""
 
 STEADY = 8
-"""Products of the same number of rows before a weight is packed for it: packing takes as long as two to five of them."""
+"""Consecutive products with the same number of rows before a weight is packed. Packing costs two to five products."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
 
 
 def prepare_cpu(model: PreTrainedModel) -> None:
-    """Keep freed memory, and multiply by oneDNN where that is quicker; not where the model is on a GPU, or goes there next."""
+    """Keep freed memory, and use oneDNN where it is faster; does nothing if the model is on a GPU or a GPU is available."""
     if model.device.type != "cpu" or torch.cuda.is_available():
         return
     keep_freed_memory()
@@ -52,7 +52,7 @@ def keep_freed_memory() -> None:
 
 @functools.cache
 def is_slow_with_mkl() -> bool:
-    """Whether torch multiplies by MKL on an AMD processor with AVX-512, and has oneDNN."""
+    """Whether torch uses MKL on an AMD CPU with AVX-512, and oneDNN is available."""
     if not _has_avx512() or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return False
     processor = Path("/proc/cpuinfo")
@@ -60,22 +60,22 @@ def is_slow_with_mkl() -> bool:
 
 
 def has_onednn() -> bool:
-    """Whether this torch can multiply by oneDNN."""
+    """Whether this torch supports oneDNN products."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let the model's linear layers multiply by oneDNN; their weights and names stay."""
+    """Let the model's linear layers use oneDNN; their weights and names do not change."""
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.numel() >= SMALLEST:
             module.__class__ = OneDnnLinear
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer whose float32 products on a processor are oneDNN's.
+    """A linear layer that uses oneDNN for float32 products on a CPU.
 
     Example:
-        ``use_onednn(model)`` makes layers of a model such ones.
+        ``use_onednn(model)`` converts the layers of a model.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -107,20 +107,20 @@ class _Linear(torch.autograd.Function):
 
 
 class Product:
-    """``states @ weight.T + bias``, the quicker way, for many products by a weight that stays; without a gradient.
+    """``states @ weight.T + bias`` without a gradient, optimized for many products with a constant weight.
 
-    A library that multiplies few rows spends as long on bringing the weight into its own order as on the product. MKL keeps
-    that order for one number of rows, so a weight is packed once that number has stayed; oneDNN for any number.
+    For few rows, a library spends as much time on reordering the weight as on the product. Packing avoids the reordering.
+    MKL packs for one number of rows, so a weight is packed after that number has repeated; oneDNN packs for any number.
 
     Example:
-        ``Product(linear.weight, linear.bias)(states)``: of ``(B, K)`` by ``(N, K)`` and ``(N,)``.
+        ``Product(linear.weight, linear.bias)(states)`` multiplies ``(B, K)`` by ``(N, K)`` and adds ``(N,)``.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> None:
-        """``packs``: whether a copy of the weight may be kept."""
+        """``packs``: whether to keep a packed copy of the weight."""
         self.weight, self.bias = weight, bias
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = nn.functional.linear
-        self._packed: Tensor | None = None  # by MKL, for so many rows
+        self._packed: Tensor | None = None  # packed by MKL for this number of rows
         self._rows, self._steady = 0, 0
         self._by_mkl = False
         on_cpu, size = weight.device.type == "cpu", weight.numel()
@@ -133,7 +133,7 @@ class Product:
             self.weight, self.multiply = torch.ops.mkldnn._reorder_linear_weight(weight), onednn_linear
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Products of ``(B, K)``, at least one row."""
+        """Multiply ``(B, K)``, with at least one row."""
         if self._by_mkl:
             self._steady = self._steady + 1 if len(states) == self._rows else 0
             self._rows = len(states)
@@ -146,7 +146,7 @@ class Product:
 
 
 def has_mkl() -> bool:
-    """Whether this torch can multiply by weights that MKL packed."""
+    """Whether this torch supports products with weights that MKL packed."""
     return hasattr(torch.ops.mkl, "_mkl_linear") and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 
 
@@ -155,6 +155,6 @@ def _has_avx512() -> bool:
 
 
 def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same by oneDNN, in float32 on a processor."""
+    """Compute `torch.nn.functional.linear` with oneDNN, in float32 on a CPU."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
     return result

@@ -1,7 +1,7 @@
-"""One token of a Llama-like model, without its modules: joined matrices, and every operation once for all heads.
+"""One decoding step of a Llama-like model without its modules: joined matrices, and each operation once for all heads.
 
-A small model's step costs what it takes to call its many small operations; here they are a third as many. What it computes
-is what transformers' Llama, Mistral, Qwen2 and Qwen3 compute, and it is tried against them before it is used.
+The cost of a step of a small model is mostly the overhead of its many small operations. This module needs a third of them. It
+computes the same as Llama, Mistral, Qwen2 and Qwen3 of transformers, and is compared with them before it is used.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ROPES = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length of what is sampled
+ROPES = ("default", "linear", "llama3", "yarn")  # their angles do not depend on the length of the response
 JOINED_BYTES = 2**30
-"""Matrices are joined and packed in a copy; a model with more than this keeps its own."""
+"""Size limit for joining and packing matrices, which needs a copy; larger models keep their own matrices."""
 
 
 class KeyValues(Protocol):
     """One layer's cache."""
 
     def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Append ``(B, H, 1, D)``; returns all, ``(B, H, T, D)``."""
+        """Append ``(B, H, 1, D)``; returns all keys and values, ``(B, H, T, D)``."""
         ...
 
 
@@ -42,16 +42,16 @@ class Block:
     """
 
     norm: Tensor
-    inputs: tuple[Product, ...]  # query, key, value; joined if there is room
+    inputs: tuple[Product, ...]  # query, key, value; joined if the model is small enough
     head_norm: Tensor | None  # (heads + key heads, D)
     output: Product
     mlp_norm: Tensor
-    mlp_inputs: tuple[Product, ...]  # gate, up; joined if there is room
+    mlp_inputs: tuple[Product, ...]  # gate, up; joined if the model is small enough
     mlp_output: Product
 
 
 class FusedStep:
-    """The next token's logits, from the weights as they are when it is made.
+    """Computes the next token's logits, from the weights at the time of construction.
 
     Example:
         ``FusedStep(model, length=512)(tokens, positions, layers, mask)``
@@ -67,7 +67,7 @@ class FusedStep:
         self.num_key_heads = attention.k_proj.out_features // self.size
         self.scale = float(attention.scaling)
         self.eps = float(config.rms_norm_eps)
-        self.least = torch.tensor(self.eps**0.5)  # what the root mean square of zeros counts as
+        self.least = torch.tensor(self.eps**0.5)  # root mean square of zeros
         self.act: Callable[[Tensor], Tensor] = decoder.layers[0].mlp.act_fn
         self.embedding: Tensor = decoder.embed_tokens.weight
         self.norm: Tensor = decoder.norm.weight
@@ -77,7 +77,7 @@ class FusedStep:
         positions = torch.arange(length, device=model.device)[None]
         cos, sin = decoder.rotary_emb(torch.zeros(1, 1, dtype=torch.float32, device=model.device), positions)
         self.cos, self.sin = cos[0, :, None], sin[0, :, None].clone()  # (length, 1, D)
-        self.sin[..., : self.size // 2] *= -1  # so that turning a pair takes one roll
+        self.sin[..., : self.size // 2] *= -1  # so that the rotation of a pair needs only one roll
 
     def _block(self, layer: Any) -> Block:
         attention, mlp = layer.self_attn, layer.mlp
@@ -96,7 +96,7 @@ class FusedStep:
         )
 
     def _product(self, *linears: nn.Linear) -> Product:
-        """What several linear layers give, next to each other."""
+        """Return one product for several linear layers, with their outputs concatenated."""
         weights = [linear.weight.to(self.dtype) for linear in linears]
         biases = [linear.bias.to(self.dtype) for linear in linears if linear.bias is not None]
         bias = torch.cat(biases) if biases else None
@@ -106,13 +106,13 @@ class FusedStep:
         return (self._product(*linears),) if self.copies else tuple(map(self._product, linears))
 
     def __call__(self, tokens: Tensor, positions: Tensor, layers: Sequence[KeyValues], mask: Tensor | None) -> Tensor:
-        """Logits ``(B, V)`` after one more token of each response.
+        """Return logits ``(B, V)`` after one more token of each response.
 
         Args:
             tokens: ``(B,)``.
-            positions: ``(B,)`` of these tokens, from 0.
-            layers: the caches, which the token's keys and values are appended to.
-            mask: bool ``(B, 1, 1, T)``, True where attention may look, the new token included; None: everywhere.
+            positions: ``(B,)`` positions of these tokens, from 0.
+            layers: the caches; the keys and values of the tokens are appended to them.
+            mask: bool ``(B, 1, 1, T)``, True where attention is allowed, including the new token; None: everywhere.
         """
         with torch.autocast(tokens.device.type, enabled=False):
             cos, sin = self.cos[positions], self.sin[positions]
@@ -125,9 +125,9 @@ class FusedStep:
             return self.head(self._normed(hidden, self.norm))
 
     def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm over the last dimension; on a processor, where torch's own is many operations, in fewer."""
+        """Compute RMSNorm over the last dimension, with fewer operations on a CPU than torch's own function."""
         if states.device.type != "cpu":
-            plain = weight.dim() == 1  # else a weight for each head
+            plain = weight.dim() == 1  # otherwise one weight per head
             normed = functional.rms_norm(states, states.shape[-1:], weight if plain else None, self.eps)
             return (normed if plain else normed * weight).to(self.dtype)
         length = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
@@ -157,7 +157,7 @@ def _times(states: Tensor, matrices: tuple[Product, ...]) -> Tensor:
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """Whether the model is made as `FusedStep` takes it to be: plain linear layers, no adapter, angles known in advance."""
+    """Whether `FusedStep` supports the model: plain linear layers, no adapter, and angles that are known in advance."""
     if type(model).__name__ not in MODELS:
         return False
     rope = getattr(model.config, "rope_parameters", None) or {}

@@ -1,11 +1,12 @@
-"""How the threads of one operation wait for each other: by spinning on a machine of their own, asleep beside other processes.
+"""Makes the threads of an operation spin while they wait for each other if cores are free, and sleep if they are not.
 
-libgomp's threads spin for milliseconds before they sleep. That is fastest while each has a core of its own. Where other
-processes need the cores too, a thread spins through its share of a core while the thread that it waits for is not running,
-and a run takes several times as long. libgomp has a second, short wait for processes with more threads than cores. Beside
-other processes, this module holds one more thread of libgomp, which sleeps; all of them then wait as in such a process.
+libgomp's threads spin for milliseconds before they sleep, which is fastest while each thread has its own core. If other
+processes need the cores too, a thread spins on its core while the thread that it waits for is not running, and a run takes
+several times as long. libgomp has a second, shorter spin for processes with more threads than cores. While other processes need
+the cores, this module holds one additional, sleeping libgomp thread, so that all threads use the shorter spin.
 
-How threads wait changes no sum. Their number would, so it stays as it is: a run computes the same bits under any load.
+The way threads wait does not change results. The number of threads would, so it stays the same: a run computes the same bits
+under any load.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from pathlib import Path
 import psutil
 
 SPINS = 300_000
-"""Turns before a thread sleeps, as libgomp has it where nothing is set."""
+"""Iterations that a thread spins before it sleeps; libgomp's default."""
 
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": str(SPINS)}
-"""The usual wait where there are enough cores, none at all where there are not; without them the short wait is 100 turns."""
+"""With enough cores, threads spin as usual; without, they do not spin at all. libgomp's default for the second case is 100."""
 
 INTERVAL = 0.25
-"""Seconds between two looks at the load."""
+"""Seconds between two measurements of the load."""
 
 OTHERS = 0.25
-"""Cores that other processes use at least, where threads have to wait for a core."""
+"""Load of other processes, in cores beyond the free ones, above which threads have to wait for a core."""
 
 
 def prepare_waiting() -> None:
-    """Set the two waits in the environment, from which libgomp reads them when torch is imported.
+    """Set both waits in environment variables, which libgomp reads when torch is imported.
 
-    What the user has set is kept. Nothing is set where torch comes with another OpenMP, to which the variables mean
-    something else.
+    Settings of the user are kept. Nothing is set if torch comes with another OpenMP runtime, which interprets the variables
+    differently.
     """
     if not any(name in os.environ for name in SETTINGS) and _torch_has_libgomp():
         os.environ.update(SETTINGS)
@@ -52,12 +53,12 @@ def _torch_has_libgomp() -> bool:
 
 @contextmanager
 def waiting_by_load(threads: int) -> Iterator[None]:
-    """Within the block, threads wait for each other asleep as long as other processes need their cores.
+    """Inside the block, threads sleep while they wait for each other as long as other processes need their cores.
 
-    Does nothing where there is no libgomp or no ``/proc``, or a single thread.
+    Does nothing without libgomp or ``/proc``, or with a single thread.
 
     Args:
-        threads: of one operation, as `torch.get_num_threads` gives it.
+        threads: number of threads of one operation, from `torch.get_num_threads`.
     """
     libraries = _libgomps() if threads > 1 else []
     if not libraries:
@@ -74,7 +75,7 @@ def waiting_by_load(threads: int) -> Iterator[None]:
 
 
 def _watch(libraries: list[ctypes.CDLL], threads: int, done: threading.Event) -> None:
-    """Hold one more thread while others need the cores."""
+    """Hold one more thread while other processes need the cores."""
     more: _MoreThreads | None = None
     before = _clocks()
     while not done.wait(INTERVAL):
@@ -92,7 +93,7 @@ def _watch(libraries: list[ctypes.CDLL], threads: int, done: threading.Event) ->
 
 
 def _clocks() -> tuple[float, float]:
-    """Seconds by the clock, and seconds that the cores of this process have worked for other processes so far."""
+    """Return the time in seconds, and the seconds that this process's cores have spent on other processes."""
     ours = os.sched_getaffinity(0)
     cores = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in ours]
     busy = sum(core.user + core.nice + core.system + core.irq + core.softirq + core.steal for core in cores)
@@ -100,7 +101,7 @@ def _clocks() -> tuple[float, float]:
 
 
 class _MoreThreads:
-    """Of each libgomp one thread more than operations use, asleep until it is released."""
+    """Holds one thread more per libgomp than operations use; the thread sleeps until it is released."""
 
     def __init__(self, libraries: list[ctypes.CDLL]) -> None:
         self._released = threading.Event()
@@ -113,16 +114,16 @@ class _MoreThreads:
 
     def _hold(self, libraries: list[ctypes.CDLL]) -> None:
         for library in libraries:
-            # an operation that does nothing: the second thread that it takes belongs to this thread until this thread ends
+            # an empty operation; its second thread belongs to this thread until this thread ends
             library.GOMP_parallel(library.omp_get_thread_num, None, 2, 0)
         self._released.wait()
 
 
 def _libgomps() -> list[ctypes.CDLL]:
-    """Those that are loaded: several libraries bring their own."""
+    """Return the loaded copies of libgomp; several libraries bring their own."""
     try:
         _clocks()
         paths = {mapped.path for mapped in psutil.Process().memory_maps() if "libgomp" in Path(mapped.path).name}
     except (OSError, psutil.Error):
         return []
-    return [ctypes.CDLL(path) for path in sorted(paths) if Path(path).is_file()]  # not one that was replaced since
+    return [ctypes.CDLL(path) for path in sorted(paths) if Path(path).is_file()]  # not one that was replaced since then

@@ -1,1 +1,1 @@
-"""The rules inside other trainers."""
+"""Integrations of rlzoo's rules with other trainers."""

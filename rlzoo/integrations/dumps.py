@@ -1,7 +1,7 @@
-"""Reads what other trainers write of their rollouts, as recorded steps.
+"""Reads rollout dumps of other trainers as recorded steps.
 
 Field names are those of verl 0.9.1, and of prime-rl 559b447, NeMo-RL 7ea279a, SkyRL a956457 and slime 624b824 of August 2026.
-Pickles are read without running the code that they name.
+Pickles are read without running the code that they refer to.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from rlzoo.recording import PER_TOKEN, RecordedStep, UpdateLogProbs
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import opened
 
-MOST_BYTES = 2**36  # maximum size of a dump that is read
+MOST_BYTES = 2**36  # maximum size of a dump
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response with its prompt, n tokens together, as a dump holds it."""
+    """A prompt and its response in a dump, n tokens in total."""
 
     token_ids: Tensor  # (n,)
-    chosen: Tensor  # (n,) bool: True on tokens that the model chose
-    values: Mapping[str, Tensor] = field(default_factory=dict)  # (n,) each: log-probs and advantages by field of RecordedStep
+    chosen: Tensor  # (n,) bool: True for tokens that the model generated
+    values: Mapping[str, Tensor] = field(default_factory=dict)  # (n,) each: log-probs and advantages, by field of RecordedStep
     current: Tensor | None = None  # (n,) log-probs at the only optimizer step
-    group: str | None = None  # of its prompt; the tokens of the prompt without it
+    group: str | None = None  # identifies the prompt; None: use the prompt's tokens
     reward: float | None = None
     finished: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that do not fit together; raises a ValueError that says which."""
+        """Reject values whose shapes do not match; raises a ValueError that names the first one."""
         size = tuple(self.token_ids.shape)
         if self.token_ids.is_floating_point() or self.token_ids.is_complex() or len(size) != 1:
             raise ValueError(f"token ids of type {self.token_ids.dtype} and shape {size}")
@@ -53,7 +53,7 @@ class Response:
 
     @property
     def prompt(self) -> str:
-        """What responses to one prompt have in common."""
+        """A string that is equal for responses to the same prompt."""
         if self.group is not None:
             return self.group
         first = int(self.chosen.int().argmax()) if bool(self.chosen.any()) else len(self.chosen)
@@ -65,14 +65,14 @@ def read_dumps(trainer: str, paths: Sequence[Path], temperature: float = 1.0) ->
 
     Args:
         trainer: a name in `READERS`.
-        paths: dumps, or folders that hold some.
-        temperature: of the sampler, which no dump tells.
+        paths: dumps, or folders with dumps.
+        temperature: temperature of the sampler, which dumps do not contain.
 
     Yields:
         The steps, in the order of their numbers.
 
     Raises:
-        UserError: there is nothing to read, or a dump lacks what a rollout file needs; says which and why.
+        UserError: there is nothing to read, or a dump lacks something that a rollout file needs; the message says what and why.
     """
     if trainer not in READERS:
         raise UserError(f"unknown trainer {shown(trainer)} (known: {', '.join(READERS)}){did_you_mean(trainer, READERS)}")
@@ -89,20 +89,20 @@ Read = TypeVar("Read")
 
 
 def _reading(read: Callable[[Path], Read], file: Path, trainer: str) -> Read:
-    """What is read of a file; whatever goes wrong is an error that names the file."""
+    """Read a file; any failure becomes an error that names the file."""
     try:
         return read(file)
     except UserError:
         raise
-    except Exception as error:  # of libraries, for content that is not what it should be
+    except Exception as error:  # libraries raise various errors for unexpected content
         what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
         raise UserError(f"{str(file)!r} {what}; is it a dump of {trainer}?") from error
 
 
 def _assembled(step: int, responses: Sequence[Response], trainer: str, temperature: float, file: Path) -> RecordedStep:
-    """One step of its responses; of fields that not every response has, none."""
+    """Build a step from its responses; fields that a response lacks are left out."""
     if not responses:
-        raise UserError(f"{str(file)!r} holds no response that was learned from")
+        raise UserError(f"{str(file)!r} contains no response that was trained on")
     number: dict[str, int] = {}
     groups = [number.setdefault(each.prompt, len(number)) for each in responses]
 
@@ -133,12 +133,12 @@ def _assembled(step: int, responses: Sequence[Response], trainer: str, temperatu
         )
         recorded.check()
     except ValueError as error:
-        raise UserError(f"{str(file)!r} makes no rollout file: {error}") from error
+        raise UserError(f"{str(file)!r} cannot be converted to a rollout file: {error}") from error
     return recorded
 
 
 def _per_response(values: Tensor, lengths: Sequence[int]) -> Tensor:
-    """A value per response where each has only one, otherwise the values per token."""
+    """Return one value per response if all its values are equal, otherwise the values per token."""
     rows = torch.split(values, list(lengths))
     if all(len(row) > 0 and bool((row == row[0]).all()) for row in rows):
         return torch.stack([row[0] for row in rows])
@@ -153,7 +153,7 @@ def _verl_files(path: Path) -> Iterable[Path]:
     texts = [path] if path.suffix == ".jsonl" else [] if found else _files(path, "*.jsonl")
     if texts:
         raise UserError(
-            f"{str(texts[0])!r} is what trainer.rollout_data_dir writes: texts and scores, without tokens and log-probs; "
+            f"{str(texts[0])!r} was written by trainer.rollout_data_dir and has texts and scores, but no tokens or log-probs; "
             "set skip.rollout_tq.enable=true skip.rollout_tq.dump_dir=FOLDER, and convert that folder"
         )
     return _required(found, path, "tq_batch.pt or gen_batch.dp, which skip.rollout_tq and skip.rollout write")
@@ -166,7 +166,7 @@ def _verl_step(file: Path) -> int:
 
 def _read_verl(file: Path) -> list[Response]:
     if importlib.util.find_spec("tensordict") is None:
-        raise UserError("tensordict is not installed, in which verl keeps its rollouts: pip install tensordict")
+        raise UserError("tensordict is not installed, which verl's dumps need: pip install tensordict")
     import tensordict  # noqa: F401  its classes are safe to be loaded then
 
     if file.name == "tq_batch.pt":
@@ -216,11 +216,11 @@ def _read_prime_rl(file: Path) -> list[Response]:
     responses = []
     for line in _json_lines(file):
         if line.get("schema_version") != 1:
-            raise UserError(f"{str(file)!r} has schema_version {shown(line.get('schema_version'))}, and this rlzoo reads 1")
+            raise UserError(f"{str(file)!r} has schema_version {shown(line.get('schema_version'))}, but this rlzoo reads 1")
         chosen = torch.tensor(line["loss_mask"]).bool()
         weights = line.get("rl_weights") or [None]
         if None not in weights:
-            chosen &= torch.tensor(weights) != 0  # of tokens that another loss learns from
+            chosen &= torch.tensor(weights) != 0  # weight 0: tokens of another loss
         if not bool(chosen.any()):
             continue
         sampler = _floats(line["inference_logprobs"], chosen, file)
@@ -240,10 +240,10 @@ def _read_prime_rl(file: Path) -> list[Response]:
 
 
 def _floats(values: list[float | None], chosen: Tensor, file: Path) -> Tensor:
-    """Numbers as a tensor; prime-rl writes null for what is not finite."""
+    """Convert numbers to a tensor; prime-rl writes null for values that are not finite."""
     numbers = torch.tensor([torch.nan if value is None else value for value in values])
     if bool(numbers[chosen].isnan().any()):
-        raise UserError(f"{str(file)!r} has a log-prob or an advantage of null on a token that was learned from")
+        raise UserError(f"{str(file)!r} has a null log-prob or advantage on a token that was trained on")
     return numbers
 
 
@@ -268,7 +268,7 @@ def _read_nemo_rl(file: Path) -> list[Response]:
         reward = float(row.get("filtered_rewards", row["rewards"]))
         responses.append(Response(torch.tensor(row["token_ids"][:length]), chosen, values, reward=reward))
     if not any(bool(each.values["old_log_probs"][each.chosen].any()) for each in responses):
-        # zeros stand for log-probs that it did not compute, as with force_on_policy_ratio
+        # zeros mean that it did not compute log-probs, as with force_on_policy_ratio
         known = ("rollout_log_probs", "advantages")
         return [replace(each, values={name: each.values[name] for name in known}) for each in responses]
     return responses
@@ -308,7 +308,7 @@ def _read_skyrl(file: Path) -> list[Response]:
         present = batch["attention_mask"][row].bool()
 
         def whole(values: Tensor, row: int = row, present: Tensor = present) -> Tensor:
-            # responses are aligned on the right, as the sequences are
+            # responses are right-aligned, like the sequences
             return torch.cat([torch.zeros(width, dtype=values.dtype), values[row]])[present]
 
         chosen = whole(batch["loss_mask"]).bool()
@@ -319,7 +319,7 @@ def _read_skyrl(file: Path) -> list[Response]:
 
 
 def _skyrl_tensor(stored: Mapping[str, Any]) -> Tensor:
-    """A tensor as SkyRL serialises it."""
+    """Return a tensor from SkyRL's serialized form."""
     if stored.get("format") == "torch":
         loaded: Tensor = _torch_load(io.BytesIO(stored["data"]))
         return loaded
@@ -331,12 +331,12 @@ def _skyrl_tensor(stored: Mapping[str, Any]) -> Tensor:
 
 
 def _slime_files(path: Path) -> Iterable[Path]:
-    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # not those of evaluations
+    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # not the files of evaluations
     return _required(found, path, "NUMBER.pt, which --save-debug-rollout-data FOLDER/{rollout_id}.pt writes")
 
 
 def _slime_step(file: Path) -> int:
-    return int(file.stem) + 1  # its rollouts are numbered from 0
+    return int(file.stem) + 1  # slime numbers its rollouts from 0
 
 
 def _read_slime(file: Path) -> list[Response]:
@@ -346,7 +346,7 @@ def _read_slime(file: Path) -> list[Response]:
         if number == 0 or sample.get("remove_sample"):
             continue
         if sample["rollout_log_probs"] is None:
-            raise UserError(f"{str(file)!r} has no rollout_log_probs, without which nothing can be replayed")
+            raise UserError(f"{str(file)!r} has no rollout_log_probs, which replay needs")
         prompt = tokens[: len(tokens) - number]
         mask = sample["loss_mask"] if sample["loss_mask"] is not None else [1] * number
         reward = sample["reward"]
@@ -368,7 +368,7 @@ def _read_slime(file: Path) -> list[Response]:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How the dumps of one trainer are found, numbered and read."""
+    """Finds, numbers and reads the dumps of one trainer."""
 
     files: Callable[[Path], Iterable[Path]]
     step: Callable[[Path], int]
@@ -376,12 +376,12 @@ class Reader:
 
 
 def _numbered(pattern: str) -> Callable[[Path], int]:
-    """The number of a step in the name of a file or of its folder."""
+    """Return a function that finds the step number in the name of a file or its folder."""
 
     def step(file: Path) -> int:
         found = re.search(pattern, str(file.absolute()))
         if found is None:
-            raise UserError(f"{str(file)!r} has no number of a step in its name ({pattern})")
+            raise UserError(f"{str(file)!r} has no step number in its name ({pattern})")
         return int(found[1])
 
     return step
@@ -394,11 +394,11 @@ READERS: dict[str, Reader] = {
     "skyrl": Reader(_skyrl_files, _numbered(r"global_step_(\d+)_training_input\.pkl$"), _read_skyrl),
     "slime": Reader(_slime_files, _slime_step, _read_slime),
 }
-"""The trainers whose dumps are read."""
+"""The supported trainers."""
 
 
 def _files(path: Path, *patterns: str) -> list[Path]:
-    """The file itself, or those of a folder that match a pattern."""
+    """Return the file itself, or the files of a folder that match a pattern."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -408,7 +408,7 @@ def _files(path: Path, *patterns: str) -> list[Path]:
 
 def _required(found: list[Path], path: Path, what: str) -> list[Path]:
     if not found:
-        raise UserError(f"{str(path)!r} holds no {what}")
+        raise UserError(f"{str(path)!r} contains no {what}")
     return found
 
 
@@ -418,12 +418,12 @@ def _json(file: Path) -> Any:
 
 
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, line by line."""
+    """Yield the objects of a file, line by line."""
     with opened(file, MOST_BYTES) as lines:
         for number, line in enumerate(lines, start=1):
             value = _parsed(file, number, line)
             if not isinstance(value, dict):
-                raise UserError(f"line {number} of {str(file)!r} is no JSON object")
+                raise UserError(f"line {number} of {str(file)!r} is not a JSON object")
             yield value
 
 
@@ -435,28 +435,28 @@ def _parsed(file: Path, number: int, text: bytes) -> Any:
 
 
 def _behind(prompt: Tensor, values: Tensor) -> Tensor:
-    """Values of a response's tokens with zeros for its prompt."""
+    """Prepend zeros for the prompt to the values of a response's tokens."""
     return torch.cat([torch.zeros(len(prompt), dtype=values.dtype), values])
 
 
 def _torch_load(source: Path | io.BytesIO) -> Any:
-    """What `torch.save` wrote, if it holds only tensors, containers and what libraries declared safe.
+    """Load a file of `torch.save` that contains only tensors, containers and classes that libraries declared safe.
 
     Raises:
-        UserError: it holds something else.
+        UserError: it contains something else.
     """
     file: Any = source if isinstance(source, io.BytesIO) else opened(source, MOST_BYTES)
     try:
         with file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about a pickle of another protocol, which is refused or read
+            warnings.simplefilter("ignore")  # about a pickle of another protocol, which is rejected or read
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        what = "it is no torch file of plain values, and reading it might run code"
-        raise UserError(f"{shown(str(source))} is not read: {what}") from error
+        what = "it is not a torch file of plain values, and reading it could run code"
+        raise UserError(f"{shown(str(source))} was not read: {what}") from error
 
 
 class _Stored:
-    """Stands in for an object of a trainer: keeps its state."""
+    """Placeholder for an object of a trainer; keeps its state."""
 
     state: Any = None
 
@@ -472,14 +472,14 @@ _NUMPY = {
 
 
 def _unpickle(file: Path, known: Mapping[str, Any]) -> Any:
-    """What a pickle holds, if it names nothing but these functions and classes, and arrays of numpy.
+    """Load a pickle that refers only to these functions and classes, and to NumPy arrays.
 
     Args:
         file: the pickle.
-        known: by name with its module, of which the first packages may be left out.
+        known: allowed functions and classes, by name with module; leading packages may be omitted.
 
     Raises:
-        UserError: it names something else.
+        UserError: it refers to something else.
     """
 
     class Reading(pickle.Unpickler):
@@ -493,10 +493,10 @@ def _unpickle(file: Path, known: Mapping[str, Any]) -> Any:
             if whole in _NUMPY:
                 place, _, attribute = _NUMPY[whole].rpartition(".")
                 return getattr(importlib.import_module(place), attribute)
-            raise UserError(f"{str(file)!r} is not read, for it would run {shown(whole)}")
+            raise UserError(f"{str(file)!r} was not read, because it would run {shown(whole)}")
 
     with opened(file, MOST_BYTES) as content:
         try:
             return Reading(content).load()
         except pickle.UnpicklingError as error:
-            raise UserError(f"{str(file)!r} is no pickle: {error}") from error
+            raise UserError(f"{str(file)!r} is not a pickle: {error}") from error

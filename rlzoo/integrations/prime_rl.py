@@ -1,4 +1,4 @@
-"""Every installed rule as a custom loss of prime-rl: ``import_path = "rlzoo.integrations.prime_rl.loss"``."""
+"""Makes every installed rule a custom loss of prime-rl: ``import_path = "rlzoo.integrations.prime_rl.loss"``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from rlzoo.policy import ClipPolicy
 
 INSTEAD = {
-    "reduction": "nothing: prime-rl divides by the tokens of the step",
+    "reduction": "nothing, because prime-rl divides by the tokens of the step",
     "advantage": "the algorithm of prime-rl's orchestrator",
 }
 
 
 class LossInputs(Protocol):
-    """What prime-rl gives to a loss: one sample of T tokens, its prompt included."""
+    """The input of a prime-rl loss: one sample of T tokens, including its prompt."""
 
     @property
     def trainer_logprobs(self) -> Tensor:
@@ -36,11 +36,11 @@ class LossInputs(Protocol):
 
     @property
     def inference_logprobs(self) -> Tensor:
-        """``(T,)`` of the sampler."""
+        """``(T,)``, from the sampler."""
 
     @property
     def ref_logprobs(self) -> Tensor | None:
-        """``(T,)`` of the reference model."""
+        """``(T,)``, from the reference model."""
 
     @property
     def advantages(self) -> Tensor:
@@ -52,30 +52,30 @@ class LossInputs(Protocol):
 
     @property
     def loss_weights(self) -> Tensor | None:
-        """``(T,)``; None is 1 everywhere."""
+        """``(T,)``; None means 1 everywhere."""
 
 
 class LossOutputs(NamedTuple):
-    """What prime-rl reads of a loss's answer."""
+    """The output of a loss that prime-rl expects."""
 
-    loss: Tensor  # (), a sum, which prime-rl divides by the tokens of the step
+    loss: Tensor  # (), a sum; prime-rl divides it by the tokens of the step
     metrics: dict[str, Tensor]  # scalars, averaged over the samples that have them
 
 
 def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs:
-    """Judge one sample by a rule.
+    """Compute a rule's loss for one sample.
 
-    The ratio is to the sampler's log-probs: prime-rl has no others. It divides the sum of all losses by the number of tokens of
-    the step, whatever the rule's ``reduction``: rules with an objective per token have the reduction ``token_mean``, and those
-    with one per response ``sequence_mean``, times responses per token.
+    The ratio is relative to the sampler's log-probs, because prime-rl has no others. prime-rl divides the sum of all losses by
+    the number of tokens of the step, whatever the rule's ``reduction``. Rules with an objective per token therefore have the
+    reduction ``token_mean``; rules with an objective per response have ``sequence_mean``, times responses per token.
 
     Args:
         inputs: prime-rl's ``LossInputs``. A gap in the mask begins a turn.
-        rule: its name, and with it settings, as in ``"fspo/width_low:0.02"``.
-        **settings: of the rule.
+        rule: name of the rule, optionally with settings, such as ``"fspo/width_low:0.02"``.
+        **settings: settings of the rule.
 
     Raises:
-        UserError: the rule is unknown, its settings are wrong, or it needs what prime-rl does not give to a loss.
+        UserError: the rule is unknown, its settings are wrong, or it needs something that prime-rl does not pass to a loss.
     """
     policy = _made(rule, tuple(sorted(settings.items())))
     mask = inputs.loss_mask.bool()[None]
@@ -83,7 +83,7 @@ def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs
     if policy.scope == "sequence":
         advantages = per_response(advantages, mask, f"advantages for {policy.name}")
     if "ref_log_probs" in policy.needs and inputs.ref_logprobs is None:
-        raise UserError(f"{policy.name} needs ref_log_probs, and prime-rl gives them with the opd and opsd algorithms only")
+        raise UserError(f"{policy.name} needs ref_log_probs, which prime-rl provides only with the opd and opsd algorithms")
     result = policy(
         ClipInputs(
             inputs.trainer_logprobs[None],
@@ -105,17 +105,17 @@ def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs
 
 @functools.cache
 def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> ClipPolicy:
-    """The rule of these settings, made once."""
+    """Return the rule with these settings; cached."""
     policy = make_rule(name, INSTEAD, **dict(settings))
     check_supported(policy, "prime-rl", ("turn_ids", "ref_log_probs"))
     if policy.scope == "batch":
-        raise UserError(f"{PREFIX}{policy.name} judges a whole step, and prime-rl shows a loss one sample at a time")
+        raise UserError(f"{PREFIX}{policy.name} needs a whole step, but prime-rl passes one sample at a time to a loss")
     return policy
 
 
 @torch.no_grad()
 def _metrics(clipped: Tensor, mask: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """The sample's clip fraction, and once more under its length bin; nothing of a sample without an advantage."""
+    """Return the sample's clip fraction, overall and for its length bin; empty for a sample without an advantage."""
     if not bool((torch.where(mask, advantages, 0.0) != 0).any()):
         return {}
     fraction = ops.per_response(clipped.float(), mask)[0, 0]

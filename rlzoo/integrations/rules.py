@@ -1,4 +1,4 @@
-"""What the integrations share: a rule from a name and settings, what a trainer cannot give it, and clip decisions by length."""
+"""Shared code of the integrations: parsing rules, checking what a trainer supports, and clip decisions by length."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from rlzoo.types import ClipResult
 
 PREFIX = "rlzoo:"
-"""What the names of rules and estimators begin with in the registries of other trainers."""
+"""Prefix of rules and estimators in the registries of other trainers."""
 LENGTH_EDGES = (1.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 2.0**40)
-"""Length bins in tokens where a trainer shows a rule one micro-batch at a time: up to 64, 65 to 256, ..., above 16,384."""
+"""Length bins in tokens, for trainers that pass one micro-batch at a time: up to 64, 65 to 256, ..., above 16,384."""
 
 
 @functools.cache
 def installed() -> Zoo:
-    """The installed plugins, loaded once in a process."""
+    """Return the installed plugins, loaded once per process."""
     return load_zoo()
 
 
 def parse(name: str) -> tuple[str, dict[str, Any]]:
     """Split a name with settings, such as ``"rlzoo:fspo/width_low:0.02/width_high:0.1"``.
 
-    No character of it has to be quoted in a shell, in YAML or in an override of Hydra. Values are read as YAML.
+    The name needs no quoting in a shell, in YAML or in a Hydra override. Values are parsed as YAML.
 
     Raises:
-        UserError: a setting is not ``key:value``.
+        UserError: a setting does not have the form ``key:value``.
 
     Example:
         >>> parse("rlzoo:fspo/width_low:0.02")
@@ -63,12 +63,12 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
     """Make an installed rule.
 
     Args:
-        name: of the rule, with or without settings: ``"fspo"``, ``"rlzoo:fspo/width_low:0.02"``.
-        instead: fields of the rule that the trainer decides on, each with the setting of the trainer to use in its place.
-        **settings: of the rule, such as ``width_low=0.02``.
+        name: name of the rule, with or without settings: ``"fspo"``, ``"rlzoo:fspo/width_low:0.02"``.
+        instead: fields that the trainer decides, each with the trainer's setting that replaces it.
+        **settings: settings of the rule, such as ``width_low=0.02``.
 
     Raises:
-        UserError: unknown rule, or unknown or wrong setting.
+        UserError: an unknown rule, or an unknown or wrong setting.
 
     Example:
         >>> rule("fspo", width_low=0.02).width_low
@@ -78,7 +78,7 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
     given |= settings
     for field, setting in (instead or {}).items():
         if field in given:
-            raise UserError(f"{PREFIX}{bare}/{field}:{given[field]} would be ignored here; set {setting}")
+            raise UserError(f"{PREFIX}{bare}/{field}:{given[field]} would be ignored; set {setting}")
     kind = installed()[bare]
     try:
         return kind.model_validate(given)
@@ -87,46 +87,46 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
 
 
 def check_supported(policy: ClipPolicy, trainer: str, given: Iterable[str] = ()) -> None:
-    """Refuse a rule that would not do in a trainer what it does here.
+    """Reject a rule that would not behave in a trainer as it does in rlzoo.
 
     Args:
         policy: the rule.
-        trainer: its name, for errors.
-        given: the fields of `ClipInputs` that the trainer's integration can fill, of `rlzoo.policy.NEEDS`.
+        trainer: name of the trainer, for errors.
+        given: fields of `ClipInputs`, from `rlzoo.policy.NEEDS`, that the integration can fill.
 
     Raises:
-        UserError: says what the rule lacks there.
+        UserError: says what the rule needs and the trainer does not provide.
     """
     if policy.is_adaptive:
-        raise UserError(f"{policy.name} changes its band from update to update, and {trainer} keeps no such state")
+        raise UserError(f"{policy.name} adapts its band after every update, but {trainer} keeps no state for it")
     if missing := sorted(policy.needs - set(given)):
-        raise UserError(f"{policy.name} needs {', '.join(missing)}, which {trainer} does not give to a loss")
+        raise UserError(f"{policy.name} needs {', '.join(missing)}, which {trainer} does not pass to a loss")
 
 
 def per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
-    """The ``(B, 1)`` column of a ``(B, T)`` tensor that holds one value in every response.
+    """Reduce a ``(B, T)`` tensor with one value per response to a ``(B, 1)`` column.
 
     Args:
-        values: ``(B, T)``; what it holds on masked positions does not matter.
+        values: ``(B, T)``; values at masked positions are ignored.
         response_mask: ``(B, T)`` bool.
-        what: the values are, for errors.
+        what: description of the values, for errors.
 
     Raises:
         UserError: the values differ between the tokens of a response.
     """
     column = values.gather(1, response_mask.int().argmax(1, keepdim=True))
     if not torch.equal(torch.where(response_mask, values, column), column.expand_as(values)):
-        raise UserError(f"{what} differ between the tokens of a response: its objective is per response")
+        raise UserError(f"{what} differ between the tokens of a response, but the objective is per response")
     return column
 
 
 def clipped_by_length(result: ClipResult, advantages: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Number of responses, and the sum of their clip decisions, in each of the bins of `LENGTH_EDGES`.
+    """Return the number of responses and the sum of their clip decisions for each of the bins of `LENGTH_EDGES`.
 
-    Only responses with an advantage other than 0 count; a token rule's response counts with its share of clipped tokens.
+    Only responses with a nonzero advantage count. For a token rule, a response counts with its share of clipped tokens.
 
     Args:
-        result: what the rule answered.
+        result: result of the rule.
         advantages: ``(B, 1)`` or ``(B, T)``.
         response_mask: ``(B, T)`` bool.
 

@@ -1,4 +1,4 @@
-"""Every installed rule as a loss for Tinker's ``forward_backward_custom``."""
+"""Makes every installed rule a loss for Tinker's ``forward_backward_custom``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlzoo.types import ClipResult
 
 KEYS = ("logprobs", "advantages", "mask")
-"""What is read of ``Datum.loss_fn_inputs``, by the names that tinker-cookbook writes."""
+"""The keys of ``Datum.loss_fn_inputs`` that are read, with tinker-cookbook's names."""
 INSTEAD = {"advantage": 'the values of loss_fn_inputs["advantages"]'}
 
 CustomLoss = Callable[[list[Any], list[Any]], tuple[Any, dict[str, float]]]
@@ -38,30 +38,30 @@ def loss_fn(
 ) -> CustomLoss:
     """Make a loss function for ``TrainingClient.forward_backward_custom``.
 
-    Of each datum it reads ``logprobs`` (the sampler's, the ratio's denominator), ``advantages`` and ``mask``, as
-    tinker-cookbook writes them; a gap in the mask begins a turn. A datum is a response. The reduction is the rule's, over the
-    data of one call, so that one call is one optimizer step.
+    The loss reads ``logprobs`` (of the sampler, the denominator of the ratio), ``advantages`` and ``mask`` of each datum, as
+    tinker-cookbook writes them. A gap in the mask begins a turn. Each datum is a response. The rule's reduction applies to the
+    data of one call, so one call is one optimizer step.
 
     Args:
-        name: of the rule, and with it settings, as in ``"fspo/width_low:0.02"``.
-        group_ids: for rules that judge groups: a number per datum, the same for responses to one prompt.
-        rewards: for rules that read rewards: a number per datum.
-        max_length: the limit on the model's tokens in a response; the reduction ``constant_length`` divides by it.
-        **settings: of the rule.
+        name: name of the rule, optionally with settings, such as ``"fspo/width_low:0.02"``.
+        group_ids: one number per datum, equal for responses to the same prompt; for rules that compare groups.
+        rewards: one reward per datum; for rules that read rewards.
+        max_length: limit on the model's tokens in a response; the reduction ``constant_length`` divides by it.
+        **settings: settings of the rule.
 
     Returns:
-        A function from data and their log-probs to the loss and metrics.
+        A function from data and their log-probs to the loss and the metrics.
 
     Raises:
-        UserError: the rule is unknown, its settings are wrong, or it needs what the data do not hold.
+        UserError: the rule is unknown, its settings are wrong, or it needs something that the data do not contain.
     """
     policy = rule(name, INSTEAD, **settings)
     optional = {"group_ids": group_ids, "rewards": rewards, "max_length": max_length}
     missing = sorted(key for key in policy.needs & optional.keys() if optional[key] is None)
     if missing:
-        raise UserError(f"{policy.name} needs {', '.join(missing)}: give loss_fn {missing[0]}=")
+        raise UserError(f"{policy.name} needs {', '.join(missing)}: pass {missing[0]}= to loss_fn")
     if policy.reduction == "constant_length" and max_length is None:
-        raise UserError(f"{policy.name} has the reduction constant_length: give loss_fn max_length=")
+        raise UserError(f"{policy.name} has the reduction constant_length: pass max_length= to loss_fn")
     check_supported(policy, "Tinker", ("turn_ids", *optional))
 
     def loss(data: list[Any], logprobs: list[Any]) -> tuple[Tensor, dict[str, float]]:
@@ -77,7 +77,7 @@ def loss_fn(
                 advantages,
                 mask,
                 rollout_log_probs=columns["logprobs"],
-                seed=int(torch.randint(2**31, ())),  # Tinker does not tell the step
+                seed=int(torch.randint(2**31, ())),  # Tinker does not pass the step
                 turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
                 group_ids=_column(data, group_ids, "group_ids", torch.int64),
                 rewards=_column(data, rewards, "rewards", torch.float32),
@@ -91,17 +91,17 @@ def loss_fn(
 
 
 def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
-    """What each datum holds under a key, padded to ``(B, T)`` with 0, on the log-probs' device.
+    """Return the values of each datum for a key, padded with 0 to ``(B, T)``, on the log-probs' device.
 
     Raises:
-        UserError: a datum lacks it, or has another number of values than log-probs.
+        UserError: a datum does not have the key, or a different number of values than log-probs.
     """
     rows = []
     for index, (datum, current) in enumerate(zip(data, logprobs, strict=True)):
         if key not in datum.loss_fn_inputs:
             raise UserError(
                 f'datum {index} has no loss_fn_inputs["{key}"] (it has: {", ".join(datum.loss_fn_inputs)}); '
-                "give the data as tinker-cookbook assembles them, with the mask"
+                "pass data as tinker-cookbook assembles them, with the mask"
             )
         values = datum.loss_fn_inputs[key].to_torch().to(current.device)
         if current.ndim != 1 or values.shape != current.shape:
@@ -114,17 +114,17 @@ def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
 
 
 def _column(data: list[Any], values: Sequence[float] | None, name: str, dtype: torch.dtype) -> Tensor | None:
-    """Values per datum as ``(B, 1)``."""
+    """Return values per datum as ``(B, 1)``."""
     if values is None:
         return None
     if len(values) != len(data):
-        raise UserError(f"loss_fn was given {len(values)} {name} for {len(data)} data")
+        raise UserError(f"loss_fn got {len(values)} {name} for {len(data)} data")
     return torch.tensor(values, dtype=dtype)[:, None]
 
 
 @torch.no_grad()
 def _metrics(result: ClipResult, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """Clip fraction of the responses with an advantage, by length bin too, and the length reweighting error."""
+    """Return the clip fraction of responses with an advantage, overall and by length, and the length reweighting error."""
     counted = (torch.where(mask, advantages, 0.0) != 0).any(1)
     if not bool(counted.any()):
         return {}

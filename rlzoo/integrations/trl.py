@@ -1,6 +1,6 @@
-"""Every rule as the loss of TRL's `GRPOTrainer`, and rollout files of its runs: `ClipPolicyTrainer`, `use_policy`, `record`.
+"""Makes every rule a loss of TRL's `GRPOTrainer`, and records rollout files: `ClipPolicyTrainer`, `use_policy`, `record`.
 
-Written for TRL 1.16, of which it overrides methods without a promise of stability. docs/how-to/trl.md shows how to use it.
+This module is written for TRL 1.16 and overrides methods that TRL may change. docs/how-to/trl.md shows how to use it.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ LOSS_TYPES: dict[Reduction, str] = {
     "constant_length": "dr_grpo",
     "sequence_mean_token_sum": "luspo",
 }
-"""TRL's name for each reduction: how the KL is reduced beside the rule."""
+"""TRL's name for each reduction, which decides how the KL is reduced."""
 REPLACED = (
     "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "sapo_temperature_neg",
     "sapo_temperature_pos", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos",
 )  # fmt: skip
-"""Settings of TRL's own rules, which nothing would read: only their defaults are accepted."""
-STATE = "clip_policy.json"  # in a checkpoint: what an adaptive rule has become
+"""Settings of TRL's own rules. They would be ignored, so only their defaults are accepted."""
+STATE = "clip_policy.json"  # in a checkpoint: the current state of an adaptive rule
 FILE = re.compile(r"\d{6,9}\.safetensors")
 ROWS, GROUPS, REWARDS, FINISHED, ENTROPY = (
     "rlzoo_rows", "rlzoo_group_ids", "rlzoo_rewards", "rlzoo_finished", "rlzoo_old_entropy",
 )  # fmt: skip
-"""What is added to a generation batch, so that every micro-batch carries it through TRL's shuffle."""
+"""Keys that are added to a generation batch, so that every micro-batch carries them through TRL's shuffle."""
 ROW_FIELDS = {"group_ids": GROUPS, "rewards": REWARDS, "finished": FINISHED}
 """Fields of `ClipInputs` with a value per response."""
 RECORDED = {
@@ -87,23 +87,23 @@ LOGGED = r"clip/fraction(_length_bin_\d)?|clip/length_bin_\d_edge|fairness/lre_(
 
 
 def response_mask(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Tokens that the model chose, ``(B, T)`` bool: neither padding nor what a tool wrote."""
+    """Return a mask ``(B, T)`` of tokens that the model generated, without padding and tool output."""
     mask = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if "tool_mask" in inputs else mask
 
 
 class RolloutRecorder:
-    """Writes every generation batch of a trainer to a folder, one rollout file each: ``000001.safetensors`` and so on.
+    """Writes every generation batch of a trainer to one rollout file of a folder: ``000001.safetensors`` and so on.
 
-    A file is written after the last optimizer step on its batch, by the main process, and holds the rows of all processes.
-    A new run needs an empty folder. A run that resumes from a checkpoint goes on in the same folder, with the number after
-    the checkpoint's; files of later batches, which the interrupted run wrote, are kept under another name.
+    The main process writes a file after the last optimizer step on its batch, with the rows of all processes. A new run needs
+    an empty folder. A run that resumes from a checkpoint continues in the same folder, with the number after the checkpoint's.
+    Files of later batches, which the interrupted run wrote, are renamed and kept.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.number: int | None = None  # of the generation batch at hand, from 1
-        self._tensors: dict[str, Tensor] = {}  # of this process, in the order of sampling
+        self.number: int | None = None  # of the current generation batch, from 1
+        self._tensors: dict[str, Tensor] = {}  # of this process, in sampling order
         self._facts: dict[str, Any] = {}
         self._passes: list[list[tuple[Tensor, Tensor]]] = [[]]  # rows and log-probs of each micro-batch, by optimizer step
 
@@ -111,7 +111,7 @@ class RolloutRecorder:
         """Prepare for the next generation batch, before it is sampled.
 
         Raises:
-            UserError: the folder holds what this run did not write.
+            UserError: the folder contains files that this run did not write.
         """
         self.write(trainer)
         if self.number is None:
@@ -121,26 +121,26 @@ class RolloutRecorder:
         self.number += 1
 
     def _claim(self, done: int, *, resumed: bool) -> None:
-        """Make the folder, or check what it holds, and rename files of batches after the first ``done``."""
+        """Create the folder or check its content, and rename the files of batches after the first ``done``."""
         where = f"record_to={str(self.folder)!r}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             names = sorted(path.name for path in self.folder.iterdir())
         except OSError as error:
-            raise UserError(f"{where} is no folder that can be written to: {error}") from error
+            raise UserError(f"{where} is not a writable folder: {error}") from error
         if names and not resumed:
-            raise UserError(f"{where} holds {names[0]!r} already: name a new or an empty folder, or resume from a checkpoint")
+            raise UserError(f"{where} already contains {names[0]!r}: choose a new or empty folder, or resume from a checkpoint")
         for name in names:
             file = self.folder / name
             if not FILE.fullmatch(name) or int(file.stem) <= done:
                 continue
             if not RecordedStep.load(file).writer.startswith("trl "):
-                raise UserError(f"{where} holds {name!r}, which no TRL run wrote, after the checkpoint's {done}; move it away")
+                raise UserError(f"{where} contains {name!r}, later than the checkpoint's {done} and not from TRL; move it away")
             free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))
             file.rename(next(path for path in free if not path.exists()))
 
     def take(self, trainer: RecordingTrainer, output: Mapping[str, Any]) -> None:
-        """Keep a generation batch of this process as it was sampled, before TRL shuffles and splits it."""
+        """Store a generation batch of this process as sampled, before TRL shuffles and splits it."""
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", GROUPS, *RECORDED.values())
         self._tensors = {name: output[name].detach().cpu() for name in names if output.get(name) is not None}
         self._tensors["response_mask"] = mask = response_mask(output).cpu()
@@ -152,15 +152,15 @@ class RolloutRecorder:
         self._passes = [[]]
 
     def add(self, rows: Tensor, log_probs: Tensor) -> None:
-        """Keep the log-probs of a micro-batch, ``(B, T)``, of these rows of the process's generation batch."""
+        """Store the log-probs ``(B, T)`` of a micro-batch with these rows of the process's generation batch."""
         self._passes[-1].append((rows.cpu(), log_probs.detach().float().cpu()))
 
     def end_update(self) -> None:
-        """Note that an optimizer step has ended."""
+        """Mark the end of an optimizer step."""
         self._passes.append([])
 
     def write(self, trainer: RecordingTrainer) -> None:
-        """Gather what the processes hold, and write the file; nothing where nothing was sampled since the last one."""
+        """Gather the data of all processes and write the file; does nothing if nothing was sampled since the last file."""
         if not self._tensors:
             return
         passes = [tuple(map(torch.cat, zip(*update, strict=True))) for update in self._passes if update]
@@ -171,13 +171,13 @@ class RolloutRecorder:
         assert self.number is not None, "a batch begins before it is taken"
         try:
             step = self._joined(trainer, self.number, parts)
-        except ValueError as error:  # such as log-probs that are not finite, in a run that diverges
-            logger.warning("generation batch %d is not recorded: %s", self.number, error)
+        except ValueError as error:  # such as log-probs that are not finite, in a diverging run
+            logger.warning("generation batch %d was not recorded: %s", self.number, error)
             return
         step.save(self.folder / f"{self.number:06d}.safetensors")
 
     def _joined(self, trainer: RecordingTrainer, number: int, parts: Sequence[Any]) -> RecordedStep:
-        """The generation batch of all processes; each part is the tensors and the updates of one."""
+        """Join the generation batch of all processes; each part has the tensors and the updates of one process."""
         tensors = {name: _stacked([part[name] for part, _ in parts]) for name in parts[0][0]}
         starts = itertools.accumulate((len(part[GROUPS]) for part, _ in parts), initial=0)
         offsets = list(starts)[:-1]
@@ -187,10 +187,10 @@ class RolloutRecorder:
             for update in zip(*(passes for _, passes in parts), strict=True)
         ]  # fmt: skip
         values = {field: tensors[name] for field, name in RECORDED.items() if name in tensors}
-        if "old_log_probs" not in values and updates:  # one optimizer step on the batch: TRL leaves them out
+        if "old_log_probs" not in values and updates:  # TRL omits them if there is one optimizer step per batch
             rows, log_probs = updates[0]
             values["old_log_probs"] = torch.zeros_like(log_probs).index_copy(0, rows, log_probs)
-        if "rollout_log_probs" in values and "old_log_probs" in values:  # vLLM reports none for some tokens
+        if "rollout_log_probs" in values and "old_log_probs" in values:  # vLLM reports no log-probs for some tokens
             reported = values["rollout_log_probs"]
             values["rollout_log_probs"] = torch.where(reported.isnan(), values["old_log_probs"], reported)
         return RecordedStep.from_padded(
@@ -219,7 +219,7 @@ def _described(policy: ClipPolicy | None) -> dict[str, Any]:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Join tensors along their first dimension; those ``(B, T)``, and their masks, are padded with 0 to one width."""
+    """Join tensors along their first dimension; tensors ``(B, T)`` are padded with 0 to a common width."""
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
     width = max(part.shape[1] for part in parts)
@@ -227,28 +227,28 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
-    """`GRPOTrainer` that writes its rollouts and log-probs to a folder. The loss and all other things are TRL's."""
+    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. The loss and everything else are TRL's."""
 
     policy: ClipPolicy | None = None
     recorder: RolloutRecorder | None = None
-    # what the method that TRL calls has to hand to the one after it
-    _graded: tuple[Tensor, list[bool]] | None = None  # rewards by function of all processes; which responses are finished
+    # values that one method passes to the next one that TRL calls
+    _graded: tuple[Tensor, list[bool]] | None = None  # rewards by function of all processes, and which responses are finished
     _passed: tuple[Tensor, Tensor | None] | None = None  # log-probs and entropies of the last pass
     _num_updates = 0  # optimizer steps since the last generation
 
     def __init__(self, *args: Any, record_to: str | Path | None = None, **kwargs: Any) -> None:
-        """Everything but ``record_to``, the folder of the rollout files, goes to `GRPOTrainer`."""
+        """Make a trainer; ``record_to`` is the folder of the rollout files, and all other arguments go to `GRPOTrainer`."""
         super().__init__(*args, **kwargs)
         if record_to is not None:
             record(self, record_to)
 
     @property
     def updates_per_generation(self) -> int:
-        """Optimizer steps on each generation batch."""
+        """The number of optimizer steps on each generation batch."""
         return int(self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as `GRPOTrainer` does; then write the last generation batch, if the run ended in the middle of it."""
+        """Train as `GRPOTrainer` does, and write the last generation batch even if the run ended in the middle of it."""
         result = super().train(*args, **kwargs)
         if self.recorder is not None:
             self.recorder.write(self)
@@ -265,13 +265,13 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         if training and self.recorder is not None:
             self.recorder.begin(self)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        assert self._graded is not None, "rewards are computed on the way"
+        assert self._graded is not None, "super() computes the rewards"
         (by_function, finished), self._graded = self._graded, None
         device, number = by_function.device, len(finished)
         if len(output["completion_ids"]) != number:
             raise UserError(
-                f"{type(self).__name__} graded {number} responses and trains on {len(output['completion_ids'])}: rlzoo cannot "
-                "tell which; choose responses before _calculate_rewards"
+                f"{type(self).__name__} graded {number} responses and trains on {len(output['completion_ids'])}, and rlzoo "
+                "cannot match them; select responses before _calculate_rewards"
             )
         rows = torch.arange(number, device=device)
         everywhere = rows + self.accelerator.process_index * number
@@ -290,7 +290,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         return output
 
     def _scored(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
-        """More tensors of a generation batch, which it does not hold yet."""
+        """Return additional tensors for a generation batch."""
         return {}
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
@@ -303,7 +303,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         loss: Tensor = super()._compute_loss(model, inputs)
         if self._passed is None:
             raise UserError(
-                f"{type(self).__name__}._compute_loss computes log-probs in a way of its own; it must call TRL's "
+                f"{type(self).__name__}._compute_loss computes log-probs in its own way; it must call TRL's "
                 "_get_per_token_logps_and_entropies"
             )
         if self.recorder is not None and self.model.training:
@@ -319,7 +319,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         return result
 
     def _end_update(self) -> None:
-        """The gradient of an optimizer step is complete."""
+        """Finish an optimizer step, after its gradient is complete."""
         self._num_updates += 1
         if self.recorder is not None:
             self.recorder.end_update()
@@ -334,7 +334,7 @@ class _Judged:
     tables: list[ResponseTable] = dataclasses.field(default_factory=list)
     sums: dict[str, float] = dataclasses.field(default_factory=dict)
     num_updates: int = 0
-    num_at_ratio_1: int = 0  # updates before which the model had not moved since it sampled
+    num_at_ratio_1: int = 0  # updates on weights that had not changed since sampling
 
     def add(self, tables: Sequence[ResponseTable], sums: Mapping[str, float]) -> None:
         """Add responses, and the sums over them."""
@@ -343,7 +343,7 @@ class _Judged:
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def metrics(self, watched: Iterable[str] = ()) -> dict[str, float]:
-        """What is logged: `LOGGED`, the metrics that the rule is ``watched`` by, and the means of its own."""
+        """Return the logged metrics: `LOGGED`, the rule's ``watched`` metrics, and the means of its own metrics."""
         table = ResponseTable.concat(self.tables)
         if not len(table.length):
             return {}
@@ -356,47 +356,47 @@ class _Judged:
 class ClipPolicyTrainer(RecordingTrainer):
     """TRL's `GRPOTrainer` with a rule as its loss.
 
-    Also a mixin: ``class Mine(ClipPolicyTrainer, MyGRPOTrainer)`` puts a rule into your own subclass.
+    It is also a mixin: ``class Mine(ClipPolicyTrainer, MyGRPOTrainer)`` adds a rule to your own subclass.
 
-    The rule replaces the term of the loss that reads the advantages. All others remain TRL's, computed by TRL on the same
-    forward pass (with advantages of 0): the KL to the reference model (``beta``, ``use_bias_correction_kl``), the entropy bonus
+    The rule replaces the term of the loss that reads the advantages. TRL computes all other terms on the same forward pass,
+    with advantages of 0: the KL to the reference model (``beta``, ``use_bias_correction_kl``), the entropy bonus
     (``entropy_coef``, ``use_adaptive_entropy``) and the router loss.
 
     - The rule's objective is reduced by ``policy.reduction`` with the counts of the whole optimizer step, over its
-      micro-batches and processes. ``constant_length`` divides by ``max_completion_length``. Responses without a token do not
+      micro-batches and processes. ``constant_length`` divides by ``max_completion_length``. Responses without tokens do not
       count.
-    - The KL is reduced as TRL does under the ``loss_type`` of that reduction: sequence_mean "grpo", token_mean "dapo",
+    - The KL is reduced as TRL does for the ``loss_type`` of that reduction: sequence_mean "grpo", token_mean "dapo",
       constant_length "dr_grpo", sequence_mean_token_sum "luspo".
-    - The entropy bonus is a mean over the tokens of a micro-batch, and a mean over those, whatever the reduction.
-    - The advantages are TRL's: they follow ``scale_rewards`` and not ``policy.advantage``. "group" is group_norm, with 1e-4
-      beside the standard deviation where rlzoo has 1e-6; "none" is group_mean.
-    - TRL's factors multiply the rule's objective: the correction for vLLM's log-probs (unless the rule's ratio is to the
-      sampler, which corrects for it already), the off-policy mask, and the mask of tokens with a high entropy.
-    - An adaptive rule is updated after every optimizer step, from all its micro-batches and processes. Checkpoints keep its
+    - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, whatever the reduction.
+    - The advantages are TRL's. They follow ``scale_rewards`` and not ``policy.advantage``. "group" is group_norm, except that
+      1e-4 is added to the standard deviation where rlzoo adds 1e-6; "none" is group_mean.
+    - TRL's factors multiply the rule's objective: the correction for vLLM's log-probs (unless the rule's ratio is relative to
+      the sampler and already corrects for it), the off-policy mask, and the mask of high-entropy tokens.
+    - An adaptive rule is updated after every optimizer step, from all its micro-batches and processes. Checkpoints contain its
       state.
     """
 
     policy: ClipPolicy
-    _configured: ClipPolicy  # as the run began, for rules that adapt
+    _configured: ClipPolicy  # as at the start of the run, for adaptive rules
     _on_policy: OnPolicyGradient
-    _own: _Judged  # by this process in the optimizer step at hand
-    _logged: _Judged  # by all processes since the last log
-    _counted: StepCounts | None = None  # of the optimizer step at hand
+    _own: _Judged  # of this process, in the current optimizer step
+    _logged: _Judged  # of all processes, since the last log
+    _counted: StepCounts | None = None  # of the current optimizer step
     _edges: Tensor | None = None  # length bins of the generation batch, for adaptive rules
     _generation = 0  # number of the generation batch, from 1
-    _high_entropy: Tensor | None = None  # (B, T) tokens that learn, of the last pass
+    _high_entropy: Tensor | None = None  # (B, T) trained tokens of the last pass
 
     def __init__(self, *args: Any, policy: str | ClipPolicy, record_to: str | Path | None = None, **kwargs: Any) -> None:
         """Make a trainer.
 
         Args:
-            *args: of `GRPOTrainer`.
-            policy: the rule, or the name of an installed one, with its default settings.
+            *args: arguments of `GRPOTrainer`.
+            policy: the rule, or the name of an installed rule for its default settings.
             record_to: folder for a rollout file of each generation batch, see `RolloutRecorder`.
-            **kwargs: of `GRPOTrainer`.
+            **kwargs: keyword arguments of `GRPOTrainer`.
 
         Raises:
-            UserError: there is no such rule, or TRL's settings and the rule exclude each other; says why.
+            UserError: there is no such rule, or it is not compatible with TRL's settings; the message says why.
         """
         super().__init__(*args, record_to=record_to, **kwargs)
         use_policy(self, policy)
@@ -410,7 +410,7 @@ class ClipPolicyTrainer(RecordingTrainer):
                 self._edges = bin_edges(lengths[lengths > 0]) if bool(lengths.any()) else None
         if "old_entropy" not in self.policy.needs or "old_per_token_logps" not in output:
             return {}
-        # TRL's pass for the old log-probs has no entropies: one more
+        # TRL's pass for the old log-probs does not compute entropies, so another pass is needed
         named = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
         with torch.no_grad():
             _, entropies, _ = self._get_per_token_logps_and_entropies(
@@ -424,7 +424,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return {ENTROPY: entropies}
 
     def get_high_entropy_mask(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Tokens that learn under ``top_entropy_quantile``, ``(B, T)``, as TRL picks them."""
+        """Return TRL's mask ``(B, T)`` of the tokens that are trained under ``top_entropy_quantile``."""
         self._high_entropy = super().get_high_entropy_mask(*args, **kwargs)
         return self._high_entropy
 
@@ -433,38 +433,39 @@ class ClipPolicyTrainer(RecordingTrainer):
         self._high_entropy = None
         others = super()._compute_loss(model, self._without_advantages(inputs))
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
-            del metrics[name]  # of TRL's own rule, at advantages of 0
-        assert self._passed is not None, "super() checks it"
+            del metrics[name]  # from TRL's own rule, at advantages of 0
+        assert self._passed is not None, "checked by super()"
         log_probs, entropies = self._passed
         counts, read = self._counts(inputs), self._clip_inputs(inputs, log_probs, entropies)
         weights = self._weights(inputs, read)
         judged = judgement(self.policy, read, counts, self.max_completion_length, weights)
         if self.model.training:
             self._measure(judged, inputs, counts, weights)
-        # its value is the objective, its gradient the rule's
+        # its value is the objective, and its gradient is the rule's
         objective = judged.objective + (judged.gradient * (log_probs - log_probs.detach())).sum()
-        # gradients are averaged over processes, and the counts are of all of them
+        # gradients are averaged over processes, but the counts are for all of them
         loss: Tensor = -objective * self.accelerator.num_processes
-        if "policy_loss" in metrics:  # which TRL logs beside an entropy bonus
-            is_share = self.loss_type == "dapo" or not self.model.training  # of the step; the others are means of a micro-batch
+        if "policy_loss" in metrics:  # TRL logs it with an entropy bonus
+            # a share of the step; the other losses are means of a micro-batch
+            is_share = self.loss_type == "dapo" or not self.model.training
             size = 1 if is_share else self.current_gradient_accumulation_steps
             metrics["policy_loss"][-1] += self.accelerator.gather(loss.detach() * size).mean().item()
         return others + loss
 
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs that leave of TRL's loss all but the term of its rule."""
+        """Return inputs for which TRL's loss has all its terms except its rule's."""
         given = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        if not (self.beta and self.args.use_bias_correction_kl):  # then nothing reads the ratio; it may overflow
+        if not (self.beta and self.args.use_bias_correction_kl):  # otherwise nothing reads the ratio, which may overflow
             given.pop("old_per_token_logps", None)
         return given
 
     def _counts(self, inputs: Mapping[str, Any]) -> StepCounts:
-        """Responses and tokens of the optimizer step that this micro-batch belongs to, over all processes."""
+        """Return the number of responses and tokens in this micro-batch's optimizer step, over all processes."""
         if not self.model.training:
             return self._sum_of_counts([inputs])
         size = self.current_gradient_accumulation_steps
         if self._counted is None or self._step % size == 0:
-            # TRL's buffer holds the micro-batches of one generation, of one or of several optimizer steps
+            # TRL's buffer has the micro-batches of one generation, for one or several optimizer steps
             first = self._step % self.args.steps_per_generation // size * size
             buffered: Any = self._buffered_inputs
             self._counted = self._sum_of_counts(buffered[first : first + size])
@@ -477,14 +478,14 @@ class ClipPolicyTrainer(RecordingTrainer):
         return StepCounts(num_responses, num_tokens)
 
     def _clip_inputs(self, inputs: Mapping[str, Any], log_probs: Tensor, entropies: Tensor | None) -> ClipInputs:
-        """What the rule reads of a micro-batch."""
+        """Return the rule's inputs for a micro-batch."""
         mask, advantages, needs = response_mask(inputs), inputs["advantages"].float(), self.policy.needs
         if advantages.ndim == 1:
             advantages = advantages[:, None]
         if self.policy.scope == "sequence" and advantages.shape[-1] != 1:
-            raise UserError(f"the trainer has an advantage for each token, and {self.policy.name} takes one per response")
+            raise UserError(f"the trainer has an advantage per token, but {self.policy.name} needs one per response")
         log_probs = log_probs.detach().float()
-        old = inputs.get("old_per_token_logps")  # None where TRL knows that the model has not moved since it sampled
+        old = inputs.get("old_per_token_logps")  # None if TRL knows that the model has not changed since sampling
         old = log_probs if old is None else old.float()
         reported = inputs.get("sampling_per_token_logps")
         if reported is not None:  # NaN: vLLM reported none
@@ -506,11 +507,11 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     @property
     def _progress(self) -> float:
-        """Share of the run's optimizer steps that are done."""
+        """The share of the run's optimizer steps that are done."""
         return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
 
     def _weights(self, inputs: Mapping[str, Any], read: ClipInputs) -> Tensor | None:
-        """Factors of the rule's objective that TRL's settings ask for, ``(B, 1)`` or ``(B, T)``; None: no factor."""
+        """Return the factors of the rule's objective from TRL's settings, ``(B, 1)`` or ``(B, T)``; None without any."""
         factors: list[Tensor] = []
         if "importance_sampling_ratio" in inputs and not self.policy.ratio_to_sampler:
             factors.append(inputs["importance_sampling_ratio"])
@@ -530,7 +531,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     @torch.no_grad()
     def _measure(self, judged: Judgement, inputs: Mapping[str, Any], counts: StepCounts, weights: Tensor | None) -> None:
-        """Add the rows of a micro-batch to what this process has judged in the optimizer step."""
+        """Add the rows of a micro-batch to this process's records of the optimizer step."""
         at_ratio_1 = self._on_policy(judged.inputs, judged.result, counts, self.max_completion_length, weights)
         mask = judged.inputs.response_mask
         table = ResponseTable.measure(
@@ -566,7 +567,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         self.policy, self._on_policy = policy, OnPolicyGradient(policy)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with what the rule did in the optimizer steps since the last time."""
+        """Log, including what the rule did in the optimizer steps since the last call."""
         if self.model.training and self._logged.num_updates:
             metrics = self._logged.metrics(self.policy.watch) | policy_settings(self.policy, self._configured)
             self._logged = _Judged()
@@ -586,36 +587,40 @@ class ClipPolicyTrainer(RecordingTrainer):
             try:
                 self._set_policy(type(self.policy).model_validate_json(file.read_text(encoding="utf-8")))
             except (OSError, ValueError) as error:
-                raise UserError(f"{str(file)!r} does not hold the state of {self.policy.name}: {error}") from error
+                raise UserError(f"{str(file)!r} does not contain the state of {self.policy.name}: {error}") from error
 
 
 def use_policy(
     trainer: GRPOTrainer, policy: str | ClipPolicy, *, record_to: str | Path | None = None, **settings: Any
 ) -> ClipPolicyTrainer:
-    """Make a rule the loss of a `GRPOTrainer`, or of a subclass of it, that exists already.
+    """Make a rule the loss of an existing `GRPOTrainer`, or of an object of a subclass.
 
-    The trainer becomes a `ClipPolicyTrainer` beside the class that it had, and keeps all that it was.
+    The trainer becomes a `ClipPolicyTrainer` in addition to its own class, and keeps its state.
 
     Args:
-        trainer: before it trains.
-        policy: the rule, or the name of an installed one.
+        trainer: a trainer before training.
+        policy: the rule, or the name of an installed rule.
         record_to: folder for a rollout file of each generation batch, see `RolloutRecorder`.
-        **settings: of the rule, where it is named: ``use_policy(trainer, "fspo", width_low=0.02)``.
+        **settings: settings of a named rule: ``use_policy(trainer, "fspo", width_low=0.02)``.
 
     Returns:
         The same object.
 
     Raises:
-        UserError: there is no such rule, or TRL's settings and the rule exclude each other; says why.
+        UserError: there is no such rule, or it is not compatible with TRL's settings; the message says why.
     """
     if isinstance(policy, str):
         policy = load_zoo().build("policy", {**settings, "name": policy})
     elif not isinstance(policy, ClipPolicy):
-        what = "a class of rules: call it, as in policy=fspo()" if isinstance(policy, type) else "no rule, nor the name of one"
+        what = (
+            "a class: pass an instance, as in policy=fspo()"
+            if isinstance(policy, type)
+            else "neither a rule nor the name of one"
+        )
         raise UserError(f"policy={shown(policy)} is {what}")
     elif settings:
         raise UserError(
-            f"{', '.join(settings)}: settings go with the name of a rule; this one is made already: policy.replace()"
+            f"{', '.join(settings)}: settings can only be passed with the name of a rule; use policy.replace() for an instance"
         )
     refuse_unfit(trainer, policy)
     _become(trainer, ClipPolicyTrainer)
@@ -623,10 +628,10 @@ def use_policy(
     made.loss_type = LOSS_TYPES[policy.reduction]
     made._configured, made._own, made._logged = policy, _Judged(), _Judged()
     made._set_policy(policy)
-    made._buffered_inputs = None  # of TRL alone
+    made._buffered_inputs = None  # filled by TRL itself
     if made.updates_per_generation == 1 and not policy.ratio_to_sampler:
         logger.warning(
-            "one optimizer step for each generation: the ratio is 1, and no rule clips anything; set num_iterations=2, or "
+            "one optimizer step per generation: the ratio is always 1, so no rule clips anything; set num_iterations=2, or "
             "steps_per_generation to a multiple of gradient_accumulation_steps"
         )
     if record_to is not None:
@@ -635,24 +640,25 @@ def use_policy(
 
 
 def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
-    """Record a `GRPOTrainer`, or a subclass of it, with TRL's own loss or with a rule: a rollout file for each generation.
+    """Record the rollouts of a `GRPOTrainer`, or of an object of a subclass: one rollout file per generation.
 
-    ``rlzoo replay FOLDER --clip fspo,grpo`` then tells what each rule would have clipped. The trainer becomes a
-    `RecordingTrainer` beside the class that it had, since a callback of transformers does not see what a trainer trains on.
+    The trainer may use TRL's own loss or a rule. ``rlzoo replay FOLDER --clip fspo,grpo`` then reports what each rule would
+    have clipped. The trainer becomes a `RecordingTrainer` in addition to its own class, because transformers' callbacks do not
+    see the training data.
 
     Args:
-        trainer: before it trains.
-        folder: a new or an empty one, or that of the run whose checkpoint is resumed; see `RolloutRecorder`.
+        trainer: a trainer before training.
+        folder: a new or empty folder, or the folder of the run whose checkpoint is resumed; see `RolloutRecorder`.
 
     Returns:
         The same object.
 
     Raises:
-        UserError: it is no `GRPOTrainer`, or generates more often than it takes an optimizer step.
+        UserError: it is not a `GRPOTrainer`, or generates more often than it takes an optimizer step.
     """
     _refuse_generations(trainer)
     if (earlier := getattr(trainer, "recorder", None)) is not None:
-        raise UserError(f"the trainer records to {str(earlier.folder)!r} already; name one folder")
+        raise UserError(f"the trainer already records to {str(earlier.folder)!r}; use only one folder")
     _become(trainer, RecordingTrainer)
     made: RecordingTrainer = trainer
     made.recorder, made._buffered_inputs = RolloutRecorder(folder), None
@@ -660,7 +666,7 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
 
 
 def _become(trainer: GRPOTrainer, kind: type[RecordingTrainer]) -> None:
-    """Put a class before that of a trainer, unless it is there."""
+    """Insert a class before the trainer's own class, unless the trainer already has it."""
     if not isinstance(trainer, kind):
         own = type(trainer)
         trainer.__class__ = type(f"{kind.__name__}Of{own.__name__}", (kind, own), {"__doc__": own.__doc__})
@@ -668,22 +674,20 @@ def _become(trainer: GRPOTrainer, kind: type[RecordingTrainer]) -> None:
 
 def _refuse_generations(trainer: GRPOTrainer) -> None:
     if not isinstance(trainer, GRPOTrainer):
-        raise UserError(
-            f"the trainer is a {type(trainer).__name__}, and must be a GRPOTrainer of TRL or of a class derived from it"
-        )
+        raise UserError(f"the trainer is a {type(trainer).__name__}; it must be TRL's GRPOTrainer or a subclass")
     args = trainer.args
     if args.steps_per_generation % args.gradient_accumulation_steps:
         raise UserError(
             f"steps_per_generation={args.steps_per_generation} must be a multiple of gradient_accumulation_steps="
-            f"{args.gradient_accumulation_steps}: else an optimizer step begins before all its responses are sampled"
+            f"{args.gradient_accumulation_steps}; otherwise an optimizer step begins before all its responses are sampled"
         )
 
 
 def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
-    """Refuse a rule that would not do in a trainer what it does in rlzoo, and settings that it would ignore.
+    """Reject a rule that would not behave in a trainer as in rlzoo, and settings that would be ignored.
 
     Raises:
-        UserError: the first of them, with the reason.
+        UserError: names the first problem and its reason.
     """
     _refuse_generations(trainer)
     args, name = trainer.args, policy.name
@@ -691,18 +695,18 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
     changed = [f"{key}={getattr(args, key)!r}" for key in REPLACED if key in defaults and getattr(args, key) != defaults[key]]
     if changed:
         raise UserError(
-            f"{', '.join(changed)}: {name} takes the place of TRL's rule, which alone reads this; leave it at its default and "
-            "set the fields of the policy, such as reduction"
+            f"{', '.join(changed)}: only TRL's own rule reads this, and {name} replaces it; keep the default and set the "
+            "fields of the policy, such as reduction"
         )
     estimator = type(policy).model_fields["advantage"].default
     if policy.advantage != estimator:
-        raise UserError(f"advantage={policy.advantage!r}: the advantages are TRL's; set scale_rewards instead")
+        raise UserError(f"advantage={policy.advantage!r}: TRL computes the advantages; set scale_rewards instead")
     if "ref_log_probs" in policy.needs and not args.beta:
-        raise UserError(f"{name} needs ref_log_probs, and TRL has a reference model with beta above 0 alone; set beta")
+        raise UserError(f"{name} needs ref_log_probs, but TRL has a reference model only if beta is above 0; set beta")
     per_step = args.gradient_accumulation_steps * trainer.accelerator.num_processes
     if policy.scope == "batch" and per_step > 1:
         raise UserError(
-            f"{name} judges the responses of a step together, and a step has {per_step} micro-batches; use one process and "
+            f"{name} needs all responses of a step together, but a step has {per_step} micro-batches; use one process and "
             "gradient_accumulation_steps=1"
         )
     if "group_ids" in policy.needs and args.steps_per_generation > 1:
@@ -712,7 +716,7 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
         )
     if policy.scope == "sequence" and args.top_entropy_quantile < 1:
         raise UserError(
-            f"top_entropy_quantile={args.top_entropy_quantile} picks tokens, and {name} has one objective for each response; "
+            f"top_entropy_quantile={args.top_entropy_quantile} selects tokens, but {name} has one objective per response; "
             "use a rule with an objective per token"
         )
     by_token = (
@@ -720,12 +724,12 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
     )
     if policy.scope == "sequence" and by_token and not policy.ratio_to_sampler:
         raise UserError(
-            f"vllm_importance_sampling_mode={args.vllm_importance_sampling_mode!r} has a weight for each token, and {name} one "
-            "objective for each response; use 'sequence_mask' or 'sequence_truncate'"
+            f"vllm_importance_sampling_mode={args.vllm_importance_sampling_mode!r} has a weight per token, but {name} has one "
+            "objective per response; use 'sequence_mask' or 'sequence_truncate'"
         )
 
 
 def _sequences(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask of prompts with their completions."""
+    """Return the IDs and the attention mask of prompts with their completions."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     return ids, torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)

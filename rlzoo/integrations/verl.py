@@ -1,7 +1,7 @@
-"""Every installed rule and advantage estimator inside verl: ``loss_mode=rlzoo:fspo``, ``adv_estimator=rlzoo:group_norm``.
+"""Makes installed rules and advantage estimators usable in verl: ``loss_mode=rlzoo:fspo``, ``adv_estimator=rlzoo:group_norm``.
 
-verl imports this module through the entry-point group ``verl.plugins``, or where ``VERL_USE_EXTERNAL_MODULES`` names it. The
-names ``rlzoo:...`` are looked up when verl asks for them, with settings such as ``rlzoo:fspo/width_low:0.02``.
+verl imports this module through the entry-point group ``verl.plugins``, or if ``VERL_USE_EXTERNAL_MODULES`` names it. Names
+``rlzoo:...`` are resolved when verl looks them up, and may have settings, such as ``rlzoo:fspo/width_low:0.02``.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 REDUCTIONS: dict[str, Reduction] = {
     "token-mean": "token_mean",
-    "token-sum": "token_mean",  # with 1 for the number of tokens
+    "token-sum": "token_mean",  # with a token count of 1
     "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum": "sequence_mean_token_sum",
     "seq-mean-token-sum-norm": "constant_length",
 }
-"""verl's ``loss_agg_mode`` and what it is called here."""
+"""From verl's ``loss_agg_mode`` to rlzoo's reduction."""
 INSTEAD = {"reduction": "actor.loss_agg_mode", "advantage": "algorithm.adv_estimator"}
 
 
 class Registry(dict[str, Any]):
-    """A registry of verl that makes what is called ``rlzoo:...`` when it is asked for it."""
+    """A verl registry that creates entries named ``rlzoo:...`` on lookup."""
 
     def __init__(self, entries: dict[str, Any], make: Callable[[str], Any]) -> None:
         super().__init__(entries)
@@ -48,7 +48,7 @@ class Registry(dict[str, Any]):
         return super().__contains__(name) or (isinstance(name, str) and name.startswith(PREFIX))
 
     def __missing__(self, name: str) -> Any:
-        """Make an entry and keep it; raises a UserError that says what is wrong with its name or settings."""
+        """Create an entry and keep it; raises a UserError if its name or settings are wrong."""
         if not name.startswith(PREFIX):
             raise KeyError(name)
         self[name] = self.make(name)
@@ -56,10 +56,10 @@ class Registry(dict[str, Any]):
 
 
 def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
-    """Make a policy loss of verl from a rule.
+    """Make a verl policy loss from a rule.
 
-    verl decides on the advantages, on the reduction (``loss_agg_mode``) and on the weights of its rollout correction. The
-    fields of the rule take the place of ``clip_ratio``, ``clip_ratio_low``, ``clip_ratio_high`` and ``clip_ratio_c``.
+    verl decides the advantages, the reduction (``loss_agg_mode``) and the weights of its rollout correction. The rule's fields
+    replace ``clip_ratio``, ``clip_ratio_low``, ``clip_ratio_high`` and ``clip_ratio_c``.
 
     Args:
         policy: a rule whose `needs` are at most ``turn_ids``; a gap in the response mask begins a turn.
@@ -68,7 +68,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
         A function with the signature of verl's registry, which returns the loss of the micro-batch and its metrics.
 
     Raises:
-        UserError: the rule adapts to the run, or needs what verl does not give to a loss.
+        UserError: the rule is adaptive, or needs something that verl does not pass to a loss.
     """
     check_supported(policy, "verl", ("turn_ids",))
 
@@ -91,7 +91,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
                 old_log_prob,
                 advantages,
                 mask,
-                seed=int(torch.randint(2**31, ())),  # verl does not tell the step
+                seed=int(torch.randint(2**31, ())),  # verl does not pass the step
                 turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
             )
         )
@@ -108,18 +108,18 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
             "actor/ppo_kl": ops.step_mean(old_log_prob - log_prob.detach(), mask).item(),
         }
         for index, (number, cut) in enumerate(zip(responses.tolist(), clipped.tolist(), strict=True)):
-            # two means over micro-batches, whose quotient is exact; a mean of quotients would fail on empty bins
+            # log two means over micro-batches, whose quotient is exact; a mean of quotients would fail on empty bins
             metrics |= {f"actor/length_bin_{index}_responses": number, f"actor/length_bin_{index}_clipped": cut}
-        return -share * dp_size, metrics  # verl averages gradients over data-parallel ranks, and the counts are of all
+        return -share * dp_size, metrics  # verl averages gradients over data-parallel ranks, but the counts are for all ranks
 
     return loss
 
 
 def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> tuple[StepCounts, int, int | None]:
-    """Counts of the whole step, its number of data-parallel ranks, and the constant of ``seq-mean-token-sum-norm``.
+    """Return the counts of the whole step, its data-parallel ranks, and the constant of ``seq-mean-token-sum-norm``.
 
     Raises:
-        UserError: verl does not say what is needed, or shows less of a step than the rule judges.
+        UserError: verl does not provide these values, or passes only part of a step to a rule that needs all of it.
     """
     if mode not in REDUCTIONS:
         raise UserError(f"unknown loss_agg_mode {mode!r} (known: {', '.join(REDUCTIONS)})")
@@ -129,40 +129,40 @@ def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> t
     if dp_size > 1 and not (info.get("batch_num_tokens") and info.get("global_batch_size")):
         raise UserError("batch_num_tokens and global_batch_size are needed when dp_size > 1")
     if policy.scope == "batch" and num_tokens != int(mask.sum()):
-        raise UserError(f"{policy.name} judges a whole step: make a mini-batch one micro-batch on one device")
+        raise UserError(f"{policy.name} needs a whole step: use one micro-batch per mini-batch, on one device")
     horizon = info.get("loss_scale_factor")
     if mode == "seq-mean-token-sum-norm" and horizon is None:
         raise UserError(
-            f"loss_agg_mode={mode} divides by the width of the micro-batch, which differs from one to the next: "
+            f"loss_agg_mode={mode} divides by the width of the micro-batch, which varies: "
             "set actor.loss_scale_factor to the largest response length"
         )
     return StepCounts(num_responses, 1 if mode == "token-sum" else num_tokens), dp_size, horizon
 
 
 def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Make an advantage estimator of verl from one of ours.
+    """Make a verl advantage estimator from one of rlzoo's.
 
-    An outcome reward, which verl puts on one token of a response, is the reward of the response. Rewards for several tokens,
-    such as those of ``use_kl_in_reward``, go to estimators that take them, and are added up for others.
+    verl puts an outcome reward on one token of a response; it becomes the reward of the response. Rewards for several tokens,
+    such as those of ``use_kl_in_reward``, are passed to estimators that accept them, and are summed for others.
 
     Args:
-        estimator: one whose `needs` are at most ``turn_ids`` and ``token_rewards``.
+        estimator: an estimator whose `needs` are at most ``turn_ids`` and ``token_rewards``.
 
     Returns:
         A function with the signature of verl's registry, which returns advantages and returns, both ``(B, T)``.
 
     Raises:
-        UserError: the estimator needs what verl does not give to one.
+        UserError: the estimator needs something that verl does not pass to an estimator.
     """
     if missing := sorted(estimator.needs - {"turn_ids", "token_rewards"}):
-        raise UserError(f"advantage {estimator.name!r} needs {', '.join(missing)}, which verl does not give to an estimator")
+        raise UserError(f"advantage {estimator.name!r} needs {', '.join(missing)}, which verl does not pass to an estimator")
 
     def estimate(
         token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
         mask = response_mask.bool()
         if index is None and estimator.compares:
-            raise UserError(f"advantage {estimator.name!r} compares the responses to one prompt, and the batch has no uid")
+            raise UserError(f"advantage {estimator.name!r} compares the responses to one prompt, but the batch has no uid")
         names = [str(name) for name in (range(len(mask)) if index is None else index)]
         group_ids = torch.as_tensor(np.unique(names, return_inverse=True)[1]).long()[:, None].to(mask.device)
         smallest = int(ops.group_sum(torch.ones_like(group_ids), group_ids).min())
@@ -183,7 +183,7 @@ def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Te
 
 
 def _on_chosen_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Rewards ``(B, T)`` moved to the last token before that the model chose, or to its first: an environment pays later."""
+    """Move rewards ``(B, T)`` to the last generated token before them, else to the first, because environments pay later."""
     places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     last = torch.where(mask, places, -1).cummax(1).values
     first = mask.int().argmax(1, keepdim=True)

@@ -1,1 +1,1 @@
-"""The fairness lab: sweeps, replay on recorded rollouts, calibration and races between rules."""
+"""The fairness lab: sweeps, replay of recorded rollouts, calibration, and comparisons of rules."""

@@ -1,4 +1,4 @@
-"""Calibration: short pilot runs that find the width with which a policy clips a wanted share of the responses."""
+"""Calibration: short pilot runs that find the width at which a policy clips a target share of the responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
 
-NEAR = 0.1  # a clip fraction within this share of the target is met
+NEAR = 0.1  # relative distance from the target within which a clip fraction counts as met
 
 
 @dataclass(frozen=True, slots=True)

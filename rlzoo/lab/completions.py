@@ -1,4 +1,4 @@
-"""The directory of an evaluation: its settings, every completion, and the results."""
+"""The directory of an evaluation, with its settings, every completion, and the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
 from rlzoo.types import Problem
 
-_KEY = "evaluation"  # in the names of temporary files
+_KEY = "evaluation"  # part of the names of temporary files
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +41,30 @@ _ANSWERED = TypeAdapter(Answered)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDirectory:
-    """The files of an evaluation, from which the same command resumes."""
+    """The files of an evaluation; repeating the command resumes from them."""
 
     path: Path
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse a directory that holds something else, or an evaluation with other settings, before any time is spent."""
+        """Reject a directory with other content, or with an evaluation that has other settings, before any time is spent."""
         file = self.path / "settings.yaml"
         try:
-            unfinished = temporary_path(file, _KEY)  # of an evaluation that was killed
+            unfinished = temporary_path(file, _KEY)  # left by an evaluation that was killed
             if not self.path.exists() or (self.path.is_dir() and all(path == unfinished for path in self.path.iterdir())):
                 return
             before = parse_yaml(read_text(file, SETTINGS)) if file.is_file() else None
         except (OSError, ValueError) as error:
             raise UserError(f"{str(file)!r} cannot be read: {error}") from error
         if not isinstance(before, Mapping):
-            raise UserError(f"--output {str(self.path)!r} is not an evaluation's directory; name another, or remove it")
+            raise UserError(f"--output {str(self.path)!r} is not an evaluation directory; choose another, or remove it")
         if changed := changed_settings(before, settings):
             raise UserError(
-                f"--output {str(self.path)!r} was begun with another {', '.join(changed[:3])}; "
-                "give the same settings to continue, or name another --output"
+                f"--output {str(self.path)!r} was created with different settings: {', '.join(changed[:3])}; "
+                "use the same settings to resume, or choose another --output"
             )
 
     def create(self, settings: Mapping[str, Any]) -> None:
-        """Make the directory with its ``settings.yaml``, if it is not there yet; a `UserError` if it cannot be written."""
+        """Create the directory with its ``settings.yaml`` if it does not exist; a `UserError` if it cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.path / "settings.yaml", yaml.safe_dump(dict(settings), sort_keys=False), _KEY)
@@ -73,20 +73,20 @@ class EvaluationDirectory:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
 
     def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
-        """Read the answered problems, at most those asked for; an unfinished last line is removed from the file.
+        """Read the answered problems, at most the given ones; an incomplete last line is removed from the file.
 
         Raises:
-            UserError: a line is damaged, or answers another problem than the suite has.
+            UserError: a line is damaged, or belongs to a different problem.
         """
         file = self._file(suite)
         if not file.is_file():
             return []
         content = read_bytes(file, RECORDS)
         whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # whoever wrote it was killed
+        if whole != content:  # the writer was killed
             os.truncate(file, len(whole))
         answered: list[Answered] = []
-        lines = whole.split(b"\n")[:-1]  # not splitlines: JSON strings may hold U+2028
+        lines = whole.split(b"\n")[:-1]  # not splitlines: JSON strings may contain U+2028
         for number, (line, problem) in enumerate(zip(lines, problems, strict=False), start=1):
             try:
                 answered.append(_ANSWERED.validate_python(parse_json(line.decode())))
@@ -96,15 +96,17 @@ class EvaluationDirectory:
                 ) from error
             completions, size = answered[-1].completions, len(answered[0].completions)
             if len(completions) != size or not all((one.answer_group or 0) < size for one in completions) or size == 0:
-                raise UserError(f"{file} line {number}: not the completions that the first has; remove the file to start again")
+                raise UserError(
+                    f"{file} line {number}: completions differ from the first line's; remove the file to start again"
+                )
             if (answered[-1].question, answered[-1].answer) != (problem.question, problem.answer):
                 raise UserError(
-                    f"{file} line {number} answers another question than suite {suite!r} has; name another --output"
+                    f"{file} line {number} answers a different question than suite {suite!r}; choose another --output"
                 )
         return answered
 
     def append(self, suite: str, start: int, answered: Sequence[Answered]) -> None:
-        """Add whole problems, of which the first has index ``start``; they are on disk when this returns."""
+        """Append complete problems, the first of which has index ``start``; the data is on disk when this returns."""
         lines = "".join(item.to_line(start + place) for place, item in enumerate(answered))
         with self._file(suite).open("ab") as file:
             file.write(lines.encode())
@@ -116,7 +118,7 @@ class EvaluationDirectory:
         write_text(self.path / "results.json", json.dumps(results, indent=2) + "\n", _KEY)
 
     def read_results(self) -> dict[str, Any]:
-        """Read ``results.json``; empty before the first."""
+        """Read ``results.json``; empty if it does not exist yet."""
         return read_mapping(self.path / "results.json")
 
     def _file(self, suite: str) -> Path:

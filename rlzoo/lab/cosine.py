@@ -1,4 +1,4 @@
-"""How far a clip turns the gradient: the cosine between a rule's model gradient and the unclipped importance-weighted one."""
+"""Measures how far a clip turns the gradient: the cosine between a rule's gradient and the unclipped one."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from rlzoo.measure.intervals import Interval, bootstrap
 from rlzoo.models.pretrained import load_named
 from rlzoo.types import ClipInputs
 
-SAME = 0.02  # nats: log-probs recomputed from kept weights agree with the recorded ones this closely
+SAME = 0.02  # nats; largest allowed difference between recorded log-probs and those recomputed from kept weights
 
 _KEPT = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
 class Cosine:
-    """The cosine of one rule, a mean over the updates whose weights were kept."""
+    """The cosine of one rule, averaged over the updates whose weights were kept."""
 
     mean: float
-    interval: Interval | None  # 95 %, bootstrap over rollout batches, whose updates share responses; None with fewer than two
-    by_length: tuple[float, ...]  # of the gradients of each length bin's responses; NaN where a bin has none
+    # 95 %, bootstrap over rollout batches, whose updates share responses; None with fewer than two batches
+    interval: Interval | None
+    by_length: tuple[float, ...]  # for the responses of each length bin; NaN for an empty bin
     num_updates: int
 
 
@@ -49,19 +50,19 @@ def cosines(
 ) -> dict[str, Cosine]:
     """Measure the cosine of every rule on the updates whose weights were kept.
 
-    The reference is the gradient of ``mean over responses of exp(S) A``, S the summed log-ratio: what importance sampling
-    would follow without any clip, for the recorded advantages (the theorem of arXiv 2509.09177 bounds this angle). A rule's
-    own weights by length, such as a mean over tokens, turn its gradient too, at ratio 1 already. Where the run corrected for
-    its sampler, the same weights are in the reference and in the gradient of every rule that does not correct for it itself.
+    The reference is the gradient of ``mean over responses of exp(S) A``, where S is the summed log-ratio. Importance sampling
+    without a clip follows this gradient for the recorded advantages (the theorem of arXiv 2509.09177 bounds the angle). A
+    rule's own weights by length, such as a mean over tokens, also turn its gradient, even at ratio 1. If the run corrected for
+    its sampler, the same weights apply to the reference and to every rule that does not correct for the sampler itself.
 
     Args:
-        run: with ``replay/`` in its directory, see `has_weights`.
+        run: a run with ``replay/`` in its directory, see `has_weights`.
         replayed: rules by label.
         edges: ``(K + 1,)`` length bins, in tokens.
-        told: called after each update with the number done and the number to do.
+        told: called after each update with the number done and the total.
 
     Raises:
-        UserError: the weights are not those of the recorded log-probs.
+        UserError: the weights do not match the recorded log-probs.
     """
     files = _kept(run)
     assert run.config is not None, "only a run directory keeps weights"
@@ -93,7 +94,7 @@ def has_weights(run: RecordedRun) -> bool:
 
 
 def unclipped(inputs: ClipInputs) -> Tensor:
-    """d/dlog_probs of the mean over responses of exp(S) A, ``(B, T)``."""
+    """Return d/dlog_probs of the mean over responses of exp(S) A, ``(B, T)``."""
     log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
     number = int(inputs.response_mask.any(-1).sum())
     weight = ops.limited_exp(log_ratio) * inputs.advantages / max(number, 1)
@@ -101,7 +102,7 @@ def unclipped(inputs: ClipInputs) -> Tensor:
 
 
 def cosine(first: Tensor, second: Tensor) -> float:
-    """The cosine of the angle between two flat gradients; NaN where one is 0."""
+    """Return the cosine of the angle between two flat gradients, or NaN if one is 0."""
     norm = float(first.norm() * second.norm())
     return float(first @ second) / norm if norm > 0 else math.nan
 
@@ -109,7 +110,7 @@ def cosine(first: Tensor, second: Tensor) -> float:
 def _gradients(
     module: ResponseLogProbs, update: RecordedUpdate, wanted: Mapping[str, Tensor], edges: Tensor
 ) -> dict[str, Tensor]:
-    """For each label, ``(K, P)``: the flat model gradient of ``sum(g * log_probs)`` over the responses of each length bin."""
+    """For each label, return the flat model gradient of ``sum(g * log_probs)`` over each length bin's responses, ``(K, P)``."""
     inputs = update.inputs
     sizes = torch.tensor([sequence.numel() for sequence in update.sequences])
     batch = Batch(
@@ -135,7 +136,7 @@ def _gradients(
         if not worst < SAME:
             raise UserError(
                 f"kept weights of step {update.step}, update {update.index}, give log-probs that differ by up to {worst:.3g} "
-                "from the recorded ones: they do not belong together"
+                "from the recorded ones; the weights do not belong to this recording"
             )
         for label, gradient in wanted.items():
             parts_of = torch.autograd.grad(log_probs, parameters, gradient[rows][mask], retain_graph=True)
@@ -144,7 +145,7 @@ def _gradients(
 
 
 def _kept(run: RecordedRun) -> dict[tuple[int, int], Path]:
-    """Files with weights, by step and update."""
+    """Return the files with weights, by step and update."""
     files = {}
     for file in sorted((run.path / "replay").glob("*.safetensors")):
         name = _KEPT.fullmatch(file.stem)

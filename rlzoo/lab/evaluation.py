@@ -1,4 +1,4 @@
-"""Evaluation: samples and grades k responses to every problem of some suites, and computes the results."""
+"""Evaluation: samples and grades k responses to every problem of the given suites, and computes the results."""
 
 from __future__ import annotations
 
@@ -37,77 +37,79 @@ from rlzoo.types import Problem
 
 logger = logging.getLogger("rlzoo")
 
-UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}  # settings of a rollout that only training uses
+UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}  # rollout settings that only training uses
 
 Told = Callable[[str, int, int, dict[str, float]], None]
-"""Called with the suite, the number of its answered problems, of all its problems, and the means so far."""
+"""Called with the suite, its number of answered problems, its total number of problems, and the means so far."""
 
 
 class EvaluatedModel(Section):
-    """Which language model is evaluated."""
+    """The language model to evaluate."""
 
     path: str = Field(
         "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a hub name"
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the weights")
-    attn_implementation: str | None = Field(None, description="transformers' attention; null for its own choice")
-    chat_template: bool | None = Field(None, description="wrap prompts in the chat template; null: if the tokenizer has one")
+    attn_implementation: str | None = Field(None, description="attention implementation of transformers; null: its default")
+    chat_template: bool | None = Field(
+        None, description="wrap prompts in the chat template; null: only if the tokenizer has one"
+    )
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
 
 
 class EvaluationConfig(Section):
     """The configuration of an evaluation."""
 
-    model: EvaluatedModel = Field(default_factory=EvaluatedModel, description="which language model is evaluated")
+    model: EvaluatedModel = Field(default_factory=EvaluatedModel, description="the language model to evaluate")
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled; group_size is k")
-    seed: int = Field(0, ge=0, lt=2**32, description="seeds sampling")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed for sampling")
     suites: tuple[str, ...] = Field(min_length=1, description="names of suites")
-    limit: int | None = Field(None, ge=1, description="problems of each suite, from the first; null for all")
-    data: Path | None = Field(None, description="folder of local copies; null for the hub")
+    limit: int | None = Field(None, ge=1, description="maximum number of problems per suite, from the first; null for all")
+    data: Path | None = Field(None, description="folder with local copies; null for the hub")
 
     @classmethod
     def compose(cls, model: str, overrides: Sequence[str], **settings: Any) -> Self:
-        """The configuration that a model, ``"section.key=value"`` overrides and top-level settings make.
+        """Compose the configuration from a model, ``"section.key=value"`` overrides and top-level settings.
 
         Raises:
-            UserError: one line that says what was given, what is allowed, what to do.
+            UserError: says in one line what was given, what is allowed, and what to do.
         """
         sections = parse_overrides(overrides)
         if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
-            raise UserError(f"--set {other.partition('=')[0]}: only settings of model and rollout have a say in an evaluation")
+            raise UserError(f"--set {other.partition('=')[0]}: an evaluation uses only settings of model and rollout")
         saved = [str(folder) for _, folder in numbered(Path(model)) if (folder / "config.json").is_file()]
-        named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # of a run, the last checkpoint
+        named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run, the last checkpoint
         try:
             return cls.model_validate({**sections, **settings, "model": named})
         except ValidationError as error:
             raise UserError(explain(error, cls)) from error
 
     def settings(self) -> dict[str, Any]:
-        """The settings that a completion depends on: an evaluation with the same ones can be resumed."""
+        """Return the settings that completions depend on; an evaluation with the same settings can be resumed."""
         included = {"model", "rollout", "seed"}
         return redact_settings(self.model_dump(mode="json", include=included, exclude={"rollout": UNUSED}))
 
 
 def default_output(config: EvaluationConfig) -> Path:
-    """A directory named after the model and the seed, so that the same command finds it again."""
+    """Return a directory named after the model and the seed, so that the same command finds it again."""
     return Path("evals") / f"{re.sub(r'[^A-Za-z0-9]+', '-', config.model.path).strip('-')}-{config.seed}"
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """What the responses to one suite came to."""
+    """The results of one suite."""
 
     suite: str
     num_problems: int
     estimates: dict[str, AtK]
     by_length: tuple[LengthBin, ...]  # short to long
     response_length_mean: float  # in tokens
-    truncated: float  # share of the responses that were cut off at the length limit
+    truncated: float  # share of the responses that reached the length limit
     no_answer: float  # share of the responses without an answer
 
     @classmethod
     def of(cls, suite: str, answered: Sequence[Answered]) -> Self:
-        """From all completions of a suite."""
+        """Compute the results from all completions of a suite."""
         problems = [item.completions for item in answered]
         completions = [completion for item in answered for completion in item.completions]
         return cls(
@@ -121,7 +123,7 @@ class SuiteResult:
         )
 
     def metrics(self) -> dict[str, float]:
-        """By their MLflow names, which may not hold an @."""
+        """Return the metrics by their MLflow names, which may not contain an @."""
         found = {key: getattr(self, key) for key in ("response_length_mean", "truncated", "no_answer")}
         named = list(self.estimates.items())
         for place, length_bin in enumerate(self.by_length):
@@ -142,7 +144,7 @@ class Evaluation:
     mlflow_run_id: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON; what ``results.json`` holds."""
+        """Return the content of ``results.json`` as plain JSON."""
         settings = {**self.config.settings(), "limit": self.config.limit}
         suites = {result.suite: result for result in self.results}
         return plain({"settings": settings, "suites": suites, "mlflow_run_id": self.mlflow_run_id})
@@ -155,16 +157,16 @@ def evaluate(
     experiment: str | None = None,
     told: Told = lambda suite, done, total, so_far: None,
 ) -> Evaluation:
-    """Sample and grade the responses that are missing, and compute the results; what ``rlzoo eval`` does.
+    """Sample and grade the missing responses, and compute the results, as ``rlzoo eval`` does.
 
     Args:
-        config: the complete evaluation.
-        output: its directory; None for one named after the model.
-        experiment: MLflow experiment to log the results to; None for none.
-        told: for progress.
+        config: the complete configuration.
+        output: directory of the evaluation; None for one named after the model.
+        experiment: MLflow experiment for the results; None to log nothing.
+        told: called with the progress.
 
     Raises:
-        UserError: it cannot start as configured; nothing has been written then.
+        UserError: the evaluation cannot start as configured; in this case nothing has been written.
     """
     suites = [find_suite(name, config.data) for name in dict.fromkeys(config.suites)]
     problems = {suite.name: suite.problems(config.data, config.limit) for suite in suites}
@@ -195,21 +197,21 @@ def evaluate(
 
 
 def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
-    """Open the sampler that ``rollout.engine`` names, with the model's weights; ``prompts`` of each suite are tried first."""
+    """Open the sampler of ``rollout.engine`` with the model's weights, after checking the ``prompts`` of each suite."""
     from accelerate import PartialState
 
     named = ModelConfig(**{**model.model_dump(), "chat_template": False})
     language_model, tokenizer = load_named(named)
     has_template = tokenizer.chat_template is not None
     if model.chat_template and not has_template:
-        raise UserError(f"--chat-template: the tokenizer of {model.path!r} has none; leave it out")
+        raise UserError(f"--chat-template: the tokenizer of {model.path!r} has none; remove the option")
     template = has_template if model.chat_template is None else model.chat_template
     for suite, asked in prompts.items():
         try:
             check_prompts(tokenizer, asked)
             encode_prompt(tokenizer, asked[0], template)
         except UserError as error:
-            raise UserError(f"suite {suite!r} cannot be put to model {model.path!r}: {error}") from error
+            raise UserError(f"suite {suite!r} cannot be used with model {model.path!r}: {error}") from error
     named = named.model_copy(update={"chat_template": template})
     language_model = language_model.to(PartialState().device)
     end_ids = eos_token_ids(language_model, tokenizer)
@@ -229,10 +231,10 @@ def _complete(
     problems: Sequence[Problem],
     told: Told,
 ) -> None:
-    """Add the missing problems to ``answered`` and to the directory, whole problem by whole problem.
+    """Add the missing problems to ``answered`` and to the directory, one complete problem at a time.
 
-    The batches do not depend on where the evaluation was stopped, because a model's numbers depend slightly on the batch. A
-    batch that was half answered is therefore sampled again as a whole.
+    A model's numbers depend slightly on the batch, so the batches do not depend on where the evaluation was interrupted. A
+    batch that was only partly answered is sampled again as a whole.
     """
     k = config.rollout.group_size
     size = max(1, config.rollout.batch_size // k)
@@ -269,7 +271,7 @@ def _complete(
 
 
 def _track(evaluation: Evaluation, experiment: str) -> str | None:
-    """Log an evaluation to MLflow; returns the run, None if the store cannot be reached."""
+    """Log an evaluation to MLflow; returns the run ID, or None if the store cannot be reached."""
     config = evaluation.config
     tags = {
         "kind": "evaluation",
@@ -286,9 +288,9 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
     uri = tracking_uri()
     try:
         Sync(evaluation.path, uri).send(is_over=True)
-    except Exception as error:  # whatever a store answers: the results are there, and can be sent later
+    except Exception as error:  # any error of the store: the results are saved and can be uploaded later
         logger.warning(
-            "MLflow at %s was not told (%s); tell it with: rlzoo sync %s",
+            "results were not logged to MLflow at %s (%s); log them with: rlzoo sync %s",
             without_password(uri), describe(error, uri), evaluation.path,
         )  # fmt: skip
     return run_id_of(evaluation.path)

@@ -1,4 +1,4 @@
-"""What a race can show before it is run: the smallest difference between two rules that so many seeds detect."""
+"""Computes the smallest difference between two rules that a comparison with a given number of seeds can detect."""
 
 from __future__ import annotations
 
@@ -16,44 +16,47 @@ from rlzoo.lab.run_records import RunRecord
 from rlzoo.measure.comparison import LEVEL, POWER, detectable, seeds_for
 
 USUAL_DEVIATION = 0.01
-"""Standard deviation over seeds of the difference of two rules on the default run, evaluation apart: .007 to .011 in
-docs/explanation/which-rule-wins.md, where the norm of every gradient is clipped."""
-USUAL_ACCURACY = 0.75  # of the default run after training
+"""Standard deviation over seeds of the difference between two rules on the default run, without evaluation noise: .007 to .011
+in docs/explanation/which-rule-wins.md, where the norm of every gradient is clipped."""
+USUAL_ACCURACY = 0.75  # accuracy of the default run after training
 DIFFERENCES = (0.01, 0.02, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """The plan of a race, and what it detects; differences are of accuracy."""
+    """The plan of a comparison, and what it can detect; differences are in accuracy."""
 
     num_seeds: int
     num_pairs: int
-    seed_deviation: float  # standard deviation over seeds of the difference of two rules, without evaluation noise
-    source: str  # where it is from
-    evaluation_error: float  # standard error of one run's accuracy from sampling responses
-    detects: float  # the smallest true difference that is found with a chance of `POWER`
+    seed_deviation: float  # of the difference between two rules over seeds, without evaluation noise
+    source: str  # where it comes from
+    evaluation_error: float  # standard error of one run's accuracy due to sampling responses
+    detects: float  # smallest true difference that is found with probability `POWER`
     seeds_needed: Mapping[float, int | None]  # by difference
-    samples_needed: int  # with which evaluation adds less than half of the variance between seeds
+    samples_needed: int  # number of samples with which evaluation adds less than half of the variance between seeds
     level: float = LEVEL
     power: float = POWER
 
 
 def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[RunRecord] = ()) -> Power:
-    """Plan a race.
+    """Plan a comparison.
 
     Args:
-        config: of one of its runs.
-        num_rules: rules that are compared, each with each.
-        num_seeds: seeds of each.
-        records: finished runs of such a race, at least two rules with three common seeds; none: `USUAL_DEVIATION` is taken.
+        config: configuration of one of its runs.
+        num_rules: number of rules, all pairs of which are compared.
+        num_seeds: number of seeds per rule.
+        records: finished runs of such a comparison, with at least two rules and three common seeds; `USUAL_DEVIATION` is used
+            without them.
 
     Raises:
-        UserError: it has no evaluation, fewer than two rules or seeds, or the records share too little.
+        UserError: there is no evaluation, there are fewer than two rules or seeds, or the records have too little in common.
     """
     if config.eval.num_problems == 0:
-        raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set it, such as eval.num_problems=1000")
+        raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set for example eval.num_problems=1000")
     if num_rules < 2 or num_seeds < 2:
-        raise UserError(f"--power compares rules over seeds: {num_rules} rule and {num_seeds} seed were given, at least 2 each")
+        raise UserError(
+            f"--power compares rules over seeds; it needs at least 2 of each, not {num_rules} rule and {num_seeds} seed"
+        )
     deviation, response, source = USUAL_DEVIATION, math.sqrt(USUAL_ACCURACY * (1 - USUAL_ACCURACY)), "that of the default run"
     if records:
         deviation, response = _measured(records)
@@ -62,7 +65,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
     error = response / math.sqrt(answers)
     pairs = num_rules * (num_rules - 1) // 2
     whole = math.hypot(deviation, math.sqrt(2) * error)
-    # a run's share of the variance of a difference is half of it
+    # half of the variance of a difference comes from each run
     needed = math.ceil(2 * response**2 / (deviation**2 / 2) / config.eval.num_problems) if deviation else 0
     return Power(
         num_seeds,
@@ -77,7 +80,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
 
 
 def _measured(records: Sequence[RunRecord]) -> tuple[float, float]:
-    """Standard deviation of paired differences without evaluation noise, and that of one response's reward."""
+    """Return the standard deviation of paired differences without evaluation noise, and of one response's reward."""
     scores: dict[str, dict[int, float]] = {}
     for record in records:
         if record.accuracies:
@@ -88,7 +91,7 @@ def _measured(records: Sequence[RunRecord]) -> tuple[float, float]:
     ]
     known = [gap for gap in gaps if len(gap) > 2]
     if not known:
-        raise UserError("--power: the finished runs have no two rules with an evaluation on three common seeds")
+        raise UserError("--power: no two rules among the finished runs have evaluations on three common seeds")
     errors = [error for record in records if (error := record.accuracy_error) is not None]
     answers = records[0].settings["eval.num_problems"] * records[0].settings["eval.num_samples"]
     mean = fmean(score for by_seed in scores.values() for score in by_seed.values())

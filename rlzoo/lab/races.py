@@ -1,4 +1,4 @@
-"""A race: finished runs of several policies, read from their directories and compared."""
+"""Compares finished runs of several policies, which are read from their directories."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
-REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # may differ between repetitions
-SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # must agree, or scores cannot be compared
-LONGEST_VALUE = 80  # characters of a setting in a label
+REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
+SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # settings that must agree for scores to be comparable
+LONGEST_VALUE = 80  # largest number of characters of a setting in a label
 SCORES = {
     "eval/accuracy": "held-out accuracy at the end",
     "reward/mean": "mean reward over the last quarter of the steps",
@@ -32,20 +32,20 @@ SCORES = {
 class Contender:
     """The runs of one policy with the same settings."""
 
-    label: str  # the policy, and the settings that differ from those of other runs of it
+    label: str  # the policy, and its settings that differ between runs
     runs: tuple[RunRecord, ...]
     score: Estimate
     profile: LengthProfile | None  # of the responses of all its runs; None without recorded rollouts
     matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, the widths scaled to one clip fraction
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
-        """Mean over its runs of a metric's mean."""
+        """Return the mean over runs of a metric's mean."""
         values = [value for run in self.runs if (value := run.mean(name, last_share)) is not None]
         return fmean(values) if values else None
 
     @property
     def gain(self) -> float | None:
-        """Mean over its runs of the accuracy at the end less the accuracy before the first update."""
+        """The mean over runs of the final accuracy minus the accuracy before the first update."""
         values = [run.accuracies[-1] - run.accuracies[0] for run in self.runs if run.accuracies]
         return fmean(values) if values else None
 
@@ -63,7 +63,7 @@ class Contender:
 
     @property
     def sampling_share(self) -> float | None:
-        """Share of the variance of accuracy between seeds that is due to the responses drawn for the evaluation."""
+        """The share of the accuracy's variance between seeds that is due to the sampled evaluation responses."""
         errors = [error for run in self.runs if (error := run.accuracy_error) is not None]
         scores = [run.accuracies[-1] for run in self.runs if run.accuracies]
         if len(errors) < 2 or len(scores) < 2 or variance(scores) == 0:
@@ -73,14 +73,14 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Contenders, best first, and every pair of them."""
+    """The contenders, best first, and every pair of them."""
 
     contenders: tuple[Contender, ...]
     pairs: tuple[Difference, ...]
-    metric: str  # the score, a key of `SCORES`
+    metric: str  # key of the score in `SCORES`
     match: float | None
     notes: tuple[str, ...]
-    by_sign: bool = False  # whether each sign of the advantage was matched apart
+    by_sign: bool = False  # whether each sign of the advantage was matched separately
 
     @property
     def highlights(self) -> list[str]:
@@ -100,7 +100,7 @@ class Race:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON; unknown numbers are null."""
+        """Return plain JSON; unknown numbers are null."""
         contenders = [
             {
                 "label": contender.label,
@@ -134,17 +134,17 @@ def race(
     skip_steps: int = 0,
     told: Told = lambda what, done, total: None,
 ) -> Race:
-    """Compare the runs in some folders.
+    """Compare the runs in the given folders.
 
     Args:
-        paths: run directories, or folders that hold some, such as a sweep's.
-        match: clip fraction at which to compare length fairness; each run is replayed with its own policy's widths scaled.
-        by_sign: match it apart for negative and for positive advantages.
-        skip_steps: steps at the beginning that fairness leaves out.
-        told: for progress.
+        paths: run directories, or folders with run directories, such as a sweep's.
+        match: clip fraction at which to compare length fairness; each run is replayed with its own policy at scaled widths.
+        by_sign: match negative and positive advantages separately.
+        skip_steps: number of first steps to leave out of the fairness measures.
+        told: called with the progress.
 
     Raises:
-        UserError: there is no finished run, or the same policy and seed twice.
+        UserError: there is no finished run, or two runs have the same policy and seed.
     """
     records, notes = find_runs(paths)
     groups = labelled(records)
@@ -158,7 +158,7 @@ def race(
         matched: dict[int, LengthProfile] = {}
         for run in runs:
             told(label, next(done), len(records))
-            with suppress(UserError):  # no recorded updates, or no width that gives the clip fraction
+            with suppress(UserError):  # no recorded updates, or no width with this clip fraction
                 recorded = RecordedRun.read(run.path)
                 policy = recorded.own_rule
                 tables.append(replay(recorded, policy, skip_steps).table)
@@ -175,10 +175,10 @@ def race(
 
 
 def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Runs by policy, and by what differs between the runs of one policy, if anything but the seed does.
+    """Group runs by policy, and by settings other than the seed that differ between the runs of a policy.
 
     Raises:
-        UserError: two runs of one label have the same seed.
+        UserError: two runs with the same label have the same seed.
     """
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -190,18 +190,18 @@ def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
         runs.sort(key=lambda run: run.seed)
         for earlier, later in itertools.pairwise(runs):
             if earlier.seed == later.seed:
-                raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; give one of them")
+                raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; name one of them")
     return groups
 
 
 def _short(value: object) -> str:
-    """The value's text, shortened to fit into a label."""
+    """Return the value as text, shortened to fit into a label."""
     text = str(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
 def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Settings that differ between runs, with their values. A setting that an older run lacks does not differ there."""
+    """Return settings that differ between runs, with their values. A setting that an older run lacks does not count."""
     values: dict[str, dict[str, None]] = {}
     for given in settings:
         for key, value in given.items():
@@ -211,10 +211,10 @@ def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _not_comparable(records: Sequence[RunRecord]) -> list[str]:
-    """Notes on what differs between runs, other than their policies."""
+    """Return notes on differences between the runs other than their policies."""
     notes = []
     for key, values in _varied([record.settings for record in records]).items():
         if not key.startswith("clip."):
-            what = "not comparable" if key.startswith(SAME_CONTEST) else "not the policy alone"
+            what = "not comparable" if key.startswith(SAME_CONTEST) else "not only the policy"
             notes.append(f"{what}: {key} differs between the runs ({', '.join(values)})")
     return sorted(notes)

@@ -1,4 +1,4 @@
-"""Recorded rollouts as replay reads them: the inputs of every update, as its rule read them."""
+"""Recorded rollouts for replay: the inputs of every update, as its rule received them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlzoo.support.reading import opened
 from rlzoo.types import ClipInputs
 from rlzoo.zoo import load_zoo
 
-LONGEST_STEP = 9  # digits of a step, which is the name of its file
+LONGEST_STEP = 9  # digits of a step in a file name
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,48 +39,48 @@ class RecordedUpdate:
     index: int  # within the step, from 0
     edges: Tensor  # (K + 1,) length bins of the rollout batch, in tokens
     inputs: ClipInputs
-    group: Tensor  # (R,) int64, which prompt of its step each response answers
+    group: Tensor  # (R,) int64, the prompt that each response answers, within its step
     sequences: tuple[Tensor, ...]  # R rows of prompt and response ids, ragged
-    weights: Tensor | None = None  # (R, 1) or (R, T) factors of the objective, where the run corrected for its sampler
+    weights: Tensor | None = None  # (R, 1) or (R, T) factors of the objective, if the run corrected for its sampler
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
-        """Factors of a rule's objective; None for a rule whose ratio is to the sampler, which corrects for it already."""
+        """Return factors for a rule's objective; None if its ratio to the sampler already corrects for it."""
         return None if policy.ratio_to_sampler else self.weights
 
     @property
     def counts(self) -> StepCounts:
-        """The step's denominators."""
+        """The denominators of the step."""
         return StepCounts.of(self.inputs.response_mask)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The updates of a run of rlzoo or of another trainer, in order."""
+    """The updates of a run of rlzoo or another trainer, in order."""
 
-    path: Path  # the run directory, or what else was named first
+    path: Path  # the run directory, or the first path that was named
     steps: tuple[RecordedStep, ...]
     updates: tuple[RecordedUpdate, ...]
-    max_length: int  # the limit on a response in tokens; without a recorded one the longest response
-    splits_prompts: bool  # whether some update had a part of a prompt's responses only
-    rule: ClipPolicy | None = None  # that the run was trained with; None for another trainer's own
-    config: RunConfig | None = None  # of a run of rlzoo
+    max_length: int  # limit on a response in tokens; the longest response if no limit was recorded
+    splits_prompts: bool  # whether an update had only some of a prompt's responses
+    rule: ClipPolicy | None = None  # the rule of the training run; None for another trainer's own rule
+    config: RunConfig | None = None  # only for runs of rlzoo
 
     @classmethod
     def read(cls, paths: Path | Sequence[Path], plugins: Sequence[str | Path] = ()) -> RecordedRun:
-        """Read one run directory, or rollout files and folders of them, which together are one run.
+        """Read a run directory, or rollout files and folders that together form one run.
 
         Args:
-            paths: what to read.
-            plugins: plugin files and folders, for the rule that rollout files name; a run directory has its own.
+            paths: paths to read.
+            plugins: plugin files and folders, for the rule that rollout files name; a run directory names its own.
 
         Raises:
-            UserError: there is no recording, or it is damaged, or nothing was learned in it.
+            UserError: there is no recording, it is damaged, or it has no updates.
         """
         paths = [paths] if isinstance(paths, Path) else list(paths)
         config = None
         if (paths[0] / "config.yaml").is_file():
             if len(paths) > 1:
-                raise UserError(f"{len(paths)} paths were given, and {str(paths[0])!r} is a run directory; name it alone")
+                raise UserError(f"{len(paths)} paths were given, but {str(paths[0])!r} is a run directory; name only this one")
             config = _config(paths[0])
             folder = paths[0] / "rollouts"
             files = rollout_files([folder], named_by_step=True) if folder.is_dir() else []
@@ -95,7 +95,7 @@ class RecordedRun:
         steps = sorted(steps, key=lambda each: each.step)
         for before, after in itertools.pairwise(steps):
             if before.step == after.step:
-                raise UserError(f"two of the rollout files hold step {after.step}; name the files of one run")
+                raise UserError(f"two rollout files have step {after.step}; name the files of a single run")
         learned = [each for each in steps if each.updates]
         if not learned:
             raise UserError(_without_updates(path, steps))
@@ -104,7 +104,7 @@ class RecordedRun:
         names = {str(each.rule.get("name", "a rule of another trainer")) for each in steps}
         if len(names) > 1:
             raise UserError(
-                f"the steps in {str(path)!r} were trained with {' and '.join(sorted(names))}; name the files of one run"
+                f"the steps in {str(path)!r} were trained with {' and '.join(sorted(names))}; name the files of a single run"
             )
         limits = {each.max_length for each in learned} - {None}
         max_length = max((limit for limit in limits if limit), default=max(int(each.lengths.max()) for each in learned))
@@ -115,35 +115,35 @@ class RecordedRun:
 
     @property
     def num_responses(self) -> int:
-        """Responses over all updates; one that was learned from twice counts twice."""
+        """The number of responses over all updates; a response in two updates counts twice."""
         return sum(len(update.group) for update in self.updates)
 
     @property
     def own_rule(self) -> ClipPolicy:
-        """The rule that the run was trained with, with its settings.
+        """The rule of the training run, with its settings.
 
         Raises:
-            UserError: it was not recorded, or is not installed.
+            UserError: the rule was not recorded, or is not installed.
         """
         if self.rule is None:
             raise UserError(
-                f"{str(self.path)!r} was trained with {self.trained_with}, which is not installed here with its settings"
+                f"{str(self.path)!r} was trained with {self.trained_with}, which is not installed or rejects these settings"
             )
         return self.rule
 
     @property
     def trained_with(self) -> str:
-        """The name of the rule that the run was trained with, or of the program."""
+        """The name of the training run's rule, or of the program that wrote the recording."""
         first = self.steps[0]
         return str(first.rule["name"]) if first.rule else f"a rule of {first.writer or 'an unknown trainer'}"
 
 
 def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list[Path]:
-    """The rollout files among some paths, and those in the run directories and other folders among them.
+    """Return the rollout files among the given paths, including those in run directories and other folders.
 
     Args:
-        paths: files and folders; of folders within them only the ``rollouts`` of a run directory is searched.
-        named_by_step: refuse a file with a name other than that of a step, such as ``000001.safetensors``.
+        paths: files and folders; within a run directory only ``rollouts`` is searched, within other folders no subfolder.
+        named_by_step: reject files that are not named after a step, such as ``000001.safetensors``.
 
     Raises:
         UserError: a path does not exist, or a folder has no rollout file.
@@ -153,16 +153,15 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
         path = given
         if given.is_dir():
             path = given / "rollouts" if (given / "config.yaml").is_file() and (given / "rollouts").is_dir() else given
-            inside = [
-                file for file in sorted(path.glob("*.safetensors")) if not file.name.startswith(".")
-            ]  # ._000001 of a desktop
+            # not hidden files such as macOS's ._000001.safetensors
+            inside = [file for file in sorted(path.glob("*.safetensors")) if not file.name.startswith(".")]
             if not inside and not named_by_step:
                 raise UserError(f"{str(path)!r} is neither a run directory nor a folder with rollout files (*.safetensors)")
             found += inside
         elif path.exists():
             found.append(path)
         else:
-            raise UserError(f"{str(path)!r} does not exist; name a run directory, rollout files, or a folder of them")
+            raise UserError(f"{str(path)!r} does not exist; name a run directory, rollout files, or a folder of rollout files")
     for file in found:
         stem = file.stem
         if named_by_step and not (stem.isdecimal() and stem.isascii() and len(stem) <= LONGEST_STEP):
@@ -174,15 +173,15 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
 def readable(file: Path) -> Iterator[None]:
     """Raise a `UserError` if the block cannot read a safetensors file."""
     try:
-        with opened(file, sys.maxsize):  # refuses what is no file; safetensors maps it, whatever its size
+        with opened(file, sys.maxsize):  # rejects anything but a file; safetensors maps the file, whatever its size
             yield
-    # safetensors raises different errors for different damage, torch a RuntimeError for weights of another model
+    # safetensors raises different errors for different damage; torch raises RuntimeError for another model's weights
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to go without it") from error
+        raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to continue without it") from error
 
 
 def batch_of(step: RecordedStep) -> Batch:
-    """The responses of a step as the learner lays them out, for another pass of a model over them."""
+    """Return the responses of a step in the learner's layout, for another pass of a model."""
     turn_ids = _turn_ids(step)
     mask = turn_ids >= 0
     sampled, rewards, finished = step.rollout_log_probs, step.rewards, step.finished
@@ -203,18 +202,18 @@ def _config(run: Path) -> RunConfig:
     try:
         return RunConfig.compose([run / "config.yaml"])
     except UserError as error:
-        raise UserError(f"{str(run)!r} has a config.yaml that describes no run: {error}") from error
+        raise UserError(f"{str(run)!r} has a config.yaml that is not a run configuration: {error}") from error
 
 
 def _without_updates(path: Path, steps: Sequence[RecordedStep]) -> str:
     what = f"{str(path)!r} has no recorded updates to replay"
     if any(each.rollout_log_probs is not None or each.old_log_probs is not None for each in steps):
-        what += "; `rlzoo rescore` computes the log-probs of a later checkpoint, which rules can be compared on"
+        what += "; `rlzoo rescore` computes the log-probs of a later checkpoint, on which rules can be compared"
     return what
 
 
 def _rule(step: RecordedStep, plugins: Sequence[str | Path]) -> ClipPolicy | None:
-    """The rule that a file of another trainer names; None if it is not installed, or takes other settings here."""
+    """Return the rule that another trainer's file names; None if it is not installed or does not accept these settings."""
     try:
         return load_zoo(plugins).build("rule", step.rule) if step.rule else None
     except UserError:
@@ -222,13 +221,13 @@ def _rule(step: RecordedStep, plugins: Sequence[str | Path]) -> ClipPolicy | Non
 
 
 def _updates(path: Path, step: RecordedStep, max_length: int, config: RunConfig | None) -> Iterator[RecordedUpdate]:
-    """The updates of one step, with the inputs that the rule read."""
+    """Yield the updates of one step, with the inputs that the rule received."""
     sequences = torch.split(step.token_ids, step.sequence_lengths.tolist())
     turn_ids = _turn_ids(step)
     mask = turn_ids >= 0
     starts = step.prompt_lengths.tolist()
     behind = pad_sequence([row[start:] for row, start in zip(sequences, starts, strict=True)], batch_first=True)
-    assert step.old_log_probs is not None, "it was looked for before"
+    assert step.old_log_probs is not None, "checked by the caller"
     old = _spread(step.old_log_probs, mask)
     sampled = None if step.rollout_log_probs is None else _spread(step.rollout_log_probs, mask)
     advantages = _advantages(path, step, mask)
@@ -275,7 +274,7 @@ def _progress(step: RecordedStep, index: int) -> float | None:
 
 
 def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
-    """The recorded advantages, ``(R, 1)`` or ``(R, T)``; without them each reward less the mean of its prompt."""
+    """Return the recorded advantages, ``(R, 1)`` or ``(R, T)``; without them, each reward minus the mean of its prompt."""
     if step.advantages is not None:
         return step.advantages[:, None] if len(step.advantages) == len(step) else _spread(step.advantages, mask)
     if step.rewards is None:
@@ -284,7 +283,7 @@ def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
 
 
 def _turn_ids(step: RecordedStep) -> Tensor:
-    """The turn of each token behind the prompts, ``(R, T)``; -1 where the model did not choose it."""
+    """Return the turn of each token after the prompts, ``(R, T)``; -1 for tokens that the model did not generate."""
     sizes = step.sequence_lengths - step.prompt_lengths
     behind = torch.arange(max(int(sizes.max()), 1)) < sizes[:, None]
     first = torch.repeat_interleave(step.prompt_lengths, step.sequence_lengths)
@@ -298,12 +297,12 @@ def _turn_ids(step: RecordedStep) -> Tensor:
 
 
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:
-    """Values of response tokens, ``(N,)`` row by row, laid out as ``(R, T)`` with 0 on the padding."""
+    """Lay out values of response tokens, ``(N,)`` row by row, as ``(R, T)`` with 0 in the padding."""
     return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
 
 
 def _splits_prompts(step: RecordedStep) -> bool:
-    """Whether an update had some of the responses to a prompt that were learned from, and not all of them."""
+    """Whether an update had some but not all of the trained responses to a prompt."""
     groups = torch.unique(step.group_ids, return_inverse=True)[1]
     learned = torch.unique(torch.cat([update.rows for update in step.updates]))
     whole = torch.bincount(groups[learned], minlength=len(step))

@@ -1,4 +1,4 @@
-"""Replay: what any rule would have done with the rollouts and log-probs that a run recorded."""
+"""Replay: applies any rule to the rollouts and log-probs that a run recorded."""
 
 from __future__ import annotations
 
@@ -24,30 +24,29 @@ from rlzoo.types import ClipInputs
 class Replayed:
     """One rule on recorded data."""
 
-    policy: ClipPolicy  # as it began
-    last: ClipPolicy  # as it ended, if it is adaptive
+    policy: ClipPolicy  # at the beginning
+    last: ClipPolicy  # at the end, if it is adaptive
     table: ResponseTable
     profile: LengthProfile
     states: tuple[ClipPolicy, ...]  # before each update
-    above: ClipPolicy | None = (
-        None  # judged the responses with A > 0 where each sign has widths of its own, see `replay_by_sign`
-    )
+    # the policy for A > 0 if each sign has its own widths, see `replay_by_sign`
+    above: ClipPolicy | None = None
 
 
 def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:
-    """Judge every recorded update, in order; an adaptive rule adapts as it would have, from earlier updates only.
+    """Apply a rule to every recorded update, in order; an adaptive rule adapts from earlier updates only.
 
     Args:
-        run: the recording. Advantages are the recorded ones, whatever estimator the policy would choose, and the run's
-            mismatch correction weighs the objective of every rule but those whose ratio is to the sampler already.
+        run: the recording. Advantages are the recorded ones, whatever estimator the policy names. The run's mismatch correction
+            weighs the objective of every rule, except rules whose ratio is relative to the sampler.
         policy: any rule.
-        skip_steps: steps at the beginning that the result leaves out, while adaptive rules settle.
+        skip_steps: number of first steps to leave out of the result, while adaptive rules settle.
 
     Raises:
-        UserError: the rule cannot read the recorded advantages or weights, or nothing is left to report.
+        UserError: the rule does not support the recorded advantages or weights, or no responses are left to report.
     """
     if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
-        raise UserError(f"{str(run.path)!r} has an advantage per token, and {policy.name} takes one per response")
+        raise UserError(f"{str(run.path)!r} has an advantage per token, but {policy.name} needs one per response")
     refuse_missing(run, policy)
     tables, states, current, on_policy = [], [], policy, OnPolicyGradient(policy)
     for update in run.updates:
@@ -60,7 +59,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
         if current.is_adaptive:
             current = updated(current, table.clip_stats(update.edges))
             on_policy = OnPolicyGradient(current)
-        if not skip_steps or update.step > skip_steps:  # a trainer may count from 0
+        if not skip_steps or update.step > skip_steps:  # a trainer may count steps from 0
             tables.append(table)
     whole = ResponseTable.concat(tables) if tables else None
     profile = LengthProfile.of(whole) if whole is not None else None
@@ -70,10 +69,10 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
 
 def replay_by_sign(run: RecordedRun, below: ClipPolicy, above: ClipPolicy, skip_steps: int = 0) -> Replayed:
-    """Judge the responses with A < 0 by one policy and those with A > 0 by another, such as one rule with two widths.
+    """Apply one policy to the responses with A < 0 and another to those with A > 0, such as one rule with two widths.
 
     Raises:
-        UserError: as `replay`.
+        UserError: as in `replay`.
     """
     negative, positive = replay(run, below, skip_steps), replay(run, above, skip_steps)
     table = ResponseTable.concat(
@@ -85,19 +84,19 @@ def replay_by_sign(run: RecordedRun, below: ClipPolicy, above: ClipPolicy, skip_
 
 
 def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
-    """Refuse a rule that needs what was not recorded.
+    """Reject a rule that needs inputs that were not recorded.
 
     Raises:
-        UserError: one line that says what is missing, and how to record it.
+        UserError: says in one line what is missing and how to record it.
     """
     missing = sorted(name for name in policy.needs if getattr(run.updates[0].inputs, name) is None)
     if missing:
-        how = "replay a run whose rule needs it too" if run.config else "record it, see docs/reference/rollout-files.md"
+        how = "replay a run whose rule also needs it" if run.config else "record it, see docs/reference/rollout-files.md"
         raise UserError(f"{policy.name} needs {missing[0]}, which {str(run.path)!r} did not record; {how}")
     if "group_ids" in policy.needs and run.splits_prompts:
         raise UserError(
-            f"{policy.name} compares the responses to a prompt, and the minibatches of {str(run.path)!r} split them; "
-            "replay a run whose minibatches hold whole prompts (in rlzoo learner.minibatch_by=prompts)"
+            f"{policy.name} compares the responses to a prompt, but the minibatches of {str(run.path)!r} split them; "
+            "replay a run whose minibatches hold whole prompts (in rlzoo, learner.minibatch_by=prompts)"
         )
 
 
@@ -107,11 +106,11 @@ def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
 
 
 def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Callable[[ClipPolicy], float]:
-    """A function from a policy to its clip fraction on a run, ten times faster than a whole `replay`.
+    """Return a function from a policy to its clip fraction on a run, which is ten times faster than `replay`.
 
     Args:
         run: the recording.
-        skip_steps: steps at the beginning to leave out.
+        skip_steps: number of first steps to leave out.
         sign: -1 or 1 for the responses with a negative or a positive advantage, 0 for both.
     """
 
@@ -131,7 +130,7 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Ca
 
 @torch.no_grad()
 def _clipped(policy: ClipPolicy, inputs: ClipInputs, sign: int) -> torch.Tensor:
-    """The clip decision of each response with an advantage of the sign; a token rule's is its share of clipped tokens."""
+    """Return each response's clip decision for this sign of the advantage; for token rules, the share of clipped tokens."""
     mask = inputs.response_mask
     share = ops.per_response(judge(policy, inputs).clipped.float(), mask)
     advantages = inputs.advantages.expand(mask.shape).masked_fill(~mask, 0.0)
@@ -140,20 +139,20 @@ def _clipped(policy: ClipPolicy, inputs: ClipInputs, sign: int) -> torch.Tensor:
 
 
 def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> ClipPolicy:
-    """The policy with all its widths scaled by one factor, found by bisection, so that it clips a wanted share.
+    """Scale all widths of a policy by one factor, found by bisection, so that it clips a target share.
 
     Args:
         policy: a rule with a width, or one that adapts to a share of clipped responses.
-        target: share of the responses with non-zero advantage, between 0 and 1.
-        fraction: what a policy clips; it falls as widths grow.
+        target: share of the responses with nonzero advantage, between 0 and 1.
+        fraction: function from a policy to its clip fraction, which falls as widths grow.
 
     Raises:
-        UserError: no width gives that share; the message says what is possible.
+        UserError: no width gives this share; the message says which shares are possible.
     """
     if (told := policy.targeting(target)) is not None:
         return told
     if not policy.width_fields():
-        raise UserError(f"clip policy {policy.name!r} has no width to match a clip fraction with")
+        raise UserError(f"clip policy {policy.name!r} has no width that could be scaled to match a clip fraction")
     narrow, wide = _bracket(policy, target, fraction)
     while wide / narrow >= 1 + 1e-4:
         middle = (narrow * wide) ** 0.5
@@ -161,18 +160,18 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
             wide = middle
         else:
             narrow = middle
-    # a step function: the nearer of the two sides of the jump
+    # the clip fraction is a step function: return the nearer side of the jump
     return min(policy.scaled(narrow), policy.scaled(wide), key=lambda side: abs(fraction(side) - target))
 
 
 def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_steps: int = 0) -> Replayed:
-    """The policy on a run, its widths scaled apart for each sign of the advantage, so that either clips a wanted share.
+    """Replay a policy with widths scaled separately for each sign of the advantage, so that each sign clips a target share.
 
-    At one width for both signs, rules clip negative advantages several times as often as positive ones, each to another
-    extent. A rule that adapts to a share takes it for either sign by itself.
+    With equal widths for both signs, rules clip negative advantages several times as often as positive ones, to a different
+    extent for each rule. A rule that adapts to a share applies it to each sign itself.
 
     Raises:
-        UserError: no width gives that share for one of the signs; the message says what is possible.
+        UserError: no width gives this share for one of the signs; the message says which shares are possible.
     """
     if (told := policy.targeting(target)) is not None:
         return replay(run, told, skip_steps)
@@ -181,13 +180,13 @@ def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_step
         try:
             sides.append(match_clip_fraction(policy, target, clip_fraction_of(run, skip_steps, sign)))
         except UserError as error:
-            raise UserError(f"where {named}: {error}") from error
+            raise UserError(f"for {named}: {error}") from error
     below, above = sides
     return replay_by_sign(run, below, above, skip_steps)
 
 
 def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> tuple[float, float]:
-    """Factors between which the share is reached: the first clips more, the second at most that much."""
+    """Return two factors of the widths: the policy clips more than the target with the first, and no more with the second."""
     seen = [fraction(policy)]
     step = 4.0 if seen[0] > target else 0.25
     with suppress(ValidationError):  # a width that its field does not allow
@@ -197,11 +196,10 @@ def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy],
                 ends = sorted((step**power, step ** (power + 1)))
                 return ends[0], ends[1]
     raise UserError(
-        f"clip policy {policy.name!r} clips {min(seen):.3g} to {max(seen):.3g} of these responses whatever its width, "
-        f"not {target}"
+        f"clip policy {policy.name!r} clips {min(seen):.3g} to {max(seen):.3g} of these responses at any width, not {target}"
     )
 
 
 def widths_of(policy: ClipPolicy) -> dict[str, float]:
-    """The widths of a policy that are set."""
+    """Return the widths of a policy that are not null."""
     return {name: value for name in policy.width_fields() if (value := getattr(policy, name)) is not None}

@@ -1,4 +1,4 @@
-"""A race and a replay study as HTML pages."""
+"""HTML pages for a comparison of runs and for a replay study."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlzoo.measure.report import ReportSection, Row, Table, render
 
 MEGABYTE = 2**20
 PARTS = (
-    "`lre_max` is given the sign of the advantage: every length bin is taken with the mix of signs of the whole. `by signs` is "
-    "what the mix of signs alone would give, if either sign were clipped alike at every length, and `total` what the bins come "
-    "to. Compare errors only at the same clip fraction."
+    "`lre_max` is conditional on the sign of the advantage: every length bin is weighted to the overall mix of signs. `by "
+    "signs` is the error that the mix of signs alone would cause, if each sign were clipped equally at every length. `total` "
+    "is the error of the bins as they are. Compare errors only at the same clip fraction."
 )
 
 
 def race_report(race: Race) -> str:
-    """Render the page of a race."""
+    """Render the page of a comparison."""
     facts = {
         "policies": str(len(race.contenders)),
         "runs": str(sum(len(contender.runs) for contender in race.contenders)),
@@ -46,8 +46,8 @@ def _scores(race: Race) -> ReportSection:
     dots = [(contender.label, contender.score.iqm, contender.score.iqm_interval) for contender in race.contenders]
     text = (
         "Intervals are 95 %, over seeds: Student's t for the mean, a trimmed mean's for IQM, the interquartile mean (arXiv "
-        "2108.13264). Gain: accuracy at the end less accuracy before the first update. Sampling: the share of the variance "
-        "between seeds that is due to the responses drawn for the evaluation."
+        "2108.13264). Gain: final accuracy minus accuracy before the first update. Sampling: the share of the variance "
+        "between seeds that is due to the sampled evaluation responses."
     )
     what = SCORES[race.metric]
     return ReportSection("Scores", [*race.notes, text], [forest(dots, xlabel=what)], [Table(what, columns, rows)])
@@ -60,8 +60,8 @@ def _pairs(race: Race) -> ReportSection:
         rows.append([pair.first, pair.second, pair.num_seeds, *difference, *better, pair.adjusted_p_value, pair.verdict])
     columns = ["first", "second", "seeds", "difference", "95 %", "P(first > second)", "95 %", "p, Holm", "verdict"]
     text = (
-        f"Differences are paired by seed: the same problems, the same model to begin with. The interval is 95 % for each pair "
-        f"alone. {TEST}"
+        f"Differences are paired by seed: both runs have the same problems and the same initial model. Each 95 % interval is "
+        f"for its pair alone. {TEST}"
     )
     return ReportSection("Pairs", [text], (), [Table("Every pair", columns, rows)])
 
@@ -71,11 +71,11 @@ def _curves(race: Race) -> ReportSection:
         lines({c.label: _curve(c, name) for c in race.contenders}, xlabel="step", ylabel=label)
         for name, label in (("reward/mean", "mean reward"), ("response/length_mean", "mean response length in tokens"))
     ]
-    return ReportSection("By step", ["Mean over seeds, between the lowest and the highest."], figures)
+    return ReportSection("By step", ["Lines are means over seeds, bands range from the lowest to the highest."], figures)
 
 
 def _curve(contender: Contender, name: str) -> Series:
-    """Mean, lowest and highest over seeds of the mean over the last five steps."""
+    """Return the mean, minimum and maximum over seeds of a metric's mean over the last five steps."""
     by_seed = [[row[name] for row in run.metrics if name in row] for run in contender.runs]
     length = min(map(len, by_seed))
     values = np.array([row[:length] for row in by_seed])
@@ -106,8 +106,8 @@ def _fairness(race: Race) -> ReportSection:
         "total",
         "ess",
     ]
-    signs = " for either sign of the advantage" if race.by_sign else ""
-    matched = "as they were" if race.match is None else f"replayed with widths scaled to a clip fraction of {race.match}{signs}"
+    signs = " for each sign of the advantage" if race.by_sign else ""
+    matched = "as trained" if race.match is None else f"replayed with widths scaled to a clip fraction of {race.match}{signs}"
     text = f"As trained, pooled over seeds; and each run {matched}. {PARTS}"
     figure = profile(_clip_fractions(profiles, "both"))
     return ReportSection("By response length", [text], [figure], [Table("Length fairness", columns, rows)])
@@ -124,7 +124,7 @@ def _costs(race: Race) -> ReportSection:
         runs += [[contender.label, run.seed, str(run.path), run_id_of(run.path) or ""] for run in contender.runs]
     columns = ["policy", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"]
     tables = [Table("Means over runs", columns, rows), Table("The runs", ["policy", "seed", "folder", "MLflow run"], runs)]
-    return ReportSection("Time, memory and runs", ["Runs side by side on one machine slow each other down."], (), tables)
+    return ReportSection("Time, memory and runs", ["Runs that share a machine slow each other down."], (), tables)
 
 
 def study_report(study: Study) -> str:
@@ -138,7 +138,7 @@ def study_report(study: Study) -> str:
         "responses": str(run.num_responses),
         "clip fraction": "as configured"
         if study.match is None
-        else f"matched at {study.match}{' for either sign' if study.by_sign else ''}",
+        else f"matched at {study.match}{' for each sign' if study.by_sign else ''}",
         "steps left out": str(study.skip_steps),
     }
     sections = [_summary(study), _by_length(study)]
@@ -159,10 +159,10 @@ def _summary(study: Study) -> ReportSection:
     lre_columns = ("lre_max", "corrected", "95 %", "noise", "by signs", "total")
     columns = ["policy", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
     paragraphs = [
-        "Every rule judged the same recorded log-probs, update by update. `lre_max` is the largest relative error of the "
-        f"weight that clipping leaves to a length bin. {PARTS} `noise` is the `lre_max` to expect of so many prompts if every "
-        "length were clipped alike, and `corrected` is `lre_max` without what noise adds. The interval draws prompts with all "
-        "their responses and epochs.",
+        "Every rule was applied to the same recorded log-probs, update by update. `lre_max` is the largest relative error of "
+        f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the `lre_max` to expect for so many "
+        "prompts if every length were clipped equally, and `corrected` is `lre_max` without the contribution of noise. The "
+        "interval resamples prompts with all their responses and epochs.",
         *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
     ]
     return ReportSection("What each rule clips", paragraphs, (), [Table("All responses with an advantage", columns, rows)])
@@ -180,13 +180,14 @@ def _by_length(study: Study) -> ReportSection:
     columns = ["policy", *study.rules[0].replayed.profile.bin_labels()]
     rows: list[Row] = [[label, *found.both.fraction] for label, found in profiles.items()]
     text = (
-        "Six quantile bins of length; bars are 95 % intervals over prompts. Gradient mass: sum of |dJ/dlog_probs| over tokens."
+        "There are six quantile bins of length. Bars are 95 % intervals over prompts. Gradient mass is the sum of "
+        "|dJ/dlog_probs| over tokens."
     )
     return ReportSection("By response length", [text], figures, [Table("Clip fraction by length in tokens", columns, rows)])
 
 
 def _clip_fractions(profiles: Mapping[str, LengthProfile], side: str) -> dict[str, Series]:
-    """Clip fractions against length; ``side`` is ``"both"``, ``"below"`` or ``"above"``."""
+    """Return clip fractions by length; ``side`` is ``"both"``, ``"below"`` or ``"above"``."""
     sides = {label: (found.median_length, getattr(found, side)) for label, found in profiles.items()}
     return {label: Series(x, found.fraction, found.low, found.high) for label, (x, found) in sides.items()}
 
@@ -199,8 +200,9 @@ def _cosine(study: Study) -> ReportSection:
             series[rule.label] = Series(rule.replayed.profile.median_length, rule.cosine.by_length)
             rows.append([rule.label, rule.cosine.mean, rule.cosine.interval, rule.cosine.num_updates])
     text = (
-        "Between the gradient of each rule and that of the mean of exp(S) A, the importance-weighted objective without a clip, "
-        "through the weights that the run kept. A rule's weights by length turn its gradient too, without any clip."
+        "The cosine is between the gradient of each rule and the gradient of the mean of exp(S) A, which is the "
+        "importance-weighted objective without a clip, computed with the weights that the run kept. A rule's weights by length "
+        "also turn its gradient, even without any clip."
     )
     table = Table("Over the updates whose weights were kept", ["policy", "cosine", "95 %", "updates"], rows)
     return ReportSection("Cosine to the unclipped gradient", [text], [profile(series, ylabel="cosine")], [table])
@@ -219,4 +221,6 @@ def _widths(study: Study) -> ReportSection:
         series = {label: Series(list(rules), [rule.measures[name] for rule in rules.values()]) for label, rules in sweeps}
         figures.append(lines(series, xlabel="width, relative to the table above", ylabel=ylabel, log_x=True))
     columns = ["policy", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
-    return ReportSection("By width", ["All widths of a rule times one factor."], figures, [Table("Every width", columns, rows)])
+    return ReportSection(
+        "By width", ["All widths of a rule are scaled by one factor."], figures, [Table("Every width", columns, rows)]
+    )

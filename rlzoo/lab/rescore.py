@@ -1,4 +1,4 @@
-"""Rescoring: the log-probs that any checkpoint gives to recorded tokens."""
+"""Rescoring: computes the log-probs of recorded tokens under any checkpoint."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rlzoo.models.pretrained import load_named
 from rlzoo.recording import RecordedStep, UpdateLogProbs
 
 FARTHEST = 3.0
-"""Maximum mean difference in nats per token between recorded log-probs and those of a checkpoint of the same model."""
+"""Largest mean difference, in nats per token, between recorded log-probs and those of a checkpoint of the same model."""
 SAMPLER = "sampler"
-"""In place of a checkpoint: the log-probs that the sampler reported."""
+"""Can be given instead of a checkpoint: use the log-probs that the sampler reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What one checkpoint gives to the tokens of one step that the model chose, ``(M,)`` each."""
+    """The scores of one checkpoint for the tokens of one step that the model generated, ``(M,)`` each."""
 
     log_probs: Tensor
     entropy: Tensor
 
 
 Reach = Callable[[str, int, int], None]
-"""Called with what is being done, the number done and the number to do."""
+"""Called with the current activity, the number done and the total."""
 
 
 def rescore(
@@ -45,23 +45,24 @@ def rescore(
     dtype: str = "float32",
     reach: Reach = lambda what, done, total: None,
 ) -> list[Path]:
-    """Write rollout files anew, with the log-probs of other checkpoints.
+    """Write copies of rollout files with the log-probs of other checkpoints.
 
     Args:
-        paths: rollout files and folders of them.
-        output: folder for the new files, which have the names of the old ones; new, or empty.
-        models: checkpoints that take the place of the recorded updates: each becomes one update of all responses, in this
-            order. Without any the recorded updates stay.
-        old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; the recorded ones stay without it.
-        ref: checkpoint for ``ref_log_probs``; the recorded ones stay without it.
+        paths: rollout files and folders with rollout files.
+        output: new or empty folder for the new files, which keep their names.
+        models: checkpoints that replace the recorded updates. Each becomes one update of all responses, in this order. The
+            recorded updates are kept if there are none.
+        old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded ones.
+        ref: checkpoint for ``ref_log_probs``; None keeps the recorded ones.
         dtype: type of the weights, ``"float32"`` or ``"bfloat16"``.
-        reach: called for progress.
+        reach: called with the progress.
 
     Returns:
-        The files that were written.
+        The paths of the new files.
 
     Raises:
-        UserError: a file cannot be rescored, a checkpoint cannot be loaded or has another vocabulary, or ``output`` is taken.
+        UserError: a file cannot be rescored, a checkpoint cannot be loaded or has another vocabulary, or ``output`` is not
+            empty.
     """
     files = rollout_files(paths)
     steps = {file: RecordedStep.load(file) for file in files}
@@ -80,26 +81,26 @@ def rescore(
 
 
 def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[str], old: str | None, ref: str | None) -> None:
-    """Refuse what cannot succeed before a model is loaded."""
+    """Reject arguments that cannot succeed before a model is loaded."""
     if not (models or old or ref):
         raise UserError("nothing to compute: name checkpoints with --model, --old or --ref")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output {str(output)!r} exists and is not an empty folder; name another")
+        raise UserError(f"--output {str(output)!r} exists and is not an empty folder; choose another")
     names = [file.name for file in steps]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"two files are called {twice[0]}, and their copies would be one; rescore them apart")
+        raise UserError(f"two files are named {twice[0]}, and their copies would overwrite each other; rescore them separately")
     for file, step in steps.items():
         if old == SAMPLER and step.rollout_log_probs is None:
-            raise UserError(f"{str(file)!r} has no rollout_log_probs: --old {SAMPLER} is not possible; name a checkpoint")
+            raise UserError(f"{str(file)!r} has no rollout_log_probs: --old {SAMPLER} needs them; name a checkpoint instead")
         if models and old is None and step.old_log_probs is None:
             raise UserError(
-                f"{str(file)!r} has no old_log_probs, the denominator of the ratio: name the checkpoint that the batch was "
-                f"sampled from with --old, or take what the sampler reported with --old {SAMPLER}"
+                f"{str(file)!r} has no old_log_probs, the denominator of the ratio: name the checkpoint that sampled the batch "
+                f"with --old, or use the log-probs that the sampler reported with --old {SAMPLER}"
             )
 
 
 def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Reach) -> dict[Path, Scores]:
-    """What one checkpoint gives to the tokens of every step."""
+    """Return the scores of one checkpoint for the tokens of every step."""
     model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": dtype}))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
@@ -109,7 +110,7 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
         reach(name, number, len(steps))
         if int(step.token_ids.max()) >= vocabulary:
             raise UserError(
-                f"{str(file)!r} has token {int(step.token_ids.max())}, and {name!r} has a vocabulary of {vocabulary}: "
+                f"{str(file)!r} has token {int(step.token_ids.max())}, but {name!r} has a vocabulary of {vocabulary}: "
                 "it is a checkpoint of another model"
             )
         found[file] = score(step, ResponseLogProbs(model, step.temperature))
@@ -119,7 +120,7 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
 
 
 def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores) -> None:
-    """Refuse a checkpoint that gives the tokens quite other log-probs than were recorded."""
+    """Reject a checkpoint whose log-probs are far from the recorded ones."""
     recorded = step.old_log_probs if step.old_log_probs is not None else step.rollout_log_probs
     if recorded is None or not len(recorded):
         return
@@ -133,7 +134,7 @@ def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores)
 
 @torch.no_grad()
 def score(step: RecordedStep, module: ResponseLogProbs) -> Scores:
-    """Compute log-probs and entropies of the tokens that the model chose.
+    """Compute the log-probs and entropies of the tokens that the model generated.
 
     Args:
         step: the recorded tokens.
@@ -142,7 +143,7 @@ def score(step: RecordedStep, module: ResponseLogProbs) -> Scores:
     batch, device = batch_of(step), module.language_model.device
     sizes = module.language_model.config.get_text_config()
     depth, is_cpu = sizes.num_hidden_layers * sizes.hidden_size, device.type == "cpu"
-    # a row without a token of the model has nothing to be scored
+    # skip rows without a generated token
     rows = batch.response_mask.any(-1).nonzero()[:, 0]
     most = max_tokens(None, is_cpu=is_cpu, depth=depth)
     both = torch.zeros(2, *batch.response_mask.shape)

@@ -1,4 +1,4 @@
-"""Finished runs, read from their directories: settings, metrics and what was noted at the end."""
+"""Reads finished runs from their directories: settings, metrics and summary."""
 
 from __future__ import annotations
 
@@ -23,74 +23,76 @@ class RunRecord:
     path: Path
     policy: str  # name of its clip policy
     seed: int
-    settings: Mapping[str, Any]  # its config.yaml with dotted keys
+    settings: Mapping[str, Any]  # from its config.yaml, with dotted keys
     metrics: tuple[Mapping[str, float], ...]
     summary: Mapping[str, Any]
 
     @property
     def accuracies(self) -> list[float]:
-        """Its evaluations; the first is before the first update, the last after the last."""
+        """The accuracies of all evaluations; the first is before the first update, the last after the last."""
         return [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
 
     @property
     def accuracy_error(self) -> float | None:
-        """Standard error of its last evaluation from sampling responses; None where it was not logged."""
+        """The standard error of the last evaluation due to sampling responses; None if it was not logged."""
         errors = [row["eval/accuracy_se"] for row in self.metrics if "eval/accuracy_se" in row]
         return errors[-1] if errors else None
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
-        """Mean of a metric over the run, or over the last part of its steps."""
+        """Return the mean of a metric over the run, or over the last share of its steps."""
         first = self.settings["steps"] * (1 - last_share)
         values = [row[name] for row in self.metrics if name in row and row["step"] > first]
         return fmean(values) if values else None
 
     def score(self, name: str) -> float:
-        """Accuracy at the end on held-out problems, or mean reward over the last quarter of the steps."""
+        """Return the final accuracy on held-out problems, or the mean reward over the last quarter of the steps."""
         value = self.accuracies[-1] if name == "eval/accuracy" else self.mean(name, 0.25)
         assert value is not None, "a finished run has rewards"
         return value
 
     @property
     def seconds(self) -> float:
-        """How long it took; of a run that did not note it, sampling and learning alone."""
+        """The duration of the run; without a recorded duration, the time of sampling and learning."""
         spent = sum(row.get("time/rollout", 0.0) + row.get("time/learner", 0.0) for row in self.metrics)
         noted = self.summary.get("seconds")
         return float(noted) if isinstance(noted, int | float) and 0 < noted < math.inf else spent
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
-    """Every finished run in some folders, at any depth, and a note on each that is not finished.
+    """Return every finished run in the given folders, at any depth, and a note on each unfinished one.
 
     Raises:
-        UserError: a path is no folder, or there is no finished run.
+        UserError: a path is not a folder, or there is no finished run.
     """
-    folders: dict[Path, Path] = {}  # by where they are, as they were named first
+    folders: dict[Path, Path] = {}  # from the resolved path to the path as given
     for path in paths:
         try:
             is_folder = path.is_dir()
-        except (OSError, ValueError):  # a name that nothing can have
+        except (OSError, ValueError):  # an impossible file name
             is_folder = False
         if not is_folder:
-            raise UserError(f"{shown(str(path))} is not a folder; give run directories, or folders that hold some")
+            raise UserError(f"{shown(str(path))} is not a folder; give run directories, or folders with run directories")
         for folder in (file.parent for file in sorted(path.rglob("config.yaml"))):
-            if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # else it is not a run's
+            if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # otherwise it is not a run
                 folders.setdefault(folder.resolve(), folder)
     records, notes = [], []
     for folder in folders.values():
         try:
             records.append(_read(folder))
         except _UnfinishedError:
-            notes.append(f"left out, not finished: {folder}")
+            notes.append(f"skipped, not finished: {folder}")
         except UserError as error:
-            notes.append(f"left out, damaged: {error}")
+            notes.append(f"skipped, damaged: {error}")
     if not records:
         why = f" ({notes[0]})" if notes else ""
-        raise UserError(f"no finished run in {', '.join(map(str, paths))}{why}; `rlzoo sweep` or `rlzoo train` make some")
+        raise UserError(
+            f"no finished run in {', '.join(map(str, paths))}{why}; create runs with `rlzoo sweep` or `rlzoo train`"
+        )
     return records, notes
 
 
 def read_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
-    """The mapping in a JSON or YAML file; empty if there is none, or none that can be read."""
+    """Return the mapping in a JSON or YAML file; empty if the file is missing or cannot be read."""
     try:
         found = parse(read_text(file, SETTINGS))
     except (OSError, ValueError):
@@ -99,13 +101,13 @@ def read_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> dict[s
 
 
 def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Settings that differ, such as ``"learner.lr (0.0003 there, 5e-05 asked)"``."""
+    """Return descriptions of the settings that differ, such as ``"learner.lr (was 0.0003, now 5e-05)"``."""
     old, new = flatten(before), flatten(asked)
-    return [f"{key} ({old.get(key)} there, {new.get(key)} asked)" for key in sorted(old | new) if old.get(key) != new.get(key)]
+    return [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in sorted(old | new) if old.get(key) != new.get(key)]
 
 
 class _UnfinishedError(Exception):
-    """A run has not reached its last step."""
+    """The run has not reached its last step."""
 
 
 def _read(folder: Path) -> RunRecord:
@@ -115,7 +117,7 @@ def _read(folder: Path) -> RunRecord:
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
         raise _UnfinishedError
     if type(summary.get("steps")) is int:
-        settings["steps"] = steps = max(steps, summary["steps"])  # more, if it was resumed with more
+        settings["steps"] = steps = max(steps, summary["steps"])  # higher if it was resumed with more steps
     metrics = tuple(read_metrics(folder / "metrics.jsonl"))
     if not metrics or metrics[-1]["step"] != steps or not summary.get("finished", True):
         raise _UnfinishedError

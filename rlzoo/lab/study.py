@@ -1,4 +1,4 @@
-"""A replay study: several rules on one run's rollouts, as they are, at one clip fraction, or over a range of widths."""
+"""A replay study: several rules on one run's rollouts, as configured, at one clip fraction, or over a range of widths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rule:
 
     @property
     def widths(self) -> str:
-        """The widths, for people; by sign of the advantage where they were matched so."""
+        """The widths as text; by sign of the advantage if they were matched separately."""
         above = self.replayed.above
         if above is None:
             return _widths(self.replayed.policy)
@@ -39,7 +39,7 @@ class Rule:
 
     @property
     def measures(self) -> dict[str, float | None]:
-        """The numbers that are compared between widths."""
+        """The measures that are compared between widths."""
         found = self.replayed.profile
         measures = {"clip_fraction": found.clip_fraction, "lre_max": found.lre_max, "lre_noise": found.lre_noise}
         return {**measures, "ess": found.ess, "cosine": None if self.cosine is None else self.cosine.mean}
@@ -47,17 +47,17 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Rules on one run."""
+    """Several rules on one run."""
 
     run: RecordedRun
     rules: tuple[Rule, ...]
     match: float | None
     skip_steps: int
-    sweep: Mapping[str, Mapping[float, Rule]]  # by policy and factor of its width
-    by_sign: bool = False  # whether each sign of the advantage was matched apart
+    sweep: Mapping[str, Mapping[float, Rule]]  # by policy and by factor of its width
+    by_sign: bool = False  # whether each sign of the advantage was matched separately
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON; unknown numbers are null."""
+        """Return plain JSON; unknown numbers are null."""
         rules = [
             {
                 "policy": rule.label,
@@ -91,7 +91,7 @@ class Study:
 
 
 Told = Callable[[str, int, int], None]
-"""Called with what is being done, the number done and the number to do."""
+"""Called with the current activity, the number done and the total."""
 
 
 def study(
@@ -105,17 +105,17 @@ def study(
     with_cosine: bool = True,
     told: Told = lambda what, done, total: None,
 ) -> Study:
-    """Replay rules on a run.
+    """Replay several rules on a run.
 
     Args:
         run: the recording.
-        policies: the rules with their settings, of different names.
-        match: clip fraction to scale every rule's widths to; a rule without a width stays as it is, with a note.
-        by_sign: match it apart for negative and for positive advantages. Widths are not swept then, and there is no cosine.
-        skip_steps: steps at the beginning that the results leave out.
+        policies: the rules with their settings; names must differ.
+        match: clip fraction to which every rule's widths are scaled; a rule without a width is not changed and gets a note.
+        by_sign: match negative and positive advantages separately. Width sweeps and cosines are then not available.
+        skip_steps: number of first steps to leave out of the results.
         sweep_width: also replay every rule that has a width at each of `FACTORS` times its width.
         with_cosine: measure the angle to the unclipped gradient, if the run kept weights.
-        told: for progress.
+        told: called with the progress.
     """
     sweep_width, with_cosine = sweep_width and not by_sign, with_cosine and not by_sign
     candidates: dict[str, Replayed] = {}
@@ -137,7 +137,7 @@ def study(
         told("replaying widths", number, len(candidates))
         scaled: dict[str, Replayed] = {}
         for factor in FACTORS:
-            with suppress(ValidationError):  # a width that a field does not allow
+            with suppress(ValidationError):  # a width that the field does not allow
                 scaled[str(factor)] = replay(run, candidate.policy.scaled(factor), skip_steps)
         found = measured(scaled)
         sweep[name] = {float(factor): Rule(name, one, found.get(factor)) for factor, one in scaled.items()}
@@ -153,7 +153,7 @@ def _widths(policy: ClipPolicy) -> str:
 def _matched(
     run: RecordedRun, policy: ClipPolicy, match: float | None, *, by_sign: bool, skip_steps: int
 ) -> tuple[Replayed, str]:
-    """The rule on the run at the clip fraction, or as it is with a note that says why."""
+    """Replay the rule at the clip fraction, or unchanged with a note that says why."""
     note = ""
     if match is not None:
         try:
@@ -166,5 +166,5 @@ def _matched(
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """Dataclasses, models and paths as plain JSON; NaN, which JSON does not have, becomes null."""
+    """Return dataclasses, models and paths as plain JSON; NaN becomes null, because JSON has no NaN."""
     return dict(json.loads(TypeAdapter(Any).dump_json(value)))

@@ -23,11 +23,11 @@ from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text
 
 LAUNCHER = "RLZOO_LAUNCHER"
-"""Environment variable with the process that has started this one, if that was a sweep or our launcher."""
+"""Environment variable with the ID of the process that started this one, if it is a sweep or rlzoo's launcher."""
 
-POLL = 0.5  # seconds between looks at the children
-SETTLED = 20.0  # seconds after which a child holds about the memory it is going to
-SPARE = 1.2  # free memory wanted for another child, in units of the largest so far
+POLL = 0.5  # seconds between polls of the children
+SETTLED = 20.0  # seconds after which a child's memory is about its final size
+SPARE = 1.2  # free memory required for another child, relative to the largest so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Child:
     name: str
     path: Path  # its run directory
     config: RunConfig
-    arguments: tuple[str, ...]  # of `rlzoo train`
+    arguments: tuple[str, ...]  # for `rlzoo train`
 
     @property
     def is_finished(self) -> bool:
@@ -50,7 +50,7 @@ class Child:
         return (self.path / "config.yaml").is_file()
 
     def last_metrics(self) -> dict[str, float]:
-        """The last line of its metrics; empty before the first, and while a line is being written."""
+        """Return the last row of its metrics; empty before the first row, and while a row is being written."""
         try:
             lines = read_text(self.path / "metrics.jsonl", RECORDS).splitlines()
             return dict(parse_json(lines[-1])) if lines else {}
@@ -60,26 +60,26 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Every policy with every setting and every seed, in one folder."""
+    """Runs of every policy with every setting and every seed, in one folder."""
 
     folder: Path
     clips: tuple[str, ...]
     seeds: tuple[int, ...]
     configs: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    grid: tuple[str, ...] = ()  # "learner.lr=1e-4,3e-4": every value with every policy and seed
+    grid: tuple[str, ...] = ()  # "learner.lr=1e-4,3e-4": every value is combined with every policy and seed
     plugins: tuple[str, ...] = ()
     steps: int | None = None
     children: tuple[Child, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compose every child, so that a mistake in any of them is a `UserError` before the first starts."""
+        """Compose every child, so that a mistake in any of them raises a `UserError` before the first one starts."""
         object.__setattr__(self, "children", tuple(self._children()))
 
     def _children(self) -> Iterator[Child]:
         for seed, clip, setting in itertools.product(self.seeds, self.clips, _grid(self.grid)):
             words = [clip, *(f"{key.rpartition('.')[2]}={value}" for key, value in setting.items()), str(seed)]
-            name = "-".join(words).replace("/", "_")  # one folder, whatever a setting contains
+            name = "-".join(words).replace("/", "_")  # a single folder name, whatever a setting contains
             path = self.folder / name
             overrides = (*self.overrides, *(f"{key}={value}" for key, value in setting.items()))
             config = RunConfig.compose(
@@ -96,18 +96,18 @@ class Sweep:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds: ``"5"`` is seeds 0 to 4, ``"101,102"`` those two, ``"5,"`` seed 5 alone."""
+    """Parse seeds: ``"5"`` means seeds 0 to 4, ``"101,102"`` these two, and ``"5,"`` only seed 5."""
     try:
         seeds = tuple(range(int(text))) if "," not in text else tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
         seeds = ()
     if not seeds or len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {text!r}: give a number of seeds, such as 5 for 0 to 4, or different seeds, such as 101,102")
+        raise UserError(f"--seeds {text!r}: give a number of seeds, such as 5 for 0 to 4, or distinct seeds, such as 101,102")
     return seeds
 
 
 def _grid(axes: Sequence[str]) -> list[dict[str, str]]:
-    """All combinations of the axes' values; without axes, one empty combination."""
+    """Return all combinations of the axes' values; without axes, one empty combination."""
     choices: dict[str, list[str]] = {}
     for axis in axes:
         key, _, values = axis.partition("=")
@@ -118,20 +118,20 @@ def _grid(axes: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _check_same(child: Child) -> None:
-    """Refuse a run in the child's directory that has other settings."""
+    """Reject a run with other settings in the child's directory."""
     before = read_mapping(child.path / "config.yaml", parse_yaml)
     if not before:
         raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; remove it")
     asked = yaml.safe_load(child.config.to_yaml())
     if changed := changed_settings(before, asked | {"output": before.get("output")}):
         raise UserError(
-            f"{str(child.path)!r} is a run with another {', '.join(changed[:3])}; choose another --output, or remove it"
+            f"{str(child.path)!r} has different settings: {', '.join(changed[:3])}; remove it or choose another --output"
         )
 
 
 @dataclass(slots=True)
 class SweepProcess:
-    """A child that is running."""
+    """A running child."""
 
     child: Child
     environment: dict[str, str]
@@ -139,7 +139,7 @@ class SweepProcess:
     started: float
 
     def memory(self) -> int:
-        """Its resident memory in bytes."""
+        """Return its resident memory in bytes."""
         try:
             return int(psutil.Process(self.process.pid).memory_info().rss)
         except psutil.Error:
@@ -153,23 +153,24 @@ def run_children(
     look: Callable[[Sequence[SweepProcess]], None],
     ended: Callable[[Child, int], None],
 ) -> list[Child]:
-    """Run every child that is not finished, and wait for all.
+    """Run every child that is not finished, and wait for all of them.
 
     Args:
         children: in the order in which to start them.
-        jobs: how many at once; None for one per GPU, or without any one per core while memory lasts.
-        parent_run: the MLflow run they belong to.
+        jobs: number of children that run at once; None for one per GPU, or without a GPU for one per core while memory lasts.
+        parent_run: MLflow run that they belong to.
         look: called every half second with the running children.
         ended: called with each child that ended, and its exit code.
 
     Returns:
-        Those that failed. On Ctrl-C or SIGTERM the running children are asked to save and end, and the exception is raised.
+        The children that failed. On Ctrl-C or SIGTERM, the running children are told to save and exit, and the exception is
+        raised.
     """
     waiting = [child for child in children if not child.is_finished]
     free = slots(jobs)
     running: list[SweepProcess] = []
     failed: list[Child] = []
-    largest = 0  # memory of a child that has settled, in bytes; 0 until one has
+    largest = 0  # largest memory of a settled child in bytes; 0 until there is one
     try:
         while waiting or running:
             if waiting and free and (jobs is not None or _has_room(running, largest)):
@@ -193,7 +194,7 @@ def run_children(
 
 
 def slots(jobs: int | None) -> list[dict[str, str]]:
-    """The environment of each place a child can run in: a GPU of its own, or a share of the cores."""
+    """Return the environment of each slot for a child: its own GPU, or a share of the cores."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -208,13 +209,13 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
 
 
 def _start(child: Child, environment: dict[str, str], parent_run: str | None) -> SweepProcess:
-    """Start or resume a child; its output is in ``logs/``."""
+    """Start or resume a child; its output goes to ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = os.environ | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
     command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     with log.open("ab") as file:
-        # a session of its own: Ctrl-C reaches the sweep alone, which signals each child once
+        # a separate session: Ctrl-C only reaches the sweep, which signals each child once
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
         )
@@ -222,6 +223,6 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
 
 
 def _has_room(running: Sequence[SweepProcess], largest: int) -> bool:
-    """Whether another child fits into memory, if it and the running ones all grow as large as the largest so far."""
+    """Whether memory suffices for another child, if all children grow as large as the largest so far."""
     missing = sum(max(0, largest - worker.memory()) for worker in running)
     return not running or 0 < SPARE * largest < psutil.virtual_memory().available - missing

@@ -1,4 +1,4 @@
-"""Prompts with verifiable rewards: what a task is, and how one is built from its settings."""
+"""Tasks, which are prompts with verifiable rewards, and how to build one from its settings."""
 
 from __future__ import annotations
 

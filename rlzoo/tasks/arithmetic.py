@@ -1,4 +1,4 @@
-"""Sums of small numbers: a task that a tiny model learns in minutes, with answers that cannot be argued about."""
+"""Sums of small numbers: a task that a tiny model learns in minutes, with answers that are easy to check."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rlzoo.errors import UserError
 from rlzoo.tasks.task import Task, is_held_out
 from rlzoo.types import Problem
 
-_INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also takes digits of other scripts
-_NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # in 5-23 the minus is no sign; in 7.23 there is no 23
-_MAX_TRIES = 2000  # draws in a row without a new question before the held-out questions count as used up
+_INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also matches digits of other scripts
+_NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # in 5-23 the minus is not a sign, and 7.23 does not contain 23
+_MAX_TRIES = 2000  # consecutive draws without a new question before giving up
 
 
 class ArithmeticTask(Task):
-    """Sums such as ``3+5+9+6``, answered by their last number after a marker: ``8,17#23``."""
+    """Sums such as ``3+5+9+6``; the answer is the last number of the response, after a marker: ``8,17#23``."""
 
-    template: str = Field(default="{question}=", description="the prompt, with {question} where the sum goes")
+    template: str = Field(default="{question}=", description="prompt template; {question} is replaced by the sum")
     operand_max: int = Field(default=9, ge=1, le=10**6, description="largest number in a sum; the smallest is 1")
     num_operands_min: int = Field(default=2, ge=2, le=1000, description="fewest numbers in a sum")
     num_operands_max: int = Field(default=20, ge=2, le=1000, description="most numbers in a sum")
@@ -31,27 +31,27 @@ class ArithmeticTask(Task):
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Also refuse settings under which all questions fall on one side of the split."""
+        """Also reject settings for which all questions are on one side of the train and held-out split."""
         super().model_post_init(context)
         if self.num_operands_max < self.num_operands_min:
             raise UserError(
                 f"task.num_operands_max={self.num_operands_max} is below task.num_operands_min={self.num_operands_min}"
             )
-        tries = min(_MAX_TRIES, 20 * _MAX_TRIES // self.num_operands_max)  # long sums take their time, and are seldom the same
+        tries = min(_MAX_TRIES, 20 * _MAX_TRIES // self.num_operands_max)  # long sums are slow to draw and seldom equal
         sides = (is_held_out(self._draw(f"check:{index}")) for index in range(tries))
         first = next(sides)
         if not any(side != first for side in sides):
             raise UserError(
                 f"task.operand_max={self.operand_max} with up to task.num_operands_max={self.num_operands_max} numbers "
-                "makes too few questions to train on some and evaluate on others: raise one of them"
+                "gives too few questions for a training and an evaluation split; raise one of them"
             )
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Training sums ``start`` to ``start + count``."""
+        """Return training sums ``start`` to ``start + count``."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """The first ``count`` distinct held-out sums, fewer if the settings allow no more."""
+        """Return the first ``count`` distinct held-out sums, or fewer if the settings allow no more."""
         questions: dict[str, None] = {}
         draw = tries = 0
         while len(questions) < count and tries < _MAX_TRIES:
@@ -79,25 +79,25 @@ class ArithmeticTask(Task):
         return [float(answer == int(problem.answer)) for problem, answer in zip(problems, answers, strict=True)]
 
     def answer(self, response: str) -> int | None:
-        """The integer a response gives as its answer; None where there is none."""
+        """Return the integer that a response gives as its answer, or None."""
         if not self.answer_marker:
             numbers = _NUMBER.findall(response)
             text = numbers[-1] if numbers else ""
         else:
             _, marker, after = response.rpartition(self.answer_marker)
             text = after.strip() if marker else ""
-        if not _INTEGER.fullmatch(text) or len(text) > 100:  # int() refuses more than 4300 digits
+        if not _INTEGER.fullmatch(text) or len(text) > 100:  # int() rejects more than 4300 digits
             return None
         return int(text)
 
     def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
-        """For each response the place of the first one with the same integer; None where there is none."""
+        """Return for each response the index of the first response with the same integer, or None without an integer."""
         answers = [self.answer(response) for response in responses]
         return [None if answer is None else answers.index(answer) for answer in answers]
 
 
 def worked_solution(question: str) -> str:
-    """The running totals before the last, comma separated, then ``#`` and the answer.
+    """Return the running totals except the last, separated by commas, followed by ``#`` and the answer.
 
     Example:
         >>> worked_solution("3+5+9+6"), worked_solution("3+5")

@@ -1,22 +1,23 @@
-"""Where in a response the final answer stands."""
+"""Finds the final answer in a response."""
 
 from __future__ import annotations
 
 import re
 
 _TAG, _END_TAG = "<answer>", "</answer>"
-_BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)  # \\. steps over \{ and \}
+_BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)  # \\. skips \{ and \}
 _ANSWER_IS = "answer is"
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{}`` whose braces balance, or None.
+    r"""Return the content of the last ``\boxed{}`` with balanced braces, or None.
 
     Example:
         >>> last_boxed(r"\boxed{3} no, \boxed{\frac{1}{2}}")
         '\\frac{1}{2}'
     """
-    open_braces: list[int] = []  # where the content of each box begins, -1 for a plain brace: one pass, however long the text
+    # start of the content of each open box, -1 for a plain brace; one pass is enough, however long the text
+    open_braces: list[int] = []
     begin, content = -1, None
     for match in _BOX_OR_BRACE.finditer(text):
         token = match.group()
@@ -32,17 +33,17 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_hashes(text: str) -> str | None:
-    """The rest of the line after the last ``####``, as GSM8K marks its answers, or None."""
+    """Return the rest of the line after the last ``####``, which marks GSM8K's answers, or None."""
     return _line_after(text, "####")
 
 
 def final_answer(response: str) -> str:
-    r"""The answer of a response to a puzzle.
+    r"""Return the answer in a response to a puzzle.
 
-    The last ``<answer>`` tag, else the last ``\boxed{}``, else the line after the last ``####`` or "answer is", else the
-    last line that is not empty.
+    This is the last ``<answer>`` tag, else the last ``\boxed{}``, else the line after the last ``####`` or "answer is", else
+    the last non-empty line.
     """
-    opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last that is closed
+    opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last closed one
     if opened >= 0:
         return response[opened + len(_TAG) :].partition(_END_TAG)[0].strip()
     boxed = last_boxed(response)

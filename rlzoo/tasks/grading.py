@@ -1,4 +1,4 @@
-"""Grading in a worker process that is killed and replaced when an answer makes it hang or crash."""
+"""Grades in a worker process, which is killed and replaced if an answer makes it hang or crash."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlzoo.errors import UserError, shown
 from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
 
 MEMORY = 768 * 2**20
-"""Bytes of its own that a worker process for answers or templates may hold. The libraries take 0.14 GB; an answer that wants
-more than the rest, as 9^{9^{9}} does, counts 0."""
+"""Memory limit in bytes of a worker process for answers or templates. The libraries take 0.14 GB. An answer that needs more
+than the rest, such as 9^{9^{9}}, gets the reward 0."""
 
 LARGEST_REWARD = 1e6
-"""Magnitude of a reward. Sums and variances of larger ones overflow, and metrics would not be numbers any more."""
+"""Largest magnitude of a reward. Sums and variances of larger rewards overflow, which makes metrics infinite or NaN."""
 
 
 class Grader(Worker):
@@ -24,12 +24,12 @@ class Grader(Worker):
     def __init__(
         self, function: Callable[..., float], start: Callable[[], object], timeout: float, memory: int | None = None
     ) -> None:
-        """Keep what to run; nothing starts yet.
+        """Store the arguments; the worker starts with the first call.
 
         Args:
-            function: grades one call's arguments; importable by name, for it runs in another process.
-            start: run once in each new worker, outside the time limit.
-            timeout: seconds for one answer, by the monotonic clock.
+            function: grades one call's arguments; must be importable by name, because it runs in another process.
+            start: called once in each new worker, outside the time limit.
+            timeout: time limit for one answer in seconds, by the monotonic clock.
             memory: bytes that the process may hold; None for no limit.
         """
         super().__init__(partial(_number, function), start, memory)
@@ -40,7 +40,7 @@ class Grader(Worker):
         return Grader, self._arguments
 
     def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float]:
-        """The function's value for each call; 0.0 where it hung or crashed.
+        """Return the function's value for each call; 0.0 if it hung or crashed.
 
         Raises:
             UserError: no worker can be started.
@@ -53,22 +53,22 @@ class Grader(Worker):
         except WorkerError:
             return 0.0
         except WorkerStartError as error:
-            raise UserError(f"the grading worker does not start: {error}") from error
+            raise UserError(f"the grading worker cannot start: {error}") from error
 
 
 def _number(function: Callable[..., float], *arguments: Any) -> float:
-    """In the worker: the function's value as a plain number."""
+    """Run in the worker: return the function's value as a plain number."""
     return checked_reward(function(*arguments))
 
 
 def checked_reward(value: object) -> float:
-    """A reward as a float.
+    """Convert a reward to a float.
 
     Raises:
         ValueError: it is not a finite number, or its magnitude is above `LARGEST_REWARD`.
     """
     number = math.nan
-    if isinstance(value, SupportsFloat):  # numbers, and one-element arrays and tensors; not strings
+    if isinstance(value, SupportsFloat):  # numbers and one-element arrays and tensors, but not strings
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):

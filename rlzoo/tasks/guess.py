@@ -1,4 +1,4 @@
-"""A game of several turns that a tiny model learns in minutes: find a hidden number by guessing."""
+"""A game of several turns that a tiny model learns in minutes: guess a hidden number."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from rlzoo.tasks.task import is_held_out
 from rlzoo.types import Problem
 
 FEWEST = 5
-"""Numbers to guess from, at least."""
+"""Smallest number of candidates in a game."""
 
 
 class GuessTask(EpisodeTask):
-    """Games of `Guess`: the problem is a range and the number hidden in it.
+    """Games of `Guess`: a problem is a range and a number hidden in it.
 
-    How many numbers there are to guess from is drawn log-uniformly from 5 to ``highest``, so that games differ in length. One
-    in eight pairs of a range and a number is kept for evaluation, decided by the pair.
+    The number of candidates is drawn log-uniformly from 5 to ``highest``, so that games differ in length. One in eight pairs of
+    a range and a number is held out for evaluation; a hash of the pair decides.
     """
 
-    highest: int = Field(default=999, ge=20, le=10**6, description="largest number that is hidden, in the widest range")
-    turns: int = Field(default=16, ge=1, le=1000, description="guesses of a game; rollout.max_turns should not be below")
-    cost: float = Field(default=0.05, ge=0, le=1, description="what each turn that does not find the number takes off")
+    highest: int = Field(default=999, ge=20, le=10**6, description="largest hidden number, in the widest range")
+    turns: int = Field(
+        default=16, ge=1, le=1000, description="maximum guesses per game; rollout.max_turns should be at least this"
+    )
+    cost: float = Field(default=0.05, ge=0, le=1, description="penalty for each turn that does not find the number")
     workers: int = Field(
-        default=0, ge=0, le=256, description="processes for environments; 0: in the process that trains, without limits"
+        default=0, ge=0, le=256, description="processes for environments; 0: run them in the training process, without limits"
     )
 
     @property
@@ -39,11 +41,11 @@ class GuessTask(EpisodeTask):
         return partial(Guess, self.turns, self.cost)
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Training games ``start`` to ``start + count``."""
+        """Return training games ``start`` to ``start + count``."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """The first ``count`` distinct held-out games, fewer if the ranges allow no more."""
+        """Return the first ``count`` distinct held-out games, or fewer if the ranges allow no more."""
         found: dict[Problem, None] = {}
         draw = tries = 0
         while len(found) < count and tries < 2000:

@@ -1,4 +1,4 @@
-"""Mathematics questions from a JSON-lines file or a hub data set, graded by math-verify."""
+"""Mathematics questions from a local file or a hub dataset, graded by math-verify."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rlzoo.types import Problem
 
 
 class MathFileTask(Task):
-    """Questions with a reference answer; a response earns 1 when its answer is the same mathematics, else 0."""
+    """Questions with a reference answer; the reward is 1 if the answer is mathematically equal to the reference, else 0."""
 
-    path: str = Field(default="openai/gsm8k", min_length=1, description="a local .jsonl file, or a data set on the hub")
+    path: str = Field(default="openai/gsm8k", min_length=1, description="a local .jsonl file, or a dataset on the hub")
     eval_path: str | None = Field(
         default=None,
         min_length=1,
-        description="questions to evaluate on; none: an eighth of a local file, or the hub data set's split 'test'",
+        description="questions to evaluate on; null: one eighth of a local file, or the split 'test' of a hub dataset",
     )
     subset: str | None = Field(
-        default=None, min_length=1, description="the hub data set's subset; none: 'main' if there is one, else its default"
+        default=None, min_length=1, description="subset of the hub dataset; null: 'main' if it exists, else the default subset"
     )
-    template: str = Field(default=ASK_FOR_A_BOX, description="the prompt, with {question} where the question goes")
+    template: str = Field(default=ASK_FOR_A_BOX, description="prompt template; {question} is replaced by the question")
 
     def model_post_init(self, context: Any) -> None:
-        """Also read the data, so that a mistake in it shows before a run starts."""
+        """Also read the data, so that a mistake in it is reported before a run starts."""
         super().model_post_init(context)
         if self.reward is None:
             require_extra("math-verify", "math_verify")
@@ -41,7 +41,7 @@ class MathFileTask(Task):
 
     @cached_property
     def _problems(self) -> tuple[list[Problem], list[Problem]]:
-        """Those to train on and those held out, none in both."""
+        """The training and the held-out problems; no question is in both."""
         rows = read_problems(self.path, "train", self.subset)
         if self.eval_path is not None:
             held_out = read_problems(self.eval_path, "test", self.subset)
@@ -52,19 +52,20 @@ class MathFileTask(Task):
         questions = {problem.question for problem in held_out}
         train = [problem for problem in rows if problem.question not in questions]
         if not train:
-            where = f"in task.eval_path={self.eval_path!r} too" if self.eval_path else "held out: give it more rows"
-            raise UserError(f"nothing is left to train on: every question of task.path={self.path!r} is {where}")
-        order = _shuffled(len(held_out), "held-out")  # files are often sorted by difficulty, and an evaluation may take a few
+            where = f"also in task.eval_path={self.eval_path!r}" if self.eval_path else "held out; add more rows"
+            raise UserError(f"no questions are left to train on: every question of task.path={self.path!r} is {where}")
+        # files are often sorted by difficulty, and an evaluation may use only the first few
+        order = _shuffled(len(held_out), "held-out")
         return train, [held_out[index] for index in order]
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Training problems ``start`` to ``start + count``: the rows in a new order every epoch."""
+        """Return training problems ``start`` to ``start + count``; every epoch has the rows in a new order."""
         rows = self._problems[0]
         places = (divmod(index, len(rows)) for index in range(start, start + count))
         return [rows[_shuffled(len(rows), f"{self.seed}:{epoch}")[place]] for epoch, place in places]
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """The first ``count`` held-out problems in an order of their own, fewer if there are no more."""
+        """Return the first ``count`` held-out problems in a fixed shuffled order, or fewer if there are no more."""
         return self._problems[1][:count]
 
     def origin(self, *, held_out: bool) -> Origin:
@@ -76,7 +77,7 @@ class MathFileTask(Task):
         return Origin(path, subset=self.subset, split="test" if held_out else "train", size=size)
 
     def fingerprint(self) -> str:
-        """Of every problem in the file."""
+        """Identify every problem in the file."""
         return fingerprint(self._problems[0])
 
     @cached_property

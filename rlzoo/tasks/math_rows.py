@@ -1,4 +1,4 @@
-"""Questions and answers read from JSON and Parquet files and hub data sets, in the layouts that are in use."""
+"""Reads questions and answers from JSON and Parquet files and hub datasets, in the common layouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALLOWED = (
     + ", ".join(_ANSWERS)
     + ", reward_model.ground_truth, solution or the assistant's message"
 )
-# what BytedTsinghua-SIA/DAPO-Math-17k puts around each of its questions; the task has a template of its own
+# BytedTsinghua-SIA/DAPO-Math-17k puts these texts around each question; the task has its own template
 _DAPO_BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
     "(without quotes) where $Answer is the answer to the problem.\n\n"
@@ -35,21 +35,21 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 
 def is_file_name(path: str) -> bool:
-    """Whether a path means a local file rather than a data set: it is one, or is named like one and not like a data set."""
+    """Whether a path is a local file rather than a dataset: the file exists, or the name is not a valid dataset name."""
     try:
         if Path(path).is_dir():
-            return False  # datasets reads a folder as a data set
+            return False  # datasets reads a folder as a dataset
         is_file = Path(path).is_file()
-    except OSError:  # longer than any name
-        is_file = True  # reading it says what is wrong
+    except OSError:  # longer than any valid name
+        is_file = True  # reading it reports what is wrong
     return is_file or path.endswith(_FILE_ENDINGS) or not _HUB_NAME.fullmatch(path)
 
 
 def read_problems(path: str, split: str, subset: str | None) -> list[Problem]:
-    """The problems of a local file, or of one split of a hub data set, each question once.
+    """Return the problems of a local file, or of one split of a hub dataset, with each question once.
 
     Raises:
-        UserError: not found, empty, or a row is not usable; in one line, with the row's place.
+        UserError: the data is not found or empty, or a row is not usable; the message names the row.
     """
     rows = _file_rows(path) if is_file_name(path) else _hub_rows(path, split, subset)
     problems: dict[str, Problem] = {}
@@ -68,19 +68,19 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path!r} is not a file (looked for from {Path.cwd()})") from None
     except UserError:
         raise
-    except Exception as error:  # no text, no Parquet, or a name that no file can have; pyarrow has errors of its own
+    except Exception as error:  # not text, not Parquet, or an impossible file name; pyarrow has its own errors
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"{path}: cannot be read: {reason.splitlines()[0]}") from error
 
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
-    """JSON lines, or one JSON list."""
+    """Yield the rows of JSON lines or of one JSON list."""
     text = read_text(path, RECORDS)
     if text.lstrip().startswith("["):
         for index, row in enumerate(_json(path, text)):
             yield f"{path} row {index}", row
         return
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON strings may hold U+2028
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON strings may contain U+2028
         if line.strip():
             yield f"{path} line {number}", _json(f"{path} line {number}", line)
 
@@ -108,22 +108,22 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
 
     try:
         subsets = datasets.get_dataset_config_names(name)
-        chosen = subset or ("main" if "main" in subsets else None)  # GSM8K calls its ordinary subset main
+        chosen = subset or ("main" if "main" in subsets else None)  # main is the usual subset of GSM8K
         splits = datasets.get_dataset_split_names(name, chosen)
         rows = datasets.load_dataset(name, chosen, split=split) if split in splits else None
-    except Exception as error:  # network, name, subset: its own classes differ from version to version
+    except Exception as error:  # network, name or subset; the error classes differ between versions
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{name!r} is not a file, and loading it as a hub data set failed: {reason}") from error
+        raise UserError(f"{name!r} is not a file, and loading it as a hub dataset failed: {reason}") from error
     if rows is None:
-        raise UserError(f"data set {name!r} has no split {split!r} (it has: {', '.join(splits)}): set task.eval_path")
-    # a thousand rows are read at once: one data set has 1.8 million, each question a hundred times
+        raise UserError(f"dataset {name!r} has no split {split!r} (it has: {', '.join(splits)}): set task.eval_path")
+    # read in batches of a thousand rows: one dataset has 1.8 million rows, with each question a hundred times
     batches = rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000)
     columns = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))
     return ((f"{name} {split} row {index}", row) for index, row in enumerate(columns))
 
 
 def _used(place: str, columns: Sequence[str]) -> list[str]:
-    """The columns of a table that are read."""
+    """Return the columns of a table that are read."""
     for wanted, names in (("question", _ASKING), ("answer", _ANSWERING)):
         if not set(columns) & set(names):
             raise _missing(place, columns, wanted)
@@ -134,17 +134,17 @@ def _problem(place: str, row: Any) -> Problem:
     if not isinstance(row, Mapping):
         raise UserError(f"{place}: a {type(row).__name__}, not an object with columns")
     question = _first(row, _ASKING)
-    if isinstance(question, list):  # of messages
+    if isinstance(question, list):  # a list of messages
         asked = _said(question, "user")
         if len(asked) != 1:
-            raise UserError(f"{place}: {len(asked)} messages of a user, not one: a task asks one question")
+            raise UserError(f"{place}: {len(asked)} user messages; a task asks one question, so there must be exactly one")
         question = asked[0]
         if isinstance(question, str):
             question = question.removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER)
     if question is None:
         raise _missing(place, row, "question")
     if not isinstance(question, str) or not question.strip():
-        raise UserError(f"{place}: the question is {shown(question)}, not a text")
+        raise UserError(f"{place}: the question is {shown(question)}, not a string")
     return Problem(question=question, answer=_answer(place, row))
 
 
@@ -153,7 +153,7 @@ def _first(row: Mapping[str, Any], columns: Iterable[str]) -> Any:
 
 
 def _said(messages: object, role: str) -> list[object]:
-    """What one side says in a list of messages."""
+    """Return the contents of all messages with one role."""
     each = messages if isinstance(messages, list) else []
     return [message.get("content") for message in each if isinstance(message, Mapping) and message.get("role") == role]
 
@@ -167,10 +167,10 @@ def _answer(place: str, row: Mapping[str, Any]) -> str:
     if given is None:
         raise _missing(place, row, "answer")
     if isinstance(given, float) and given.is_integer():
-        given = int(given)  # AMC's files write 27 as 27.0
+        given = int(given)  # AMC's files contain 27.0 instead of 27
     is_odd = isinstance(given, bool) or (isinstance(given, float) and not math.isfinite(given))
     if is_odd or not isinstance(given, int | float | str):
-        raise UserError(f"{place}: the answer is {shown(given)}, not a text or a number")
+        raise UserError(f"{place}: the answer is {shown(given)}, not a string or a number")
     answer = clean_answer(str(given))
     if not answer:
         raise UserError(f"{place}: the answer is empty")
@@ -178,22 +178,22 @@ def _answer(place: str, row: Mapping[str, Any]) -> str:
 
 
 def _worked_out(place: str, row: Mapping[str, Any]) -> str | None:
-    """The answer at the end of ``solution``, or of what the assistant says in ``messages``; None if there is neither."""
+    """Return the answer at the end of ``solution`` or of the assistant's last message; None if there is neither."""
     said = _said(row.get("messages"), "assistant")
     for where, text in (("solution", row.get("solution")), ("the assistant's message", said[-1] if said else None)):
         if not isinstance(text, str):
             continue
         if last_boxed(text) is not None or after_hashes(text) is not None:
             return text
-        whole = _IN_DOLLARS.fullmatch(text.strip())  # TRL's DeepMath-103K has "$0$" there, and "True"
+        whole = _IN_DOLLARS.fullmatch(text.strip())  # TRL's DeepMath-103K contains "$0$" and "True" here
         if whole or len(text.split()) == 1:
             return whole[1] if whole else text
-        raise UserError(f"{place}: no column 'answer', and no \\boxed{{}} or #### in {where} to take it from")
+        raise UserError(f"{place}: no column 'answer', and {where} contains no \\boxed{{}} or ####")
     return None
 
 
 def clean_answer(answer: str) -> str:
-    r"""The answer alone: after GSM8K's ``####`` without commas, or inside the last ``\boxed{}``, or as it is.
+    r"""Return only the answer: after GSM8K's ``####`` without commas, else inside the last ``\boxed{}``, else unchanged.
 
     Example:
         >>> clean_answer("He pays 2 * 600 = 1,200.\n#### 1,200")

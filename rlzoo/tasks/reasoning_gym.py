@@ -1,4 +1,4 @@
-r"""The puzzles of reasoning-gym: any of its generated datasets, graded by its own scorers, all or nothing."""
+r"""Puzzles from reasoning-gym: any of its generated datasets, graded by its own scorers as right or wrong."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rlzoo.tasks.grading import MEMORY, Grader
 from rlzoo.tasks.task import Task, is_held_out
 from rlzoo.types import Problem
 
-_MAX_TRIES = 1000  # draws in a row on the wrong side of the split, or without a new question, before giving up
-_MAX_ENTRIES = 100_000  # scorers need more than the answer, so the entries of recent problems are kept
-_CHUNK = 500  # reasoning-gym's own size of a dataset; some datasets cannot be read past their size
+_MAX_TRIES = 1000  # consecutive draws on the wrong side of the split, or without a new question, before giving up
+_MAX_ENTRIES = 100_000  # scorers need the whole entry and not only the answer, so recent entries are kept
+_CHUNK = 500  # reasoning-gym's own dataset size; some datasets cannot be read beyond their size
 _NONSENSE = "?"
 _SET_BY_TASK = ("seed", "size")
 
 
 class ReasoningGymTask(Task):
-    """Problems of one reasoning-gym dataset; a response earns 1 for a full score and else nothing.
+    """Problems of one reasoning-gym dataset; the reward is 1 for a full score, else 0.
 
-    The scorers run in a worker process: several evaluate the answer as Python, and some never return on a bad one.
-    A few datasets (isomorphic_strings, polynomial_multiplication, ransom_note, word_ladder) draw from Python sets, so their
-    problems are the same in another process only under the same ``PYTHONHASHSEED``.
+    The scorers run in a worker process, because several evaluate the answer as Python and some never return on a bad answer.
+    A few datasets (isomorphic_strings, polynomial_multiplication, ransom_note, word_ladder) draw from Python sets. Their
+    problems are the same in another process only with the same ``PYTHONHASHSEED``.
     """
 
-    dataset: str = Field(exclude=True, description="name of the dataset: the part of task.name after the colon")
+    dataset: str = Field(exclude=True, description="name of the dataset; the part of task.name after the colon")
     options: dict[str, Any] = Field(default_factory=dict, description="the dataset's own settings, such as max_terms: 4")
     template: str = Field(
         default="{question}\n\nThink step by step, then give only the final answer inside <answer></answer> tags.",
-        description="the prompt, with {question} where the question goes",
+        description="prompt template; {question} is replaced by the question",
     )
 
     @property
@@ -47,18 +47,18 @@ class ReasoningGymTask(Task):
         return f"reasoning_gym:{self.dataset}"
 
     def model_post_init(self, context: Any) -> None:
-        """Also generate one problem, so that a wrong option shows before a run starts."""
+        """Also generate one problem, so that a wrong option is reported before a run starts."""
         super().model_post_init(context)
         require_extra("reasoning-gym", "reasoning_gym")
         _check_options(self.dataset, self.options)
         self.train_problems(0, 1)
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Training problems ``start`` to ``start + count``."""
+        """Return training problems ``start`` to ``start + count``."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """The first ``count`` distinct held-out problems, fewer if the dataset has no more."""
+        """Return the first ``count`` distinct held-out problems, or fewer if the dataset has no more."""
         problems: dict[str, Problem] = {}
         draw = tries = 0
         while len(problems) < count and tries < _MAX_TRIES:
@@ -89,7 +89,7 @@ class ReasoningGymTask(Task):
 
     @cached_property
     def _entries(self) -> dict[Problem, dict[str, Any]]:
-        """The most recent problems' full entries, which the scorers read."""
+        """Full entries of the most recent problems, for the scorers."""
         return {}
 
     def _remember(self, entry: dict[str, Any]) -> Problem:
@@ -104,8 +104,10 @@ class ReasoningGymTask(Task):
         return Grader(_score, _start, self.timeout, MEMORY)
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        if not self._entries.keys() >= set(problems):  # a guess at what the scorer reads would grade 0 without a word
-            raise ValueError("unknown problem: draw it from this task, by train_problems or held_out_problems, to grade it")
+        if not self._entries.keys() >= set(problems):  # a made-up entry would silently grade 0
+            raise ValueError(
+                "unknown problem: only problems from this task's train_problems or held_out_problems can be graded"
+            )
         pairs = zip(problems, responses, strict=True)
         return self._grader.grade(
             [(self.dataset, self._options_json, final_answer(response), self._entries[problem]) for problem, response in pairs]
@@ -113,7 +115,7 @@ class ReasoningGymTask(Task):
 
 
 def _is_held_out(question: str) -> bool:
-    # CRC-32 is linear: of questions that differ in a few digits only, as in string_splitting, it may hold out none
+    # CRC-32 is linear: if questions differ in only a few digits, as in string_splitting, it may hold out none
     return is_held_out(hashlib.sha256(question.encode()).hexdigest())
 
 
@@ -126,18 +128,18 @@ def _check_options(dataset: str, options: dict[str, Any]) -> None:
     allowed = [field.name for field in fields(DATASETS[dataset][1]) if field.name not in _SET_BY_TASK]
     for key in options:
         if key in _SET_BY_TASK:
-            raise UserError(f"task.options.{key} is set by rlzoo: leave it out (task.seed orders the training problems)")
+            raise UserError(f"task.options.{key} is set by rlzoo; remove it (task.seed orders the training problems)")
         if key not in allowed:
             raise UserError(f"unknown key 'task.options.{key}' (allowed: {', '.join(allowed)}){did_you_mean(key, allowed)}")
     try:
         _make_dataset(dataset, json.dumps(options, sort_keys=True), 0)
-    except Exception as error:  # their configurations check themselves with assertions
+    except Exception as error:  # the dataset configurations check themselves with assertions
         raise UserError(f"task.options={options}: {error or type(error).__name__}") from error
 
 
 @lru_cache(maxsize=64)
 def _make_dataset(name: str, options: str, seed: int) -> Any:
-    """The reasoning-gym dataset of that name, options (as JSON) and seed, with ``_CHUNK`` problems."""
+    """Return the reasoning-gym dataset with this name, options (as JSON) and seed, and ``_CHUNK`` problems."""
     import reasoning_gym
     from reasoning_gym.composite import DatasetSpec
 
@@ -148,24 +150,24 @@ def _make_dataset(name: str, options: str, seed: int) -> Any:
 
 
 def _start() -> None:
-    """In the worker: import reasoning-gym ahead of the first answer, so that no answer's time pays for it."""
+    """Run in the worker: import reasoning-gym before the first answer, so that the import does not count against its time."""
     import reasoning_gym
 
     assert reasoning_gym
 
 
 def _score(name: str, options: str, answer: str, entry: dict[str, Any]) -> float:
-    """In the worker: 1.0 for the reference answer itself and for what the dataset's own scorer pays in full, else 0.0.
+    """Run in the worker: return 1.0 for the reference answer and for a full score by the dataset's scorer, else 0.0.
 
     Args:
-        name: of the dataset.
+        name: name of the dataset.
         options: its settings, as JSON.
         answer: the response's final answer.
-        entry: the problem as the dataset made it, with what the scorer reads.
+        entry: the full entry of the problem, for the scorer.
     """
     if entry["answer"] is not None and answer == str(entry["answer"]):
         return 1.0
     scorer = _make_dataset(name, options, 0)
-    paid_in_full = scorer.score_answer(answer, entry) == 1.0  # less is paid for a superset of the answer, or for trying
-    # one scorer (game_of_life_halting, 0.1.25) pays in full for any text at all
+    paid_in_full = scorer.score_answer(answer, entry) == 1.0  # supersets of the answer and attempts get partial scores
+    # one scorer (game_of_life_halting, 0.1.25) gives a full score to any text
     return float(paid_in_full and scorer.score_answer(_NONSENSE, entry) < 1.0)

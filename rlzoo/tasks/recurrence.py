@@ -1,4 +1,4 @@
-"""Linear recurrences, computed term by term: short questions whose solutions have 7 to 2,000 tokens."""
+"""Linear recurrences, computed term by term: short questions with solutions of 7 to 2,000 tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),
 class RecurrenceTask(Task):
     """Terms of ``x[n+1] = k x[n] + x[n-1]``, of which only the last ``digits`` digits are kept.
 
-    The question gives two terms, ``004c17,003c42,``: how many steps are left, the multiplier as a letter (``a`` is 1, ``c`` is
-    3), and the term. The solution continues in the same form and gives the answer after a marker: ``002c43,001c71,000#56``. The
-    number of steps is drawn log-uniformly, so that it has the same chance to lie in each octave.
+    The question gives two terms, ``004c17,003c42,``. Each has the number of remaining steps, the multiplier as a letter (``a``
+    is 1, ``c`` is 3), and the term. The solution continues in the same form and gives the answer after a marker:
+    ``002c43,001c71,000#56``. The number of steps is drawn log-uniformly, so that every octave is equally likely.
     """
 
     digits: int = Field(default=2, ge=1, le=6, description="digits of a term")
@@ -33,17 +33,17 @@ class RecurrenceTask(Task):
     steps_max: int = Field(default=250, ge=1, le=100_000, description="most terms to compute")
 
     def model_post_init(self, context: Any) -> None:
-        """Also refuse a range without a number of steps in it."""
+        """Also reject an empty range of steps."""
         super().model_post_init(context)
         if self.steps_max < self.steps_min:
             raise UserError(f"task.steps_max={self.steps_max} is below task.steps_min={self.steps_min}")
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Training problems ``start`` to ``start + count``."""
+        """Return training problems ``start`` to ``start + count``."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """The first ``count`` distinct held-out problems, fewer if the settings allow no more."""
+        """Return the first ``count`` distinct held-out problems, or fewer if the settings allow no more."""
         questions: dict[str, None] = {}
         draw = tries = 0
         while len(questions) < count and tries < 2000:
@@ -63,7 +63,7 @@ class RecurrenceTask(Task):
     def _draw(self, key: str) -> str:
         generator = random.Random(key)
         steps = int(math.exp(generator.uniform(math.log(self.steps_min), math.log(self.steps_max + 1))))
-        steps = min(max(steps, self.steps_min), self.steps_max)  # where rounding leaves the range
+        steps = min(max(steps, self.steps_min), self.steps_max)  # rounding may leave the range
         letter = ascii_lowercase[generator.randint(1, self.multiplier_max) - 1]
         width = len(str(self.steps_max + 1))
         terms = [generator.randrange(10**self.digits) for _ in range(2)]
@@ -79,7 +79,7 @@ class RecurrenceTask(Task):
 
 
 def worked_terms(question: str) -> Iterator[str]:
-    """Each term of the solution as it is written, with its counter and what follows it.
+    """Yield each term of the solution as text, with its counter and its separator.
 
     Example:
         >>> list(worked_terms("004c17,003c42,"))
@@ -96,7 +96,7 @@ def worked_terms(question: str) -> Iterator[str]:
 
 
 def worked_solution(question: str) -> str:
-    """The whole solution.
+    """Return the whole solution.
 
     Example:
         >>> worked_solution("004c17,003c42,")

@@ -1,4 +1,4 @@
-"""Any task of one turn, with several tries at each problem."""
+"""Gives several tries at each problem of any single-turn task."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from rlzoo.types import Problem
 class RetriesTask(EpisodeTask):
     """Problems of another task; a wrong answer is followed by another try.
 
-    The environment is so light that it runs in the process that trains. Answers are graded where the other task grades them:
-    in a worker process of its own, where they could do harm.
+    The environment is light and runs in the training process. The other task grades the answers; if they could do harm, it does
+    so in its own worker process.
     """
 
     inner: dict[str, Any] = Field(
-        description="the task whose problems and grades are used, with its settings: {name: arithmetic}"
+        description="settings of the task that provides problems and grades, such as {name: arithmetic}"
     )
-    tries: int = Field(default=3, ge=1, le=100, description="answers to a problem, at most")
+    tries: int = Field(default=3, ge=1, le=100, description="maximum answers to a problem")
     again: str = Field(
         default="That is wrong. Try again.", min_length=1, description="message to the model after a wrong answer"
     )
-    discount: float = Field(default=1.0, ge=0, le=1, description="the reward is multiplied by it for each try before")
-    solved: float = Field(default=1.0, description="an answer with this reward or a higher one is right")
-    workers: int = Field(default=0, ge=0, le=0, description="0: the environment runs in the process that trains")
+    discount: float = Field(default=1.0, ge=0, le=1, description="factor on the reward for each earlier try")
+    solved: float = Field(default=1.0, description="an answer with at least this reward is right")
+    workers: int = Field(default=0, ge=0, le=0, description="always 0: the environment runs in the training process")
 
     def model_post_init(self, context: Any) -> None:
-        """Also build the other task, so that a mistake in it shows before a run starts."""
+        """Also build the other task, so that a mistake in it is reported before a run starts."""
         for field in ("reward", "template"):
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise UserError(f"task.{field}: the other task asks and grades; set task.inner.{field} instead")
         super().model_post_init(context)
         if self.task.host is not None:
-            raise UserError(f"task.inner.name={self.task.name!r}: has several turns already; give a task of one turn")
+            raise UserError(f"task.inner.name={self.task.name!r}: already has several turns; choose a single-turn task")
 
     @cached_property
     def task(self) -> Task:
-        """The task whose problems and grades are used."""
+        """The task that provides problems and grades."""
         return build_task({"seed": self.seed, **self.inner})
 
     @property
@@ -61,27 +61,27 @@ class RetriesTask(EpisodeTask):
 
     @property
     def graders(self) -> list[Grader]:
-        """Those of the other task."""
+        """The other task's graders."""
         return self.task.graders
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Those of the other task."""
+        """Return the other task's training problems."""
         return self.task.train_problems(start, count)
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """Those of the other task."""
+        """Return the other task's held-out problems."""
         return self.task.held_out_problems(count)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Those of the other task."""
+        """Return the other task's prompts."""
         return self.task.prompts(problems)
 
     def origin(self, *, held_out: bool) -> Origin:
-        """Where the other task's problems come from."""
+        """Return the origin of the other task's problems."""
         return self.task.origin(held_out=held_out)
 
     def close(self) -> None:
-        """End the other task's worker processes."""
+        """Stop the other task's worker processes."""
         super().close()
         self.task.close()
 

@@ -1,4 +1,4 @@
-"""Evaluation suites: which questions, how they are asked, and how answers are judged."""
+"""Evaluation suites: their questions, their prompts, and how their answers are graded."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rlzoo.types import Problem
 
 TIMEOUT = 5.0  # seconds for one comparison, as in training
 NUM_SUMS = 200
-_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # it becomes the name of a file
+_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # becomes a file name
 
 
 SuiteGrader = MathGrader | ArithmeticTask
-"""Judges responses to a suite's problems, and says which of them give the same answer."""
+"""Grades responses to a suite's problems, and groups equal answers."""
 
 
 def math_grader() -> SuiteGrader:
-    """Judges answers as mathematics, by math-verify in a worker process.
+    """Return a grader that compares answers as mathematics, with math-verify in a worker process.
 
     Raises:
         UserError: math-verify is not installed.
@@ -37,26 +37,26 @@ def math_grader() -> SuiteGrader:
 class Suite:
     """A set of questions with reference answers.
 
-    The question is read from a column ``question`` or ``problem``, the reference from ``answer``, else from ``solution``.
+    The question is read from a column ``question`` or ``problem``, the reference from ``answer`` or else ``solution``.
     """
 
     name: str
-    source: str | None = None  # data set on the hub; None: the arithmetic task's own held-out sums
+    source: str | None = None  # dataset on the hub; None: the held-out sums of the arithmetic task
     subset: str | None = None
     split: str = "test"
-    files: tuple[str, ...] = ()  # names of a local copy beside <name>.jsonl
+    files: tuple[str, ...] = ()  # names of a local copy in addition to <name>.jsonl
     template: str = ASK_FOR_A_BOX
     make_grader: Callable[[], SuiteGrader] = math_grader
 
     def problems(self, folder: Path | None, limit: int | None) -> list[Problem]:
-        """The first ``limit`` problems, in the order they are stored in, each question once.
+        """Return the first ``limit`` problems, in stored order, with each question once.
 
         Args:
-            folder: holds local copies; None: the hub.
-            limit: how many at most; None for all.
+            folder: folder with local copies; None for the hub.
+            limit: maximum number of problems; None for all.
 
         Raises:
-            UserError: they are not there, or cannot be read.
+            UserError: the data is missing or cannot be read.
         """
         if folder is None and self.source is None:
             return ArithmeticTask().held_out_problems(NUM_SUMS)[:limit]
@@ -64,11 +64,11 @@ class Suite:
         try:
             return read_problems(where, self.split, self.subset)[:limit]
         except UserError as error:
-            hint = "; local copies are read with --data FOLDER" if folder is None else ""
+            hint = "; use --data FOLDER to read local copies" if folder is None else ""
             raise UserError(f"suite {self.name!r}: {error}{hint}") from error
 
     def prompt(self, problem: Problem) -> str:
-        """The template with the problem's question in it."""
+        """Return the template with the problem's question in it."""
         return self.template.replace("{question}", problem.question)
 
     def _file(self, folder: Path) -> Path:
@@ -93,10 +93,10 @@ SUITES = {
 
 
 def find_suite(name: str, folder: Path | None) -> Suite:
-    """A suite of the table, or one of the user's own: mathematics questions in ``<name>.jsonl`` of the folder.
+    """Return a known suite, or a user's suite: mathematics questions in ``<name>.jsonl`` of the folder.
 
     Raises:
-        UserError: there is neither.
+        UserError: there is no such suite.
     """
     if name in SUITES:
         return SUITES[name]

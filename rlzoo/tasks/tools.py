@@ -25,22 +25,22 @@ FORM = "module:function, for example rlzoo.environments.tools:calculator"
 class ToolTask(EpisodeTask):
     """Questions of another task. A turn may call tools; a turn without a call is the answer, which the other task grades."""
 
-    problems: dict[str, Any] = Field(description="the task that asks and grades: its name, and its settings if any")
+    problems: dict[str, Any] = Field(description="the task that asks and grades, by its name and settings")
     tools: list[str] = Field(min_length=1, max_length=64, description="functions that the model may call, as module:function")
-    timeout: float = Field(default=60.0, gt=0, le=3600, description="seconds for all calls of a turn; longer ends the episode")
+    timeout: float = Field(
+        default=60.0, gt=0, le=3600, description="time limit in seconds for all calls of a turn; a timeout ends the episode"
+    )
 
     def model_post_init(self, context: Any) -> None:
-        """Build the other task and import the tools, so that a mistake shows before a run starts."""
+        """Build the other task and import the tools, so that a mistake is reported before a run starts."""
         for field in ("reward", "template"):
             if getattr(self, field) != type(self).model_fields[field].default:
-                raise UserError(f"task.{field}: the task that asks the questions has it; set task.problems.{field} instead")
+                raise UserError(f"task.{field}: belongs to the task that asks the questions; set task.problems.{field} instead")
         super().model_post_init(context)
         if self._asking.host is not None:
-            raise UserError(
-                f"task.problems: task {self._asking.name!r} has several turns already; choose one with a single turn"
-            )
+            raise UserError(f"task.problems: task {self._asking.name!r} already has several turns; choose a single-turn task")
         _ = self.schemas
-        self.make()  # prepares the tools
+        self.make()  # checks and prepares the tools
 
     @cached_property
     def _asking(self) -> Task:
@@ -52,16 +52,16 @@ class ToolTask(EpisodeTask):
 
     @property
     def _seeded(self) -> Task:
-        """The same with the run's seed, which decides the order of the questions."""
+        """The other task with the run's seed, which decides the order of the questions."""
         return self._asking if self._asking.seed is not None else self._asking.model_copy(update={"seed": self.seed})
 
     @cached_property
     def schemas(self) -> list[dict[str, Any]]:
-        """JSON schemas of the tools."""
+        """The JSON schemas of the tools."""
         functions = [import_tool(reference) for reference in self.tools]
         names = [function.__name__ for function in functions]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UserError(f"task.tools: two tools are called {twice!r}; a model calls them by that name, so rename one")
+            raise UserError(f"task.tools: two tools are named {twice!r}; rename one, because the model calls tools by name")
         return [_schema(reference, function) for reference, function in zip(self.tools, functions, strict=True)]
 
     @property
@@ -71,38 +71,38 @@ class ToolTask(EpisodeTask):
 
     @cached_property
     def host(self) -> Host:
-        """Runs the tools; see `Task.host`."""
+        """The host that runs the tools; see `Task.host`."""
         return AskingHost(self._asking, self.make, workers=self.workers, timeout=self.timeout, tools=self.schemas)
 
     @property
     def graders(self) -> list[Grader]:
-        """Those of the task that grades."""
+        """The graders of the task that grades."""
         return self._asking.graders
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """The other task's."""
+        """Return the other task's training problems."""
         return self._seeded.train_problems(start, count)
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """The other task's."""
+        """Return the other task's held-out problems."""
         return self._seeded.held_out_problems(count)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Begin a few episodes; gives the questions of all of them."""
+        """Begin a few episodes, and return the prompts of all problems."""
         super().prompts(problems)
         return self._asking.prompts(problems)
 
     def origin(self, *, held_out: bool) -> Origin:
-        """The other task's."""
+        """Return the origin of the other task's problems."""
         return self._asking.origin(held_out=held_out)
 
     def fingerprint(self) -> str:
-        """Of the other task's questions."""
+        """Identify the other task's problems."""
         return self._seeded.fingerprint()
 
 
 class AskingHost(Host):
-    """A host whose episodes ask a task's questions, and whose final answers that task grades, in this process.
+    """A host whose episodes ask the questions of a task; the task grades the final answers in this process.
 
     The processes that run the tools know neither the reference answers nor the grader.
     """
@@ -142,15 +142,15 @@ class AskingHost(Host):
 
 
 def make_environment(references: Sequence[str]) -> Environment:
-    """An episode in which the model may call the functions that ``module:function`` names."""
+    """Return an episode in which the model may call the named functions, each given as ``module:function``."""
     return ToolEnvironment([import_tool(reference) for reference in references])
 
 
 def import_tool(reference: str) -> Tool:
-    """The function that ``module:function`` names, looked for in the current directory too.
+    """Return the function named by ``module:function``; modules in the current directory are found, too.
 
     Raises:
-        UserError: it is not found, or is no function.
+        UserError: it is not found, or is not a function.
     """
     tool = import_named("task.tools", reference, FORM)
     key = f"task.tools={shown(reference)}"
@@ -160,17 +160,17 @@ def import_tool(reference: str) -> Tool:
 
 
 def _schema(reference: str, tool: Tool) -> dict[str, Any]:
-    """The JSON schema of a function, from its annotations and docstring."""
+    """Return the JSON schema of a function, from its annotations and docstring."""
     from transformers.utils import get_json_schema
 
     try:
         schema: dict[str, Any] = get_json_schema(tool)
         checked(tool)
-    except Exception as error:  # it raises several kinds
+    except Exception as error:  # transformers raises several kinds of errors
         reason = " ".join(str(error).split())
         raise UserError(
             f"task.tools={shown(reference)}: a tool needs a docstring with a section 'Args:' and an annotation for every "
-            f"argument, from which its description is made: {reason[:300]}"
+            f"argument, from which its schema is made: {reason[:300]}"
         ) from error
     schema["function"].pop("return", None)
     return schema

@@ -1,4 +1,4 @@
-"""Code of the user's own, found by its ``module:name``, in the current directory too."""
+"""Imports the user's code by ``module:name``, also from the current directory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ RewardFunction = Callable[[Problem, str], float]
 
 
 def import_named(setting: str, reference: str, form: str) -> Any:
-    """What ``module:name`` names.
+    """Return the object that ``module:name`` refers to.
 
     Args:
         setting: the setting that holds the reference, for errors.
         reference: ``module:name``; the module may have dots.
-        form: how it must look, with an example, for errors.
+        form: the expected form with an example, for errors.
 
     Raises:
-        UserError: it does not look like that, or the module or the name is not found.
+        UserError: the reference has another form, or the module or the name is not found.
     """
     key = f"{setting}={shown(reference)}"
     module_name, _, name = reference.partition(":")
@@ -34,11 +34,11 @@ def import_named(setting: str, reference: str, form: str) -> Any:
     if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
         raise UserError(f"{key}: must look like {form}")
     here = str(Path.cwd())
-    if here not in sys.path:  # an installed command, unlike python -m, does not look in the current directory
+    if here not in sys.path:  # unlike python -m, an installed command does not look in the current directory
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # whatever the user's module does at import
+    except (Exception, SystemExit) as error:  # the user's module may raise anything at import
         reason = f"it exits when it is imported ({error!r})" if isinstance(error, SystemExit) else error
         raise UserError(f"{key}: cannot import {module_name!r} from {here} or the installed packages: {reason}") from error
     found = getattr(module, name, None)
@@ -49,7 +49,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
 
 
 def import_reward(reference: str) -> RewardFunction:
-    """The function that ``module:function`` names, looked for in the current directory too.
+    """Return the function named by ``module:function``; modules in the current directory are found, too.
 
     Raises:
         UserError: the module or function is not found, or cannot be called with (problem, response).
@@ -57,7 +57,9 @@ def import_reward(reference: str) -> RewardFunction:
     function = import_named("task.reward", reference, "module:function, for example my_rewards:exact_match")
     key = f"task.reward={shown(reference)}"
     if reference.startswith("__main__:"):
-        raise UserError(f"{key}: the worker process cannot import the script that runs; put the function into a file beside it")
+        raise UserError(
+            f"{key}: the worker process cannot import the main script; move the function to another file in the same folder"
+        )
     if not callable(function):
         raise UserError(f"{key}: is a {type(function).__name__}, not a function (problem, response) -> float")
     try:
@@ -69,8 +71,9 @@ def import_reward(reference: str) -> RewardFunction:
 
 
 def reward_worker(reference: str, timeout: float) -> Grader:
-    """A worker process that calls the function; ``timeout`` in seconds for one call."""
-    start = partial(import_reward, reference)  # ahead of the first call, so that no call's time pays for it
+    """Return a worker process that calls the function, with a time limit of ``timeout`` seconds per call."""
+    # imported before the first call, so that the import does not count against its time
+    start = partial(import_reward, reference)
     return Grader(partial(_call, reference), start, timeout)
 
 

@@ -1,13 +1,13 @@
-"""The laws every clip policy keeps, as a public conformance kit.
+"""The laws that every clip policy keeps, as a public conformance kit.
 
-In a plugin's tests, one line::
+Add one line to a plugin's tests::
 
     from rlzoo.testing import parametrize_with_checks
 
     test_my_policy = parametrize_with_checks([MyPolicy()])
 
-A policy that breaks a law on purpose names it with a reason in its class attribute ``exempt``. Without any test file, as a
-pytest plugin: ``pytest -p rlzoo.testing --clip my-policy`` (or ``--clip FILE.py``).
+A policy that breaks a law on purpose names the law, with a reason, in its class attribute ``exempt``. To check a policy without
+a test file, use the pytest plugin: ``pytest -p rlzoo.testing --clip my-policy`` (or ``--clip FILE.py``).
 """
 
 from __future__ import annotations

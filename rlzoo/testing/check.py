@@ -1,4 +1,4 @@
-"""Holds a policy to every law, and finds the smallest input that shows a failure."""
+"""Checks a policy against every law, and finds the smallest input that shows a failure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rlzoo.testing.data import TOKEN_FIELDS, map_tensors, optional_fields, unifo
 from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning
 from rlzoo.types import ClipInputs
 
-MAX_TRIALS = 300  # shrinking stops here; a trial takes about a millisecond
+MAX_TRIALS = 300  # limit for shrinking; a trial takes about a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one policy fared on one law.
+    """The result of one law for one policy.
 
     Example:
         ``Outcome(law="zero_advantage_zero_gradient", status="opted out", detail="adds a penalty")``
@@ -33,12 +33,12 @@ class Outcome:
 
     law: str
     status: Literal["pass", "warn", "fail", "opted out"]
-    detail: str = ""  # why it failed, what the law advises, or the reason for opting out
-    inputs: ClipInputs | None = None  # the smallest inputs found on which it fails, where inputs matter
+    detail: str = ""  # why it failed, the law's advice, or the reason for opting out
+    inputs: ClipInputs | None = None  # the smallest failing inputs found, if the failure depends on inputs
 
 
 def check(policy: ClipPolicy) -> list[Outcome]:
-    """Hold one policy to every law, without pytest; in the order of `LAWS`, of which the first broken one explains most."""
+    """Check one policy against every law, without pytest, in the order of `LAWS`; look at the first failure first."""
     return [_outcome(policy, law) for law in LAWS]
 
 
@@ -47,7 +47,7 @@ def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
         return Outcome(law.name, "opted out", policy.exempt[law.name])
     try:
         inputs = law.example(policy)
-    except Exception as error:  # a policy that raises has failed the law, whatever it raises
+    except Exception as error:  # raising any exception fails the law
         return Outcome(law.name, "fail", _describe(error, policy))
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always", LawWarning)
@@ -67,7 +67,7 @@ def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
 def _error(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> Exception | None:
     try:
         law(policy, inputs)
-    except Exception as error:  # as above
+    except Exception as error:  # see above
         return error
     return None
 
@@ -83,34 +83,34 @@ def _describe(error: Exception, policy: ClipPolicy | None = None) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     where = f" ({Path(own).name} line {lines[-1]})" if own and lines else ""
     missing = _read_without_need(policy)
-    hint = f"; it reads {', '.join(missing)}, which only a rule that names it in `needs` is given" if missing else ""
+    hint = f"; it reads {', '.join(missing)}, but does not name it in `needs`" if missing else ""
     return f"{told}{where}{hint}"
 
 
 def _read_without_need(policy: ClipPolicy) -> list[str]:
-    """The optional inputs that a policy reads although it does not name them, where it raises without them."""
+    """Return the optional inputs that a policy reads without naming them in `needs`, if it raises an error without them."""
 
     def raises(left_out: str | None = None) -> bool:
         values: dict[str, Any] = {**optional_fields(plain), **({left_out: None} if left_out else {})}
         try:
             policy(dataclasses.replace(plain, **values))
-        except Exception:  # whatever the policy raises
+        except Exception:  # the policy may raise anything
             return True
         return False
 
     plain = uniform_inputs(policy, [0.0, 0.1], 4, 1.0)
-    if raises():  # something else is wrong
+    if raises():  # the failure has another cause
         return []
     return [name for name in optional_fields(plain) if name not in policy.needs and raises(name)]
 
 
 def _kind(error: Exception | None) -> str | None:
-    """A failure without its numbers, so that the same one is known on smaller inputs."""
+    """Describe a failure without its numbers, so that the same failure is recognised on smaller inputs."""
     return None if error is None else type(error).__name__ + re.sub(r"\d+", "", _describe(error).partition(":")[0])
 
 
 def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> ClipInputs:
-    """Smaller inputs that still fail: fewer rows, then fewer tokens, then rounder numbers."""
+    """Return smaller inputs that still fail: fewer rows, then fewer tokens, then rounder numbers."""
     trials = 0
     for dimension in (0, 1):
         chunk = inputs.log_probs.shape[dimension] // 2
@@ -120,7 +120,7 @@ def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> Cli
                 trials += 1
                 smaller = _without(inputs, dimension, range(start, start + chunk))
                 has_tokens = smaller.response_mask.numel() and smaller.response_mask.any(dim=-1).all()
-                if has_tokens and still_fails(smaller):  # a response without a token shows nothing
+                if has_tokens and still_fails(smaller):  # a response without tokens shows nothing
                     inputs = smaller
                 else:
                     start += chunk
@@ -133,7 +133,7 @@ def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> Cli
 
 
 def _without(inputs: ClipInputs, dimension: int, left_out: range) -> ClipInputs:
-    """The inputs without some of their rows (dimension 0) or tokens (dimension 1)."""
+    """Return the inputs without some of their rows (dimension 0) or tokens (dimension 1)."""
     size = inputs.log_probs.shape[dimension]
     keep = torch.tensor([index for index in range(size) if index not in left_out], dtype=torch.long)
     return map_tensors(

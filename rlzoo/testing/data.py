@@ -1,4 +1,4 @@
-"""Inputs the laws are held on: ragged, off-policy, with some responses whose advantage is zero."""
+"""Example inputs for the laws: ragged, off-policy, and with some responses whose advantage is zero."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TOKEN_FIELDS = ("log_probs", "old_log_probs", "rollout_log_probs", "old_entropy"
 INTEGER_TOKEN_FIELDS = ("turn_ids", "token_ids")
 ROW_FIELDS = ("group_ids", "rewards", "finished")
 ALL_FIELDS = (*TOKEN_FIELDS, "advantages", "response_mask", *INTEGER_TOKEN_FIELDS, *ROW_FIELDS)
-GROUP, TURN = 6, 8  # responses to a prompt, tokens of a turn
+GROUP, TURN = 6, 8  # responses per prompt, tokens per turn
 Change = Callable[[Tensor], Tensor]
 
 
 def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
-    """Ragged data on which 10 to 40 % of the responses with non-zero advantage is clipped, and every sixth advantage is 0.
+    """Return ragged data on which 10 to 40 % of the responses with nonzero advantage are clipped; every sixth advantage is 0.
 
-    The spread of the token log-ratios is searched so that this policy clips; for one that never does it is 0.1.
+    The spread of the token log-ratios is searched so that this policy clips. For a policy that never clips it is 0.1.
     """
     with_spread = partial(ragged_inputs, policy, seed=seed, num_responses=num_responses, max_length=max_length)
     key = (
@@ -34,10 +34,10 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
         seed,
         num_responses,
         max_length,
-    )  # not the policy: one may be changed in place
+    )  # not the policy itself, which may be mutable
     try:
         spread = SPREADS.get(key)
-    except TypeError:  # a policy with a setting that has no hash
+    except TypeError:  # a setting of the policy is not hashable
         return with_spread(_searched_spread(policy, with_spread))
     if spread is None:
         spread = SPREADS[key] = _searched_spread(policy, with_spread)
@@ -49,7 +49,7 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
 def ragged_inputs(
     policy: ClipPolicy, spread: float = 0.3, seed: int = 0, num_responses: int = 24, max_length: int = 40
 ) -> ClipInputs:
-    """Ragged data whose token log-ratios have the given spread; made without a call of the policy."""
+    """Return ragged data whose token log-ratios have the given spread, without calling the policy."""
     rng = torch.Generator().manual_seed(seed)
     length = torch.randint(1, max_length + 1, (num_responses, 1), generator=rng)
     length[0] = max_length
@@ -63,12 +63,12 @@ def ragged_inputs(
 
 
 SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
-"""Spreads that were found, of the policies that were asked for last: all laws start from the same inputs."""
+"""Cached spreads of the most recent policies. All laws start from the same inputs."""
 
 
 def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
-    """The spread at which 10 to 40 % is clipped, or 0.1 if there is none."""
-    spread, low, high = 0.1, 1e-6, 8.0  # from the middle, for rules that look at signs alone and take any spread
+    """Return the spread at which 10 to 40 % is clipped, or 0.1 if there is none."""
+    spread, low, high = 0.1, 1e-6, 8.0  # start in the middle: rules that only look at signs accept any spread
     for _ in range(40):
         fraction = clip_fraction(policy, with_spread(spread))
         if 0.2 <= fraction <= 0.3:
@@ -79,13 +79,13 @@ def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInpu
 
 
 def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
-    """`off_policy_inputs` with every log-probability as it was when the tokens were sampled: ratio 1."""
+    """Return `off_policy_inputs` at ratio 1: every log-probability is the one at sampling time."""
     inputs = off_policy_inputs(policy)
     return replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
 
 def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Responses of 4096 tokens, for every sign of the advantage: each token, or the first alone, has a log-ratio of +-100."""
+    """Return responses of 4096 tokens for every sign of A, with log-ratios of +-100 on all tokens or on the first one only."""
     shift = torch.zeros(12, 4096)
     shift[0:3], shift[3:6] = 100.0, -100.0
     shift[6:9, 0], shift[9:12, 0] = 100.0, -100.0
@@ -95,27 +95,28 @@ def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
 
 
 def moved(inputs: ClipInputs, factor: float) -> ClipInputs:
-    """The inputs with every token's log-ratio multiplied by a factor."""
+    """Return the inputs with every token's log-ratio multiplied by a factor."""
     return replace(inputs, log_probs=inputs.old_log_probs + factor * (inputs.log_probs - inputs.old_log_probs))
 
 
 def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int, advantage: float) -> ClipInputs:
-    """A response of one length for each log-ratio, which all of its tokens share."""
+    """Return one response per log-ratio, all of the same length; every token of a response has its log-ratio."""
     shift = torch.tensor(log_ratios, dtype=torch.float32)[:, None].expand(-1, length)
-    old = torch.full((len(log_ratios), length), -4.0)  # rare enough that its probability can rise
+    old = torch.full((len(log_ratios), length), -4.0)  # low enough that the probability can rise
     advantages = torch.full((len(log_ratios), 1), advantage)
     inputs = filled(policy, ClipInputs(old + shift, old, advantages, torch.ones_like(old, dtype=torch.bool), old))
-    return map_tensors(inputs, torch.zeros_like, ("group_ids",))  # one group: what a group shares, all share
+    # a single group, so that values per group are the same for all rows
+    return map_tensors(inputs, torch.zeros_like, ("group_ids",))
 
 
 def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInputs:
-    """The inputs with the fields that the policy needs: groups of 6 rows, turns of 8 tokens, reward 1 where A > 0, else 0."""
+    """Add the fields that the policy needs: groups of 6 rows, turns of 8 tokens, reward 1 where A > 0 and 0 elsewhere."""
     values = optional_fields(inputs)
     return replace(inputs, **{name: values[name] for name in policy.needs})
 
 
 def optional_fields(inputs: ClipInputs) -> dict[str, Any]:
-    """A value for each field that a policy may need; see `filled`."""
+    """Return a value for each field that a policy may need; see `filled`."""
     mask, row = inputs.response_mask, torch.arange(len(inputs.response_mask))[:, None]
     place = mask.cumsum(dim=-1) - 1
     tokens = torch.where(mask, inputs.old_log_probs, 0.0)
@@ -133,41 +134,41 @@ def optional_fields(inputs: ClipInputs) -> dict[str, Any]:
 
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
-    """Share of the responses with non-zero advantage that is clipped; a response counts with its share of clipped tokens."""
+    """Return the clipped share of the responses with nonzero advantage; a response counts with its share of clipped tokens."""
     clipped = ops.per_response(answer(policy, inputs).clipped.float(), inputs.response_mask)[:, 0]
     rows = (inputs.advantages != 0).any(dim=-1)
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
 
 
 def answer(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
-    """The policy's result on copies of the inputs, so that a policy which changes them does not change the caller's.
+    """Return the policy's result on copies of the inputs, so that the caller's inputs stay unchanged.
 
     Raises:
-        AssertionError: the result is not one, or has another shape than any rule's.
+        AssertionError: the result is not a `ClipResult`, or has a shape that no scope allows.
     """
     return _well_formed(policy(fresh(inputs)), inputs)
 
 
 def _well_formed(result: ClipResult, inputs: ClipInputs) -> ClipResult:
-    """The result, once it has a shape that the laws can work with; ``clipped`` as bool, which one of them asks for."""
-    assert isinstance(result, ClipResult), f"the answer is a {type(result).__name__}, not a ClipResult"
+    """Check that the laws can work with the shapes of a result; returns it with ``clipped`` as bool."""
+    assert isinstance(result, ClipResult), f"the result is a {type(result).__name__}, not a ClipResult"
     size, max_length = inputs.log_probs.shape
     shapes = {(size, max_length): None, (size, 1): None}
     for name in ("objective", "log_ratio", "clipped"):
         values = getattr(result, name)
         assert isinstance(values, Tensor), f"{name} is a {type(values).__name__}, not a tensor"
         got = tuple(values.shape)
-        assert got in shapes, f"{name} has shape {got}, where the log-probs allow {' or '.join(map(str, shapes))}"
+        assert got in shapes, f"{name} has shape {got}; for these log-probs it must be {' or '.join(map(str, shapes))}"
     return result if result.clipped.dtype == torch.bool else replace(result, clipped=result.clipped.bool())
 
 
 def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor]:
-    """The policy's result and ``d objective.sum() / d log_probs``, ``(B, T)`` float32, over unmasked positions.
+    """Return the policy's result and ``d objective.sum() / d log_probs``, ``(B, T)`` float32, over unmasked positions.
 
-    The policy is given copies, as by `answer`.
+    The policy receives copies, as in `answer`.
 
     Raises:
-        AssertionError: the objective does not depend on ``log_probs``, or the result has another shape than any rule's.
+        AssertionError: the objective does not depend on ``log_probs``, or the result has a shape that no scope allows.
     """
     given = fresh(inputs)
     log_probs = given.log_probs.requires_grad_()
@@ -178,17 +179,17 @@ def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor
 
 
 def fresh(inputs: ClipInputs) -> ClipInputs:
-    """A copy of the inputs that shares no memory with them."""
+    """Return a copy of the inputs that shares no memory with them."""
     return map_tensors(inputs, lambda values: values.detach().clone())
 
 
 def visible(values: Tensor, inputs: ClipInputs) -> Tensor:
-    """Values per response as they are, values per token where the mask is true."""
+    """Return values per response unchanged, and values per token only where the mask is true."""
     return values if values.shape[-1] == 1 else values[inputs.response_mask]
 
 
 def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
-    """The sums an engine would hand to `ClipPolicy.updated`, of one set of inputs in two length bins."""
+    """Return the sums that the learner would pass to `ClipPolicy.updated` for these inputs, in two length bins."""
     length = inputs.response_mask.sum(dim=-1).float()
     edges = torch.stack([length.min(), length.median(), length.max()])
     keep = (inputs.advantages != 0).any(dim=-1)
@@ -198,14 +199,14 @@ def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
 
 
 def map_tensors(inputs: ClipInputs, change: Change, names: Sequence[str] = ALL_FIELDS) -> ClipInputs:
-    """The inputs with the named tensors, all by default, replaced by ``change`` of them."""
+    """Return the inputs with ``change`` applied to the named tensors, by default to all of them."""
     tensors = {name: getattr(inputs, name) for name in names}
     changed: dict[str, Any] = {name: change(value) for name, value in tensors.items() if value is not None}
     return replace(inputs, **changed)
 
 
 def left_padded(values: Tensor, response_mask: Tensor) -> Tensor:
-    """The same right-padded rows pushed to the right, ``(B, T)``."""
+    """Shift right-padded rows ``(B, T)`` to the right end."""
     size = response_mask.shape[-1]
     shift = size - response_mask.sum(dim=-1, keepdim=True)
     return values.gather(-1, (torch.arange(size, device=values.device) - shift) % size)

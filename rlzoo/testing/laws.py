@@ -1,4 +1,4 @@
-"""What every clip policy keeps, in the order in which a broken law explains most: form, layout, numbers, meaning, settings."""
+"""The laws of clip policies: form, layout, numbers, meaning and settings. The first broken law usually explains the others."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ Example = Callable[[ClipPolicy], ClipInputs]
 
 @dataclass(frozen=True)
 class Law:
-    """One law: what it says, the inputs it is held on, and the check, which raises AssertionError with what it saw.
+    """One law: its statement, its example inputs, and its check, which raises AssertionError with the observed values.
 
     Example:
-        ``law(policy)`` holds a policy to it; ``law(policy, inputs)`` does so on other inputs.
+        ``law(policy)`` checks a policy on the example inputs; ``law(policy, inputs)`` checks it on other inputs.
     """
 
     name: str
     statement: str
     check: Callable[[ClipPolicy, ClipInputs], None]
     example: Example
-    shrinks: bool  # whether a failure is worth repeating on smaller inputs
+    shrinks: bool  # whether to shrink the inputs when the law fails
 
     def __call__(self, policy: ClipPolicy, inputs: ClipInputs | None = None) -> None:
-        """Hold a policy to this law, on its example or on given inputs."""
+        """Check a policy against this law, on the law's example or on the given inputs."""
         self.check(policy, self.example(policy) if inputs is None else inputs)
 
 
 class LawWarning(UserWarning):
-    """What a law advises on a policy that keeps it."""
+    """Advice of a law for a policy that keeps it."""
 
 
 def law(*, example: Example = data.off_policy_inputs, shrinks: bool = True) -> Callable[[Callable[..., None]], Law]:
-    """Make a law of a check; its docstring is the statement, without the number."""
+    """Turn a check into a law; the first line of the check's docstring, without its number, becomes the statement."""
 
     def make(check: Callable[[ClipPolicy, ClipInputs], None]) -> Law:
         statement = (check.__doc__ or "").partition("\n")[0].partition(". ")[2]
@@ -62,18 +62,18 @@ def law(*, example: Example = data.off_policy_inputs, shrinks: bool = True) -> C
 
 
 def _some_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Inputs that are made without a call of the policy."""
+    """Return inputs that are made without calling the policy."""
     return data.uniform_inputs(policy, (0.0, 0.1), length=2, advantage=1.0)
 
 
 def _assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-4) -> None:
-    assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)} in place of {tuple(expected.shape)}"
+    assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     wrong = ~torch.isclose(got, expected, rtol=tolerance, atol=1e-6, equal_nan=True)
-    assert not wrong.any(), f"{what}: {got[wrong][0]:.4g} in place of {expected[wrong][0]:.4g}"
+    assert not wrong.any(), f"{what}: {got[wrong][0]:.4g}, expected {expected[wrong][0]:.4g}"
 
 
 class LawError(AssertionError):
-    """A failure on other inputs than those the law was given, which it brings with it."""
+    """A failure on inputs other than the given ones; it carries the inputs on which the law failed."""
 
     def __init__(self, what: str, inputs: ClipInputs) -> None:
         super().__init__(what)
@@ -81,7 +81,7 @@ class LawError(AssertionError):
 
 
 def _assert_nowhere(places: Tensor, what: str, inputs: ClipInputs | None = None) -> None:
-    """Fail with the first of the places, ``(B, T)``, where something is wrong; on inputs of the law's own, with its row."""
+    """Raise at the first True position of ``(B, T)``; ``inputs`` are the law's own inputs, of which the failing row is kept."""
     if places.any():
         row, token = places.nonzero()[0].tolist()
         what = f"{what} (row {row}, token {token})"
@@ -89,12 +89,12 @@ def _assert_nowhere(places: Tensor, what: str, inputs: ClipInputs | None = None)
 
 
 def _row(inputs: ClipInputs, row: int) -> ClipInputs:
-    """The inputs of one response."""
+    """Return the inputs of one response."""
     return map_tensors(inputs, operator.itemgetter(slice(row, row + 1)))
 
 
 def _tokens(values: Tensor, inputs: ClipInputs) -> Tensor:
-    """Values per response or token as ``(B, T)``."""
+    """Expand values per response or per token to ``(B, T)``."""
     return values.expand(inputs.response_mask.shape)
 
 
@@ -103,10 +103,10 @@ def _tokens(values: Tensor, inputs: ClipInputs) -> Tensor:
 
 @law(example=_some_inputs, shrinks=False)
 def settings_are_complete(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """1. Default-constructible, round-trips through its dump, refuses unknown keys; fields have descriptions and bounds."""
+    """1. The rule has defaults, round-trips through its dump and rejects unknown keys; fields have descriptions and bounds."""
     kind = type(policy)
     assert kind.model_config.get("frozen"), "instances are not frozen"
-    assert _survives_its_dump(kind()), "the dump of the defaults does not give the defaults back"
+    assert _survives_its_dump(kind()), "dumping and loading the defaults does not restore them"
     try:
         kind.model_validate({"no_such_setting": 1})
     except pydantic.ValidationError:
@@ -121,7 +121,7 @@ def settings_are_complete(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _survives_its_dump(policy: ClipPolicy) -> bool:
-    """Whether its dump gives it back, as it is and as JSON, which is how checkpoints keep it."""
+    """Whether the policy can be restored from its dump, both as Python objects and as JSON, the format of checkpoints."""
     kind = type(policy)
     try:
         restored = (kind.model_validate(policy.model_dump()), kind.model_validate_json(policy.model_dump_json()))
@@ -150,20 +150,20 @@ def _unbounded(annotation: Any) -> bool:
 
 @law(example=_some_inputs, shrinks=False)
 def names_are_known(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """2. Estimator, reduction, scope, needs and the laws in `exempt` are known names; every exemption has a reason."""
+    """2. Estimator, reduction, scope, needs and the laws in `exempt` are known names, and every exemption has a reason."""
     from rlzoo.zoo import policy_problem
 
     problem = contract_problem(type(policy)) or policy_problem(type(policy))
     assert problem is None, problem
     known = [each.name for each in LAWS]
     for name, reason in policy.exempt.items():
-        assert name in known, f"opts out of {name!r}, which is no law"
+        assert name in known, f"opts out of {name!r}, which is not a law"
         assert reason.strip(), f"opts out of {name!r} without a reason"
 
 
 @law(example=data.ragged_inputs)
 def is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """3. Inputs, settings and globals stay as they were; any call, from the first on, answers alike; log_ratio is detached."""
+    """3. A call changes no inputs, settings or globals; equal inputs give equal results; log_ratio is detached."""
     first, first_gradient = evaluate(policy, inputs)
     given, settings, globals_ = fresh(inputs), policy.model_dump(), (torch.get_default_dtype(), torch.is_grad_enabled())
     with torch.random.fork_rng(devices=[]):
@@ -176,7 +176,7 @@ def is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
         assert before is None or torch.equal(now.nan_to_num(), before.nan_to_num()), f"{name} was changed"
     assert policy.model_dump() == settings, "a call changed the policy's own settings"
     assert (torch.get_default_dtype(), torch.is_grad_enabled()) == globals_, "a call changed torch's global settings"
-    assert is_untouched, "torch's global generator was used; draw with torch.Generator().manual_seed(inputs.seed)"
+    assert is_untouched, "the rule draws from torch's global generator; use torch.Generator().manual_seed(inputs.seed)"
     evaluate(policy, data.moved(inputs, 0.5))
     second, second_gradient = evaluate(policy, inputs)
     for what, one, other in (
@@ -185,12 +185,12 @@ def is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
         ("log_ratio", first.log_ratio, second.log_ratio),
         ("clip decision", first.clipped.float(), second.clipped.float()),
     ):
-        assert torch.equal(one.nan_to_num(), other.nan_to_num()), f"the same inputs gave another {what}"
+        assert torch.equal(one.nan_to_num(), other.nan_to_num()), f"a second call with the same inputs gave a different {what}"
     assert not first.log_ratio.requires_grad, "log_ratio carries a gradient; detach it"
 
 
 class _Draws(TorchFunctionMode):
-    """Records what is drawn from a generator."""
+    """Records the tensors that are drawn from an explicit generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class _Draws(TorchFunctionMode):
 
 @law()
 def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """4. A rule that draws at random draws other numbers at another `inputs.seed`."""
+    """4. A rule that draws random numbers draws different ones for a different `inputs.seed`."""
     drawn = []
     for seed in (1, 2, 99):
         with _Draws() as draws:
@@ -216,19 +216,19 @@ def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
         len(other) == len(first) and all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
         for other in drawn[1:]
     )
-    few = sum(each.numel() for each in first) < 8  # which may well be drawn again
-    assert few or not same, "every seed draws the same; draw with torch.Generator().manual_seed(inputs.seed)"
+    few = sum(each.numel() for each in first) < 8  # so few values can coincide by chance
+    assert few or not same, "every seed gives the same draws; use torch.Generator().manual_seed(inputs.seed)"
 
 
 @law()
 def answers_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """5. The answer to float32 or bfloat16 is float32; it and its metrics are finite and have the shapes of the contract."""
+    """5. For float32 and bfloat16 inputs, the result is float32; it and its metrics are finite and have the right shapes."""
     size, max_length = inputs.log_probs.shape
     either = {(size, 1), (size, max_length)}
     shapes = {"token": {(size, max_length)}, "sequence": {(size, 1)}, "batch": either}[policy.scope]
     for given in (inputs, map_tensors(inputs, lambda values: values.bfloat16(), TOKEN_FIELDS)):
         result = policy(fresh(given))
-        assert isinstance(result, ClipResult), f"the answer is a {type(result).__name__}, not a ClipResult"
+        assert isinstance(result, ClipResult), f"the result is a {type(result).__name__}, not a ClipResult"
         for name, allowed, dtype in (
             ("objective", shapes, torch.float32),
             ("log_ratio", either, torch.float32),
@@ -237,7 +237,7 @@ def answers_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
             values = getattr(result, name)
             assert values.dtype == dtype, f"{name} is {values.dtype}, not {dtype}"
             got = tuple(values.shape)
-            assert got in allowed, f"{name} has another shape than scope {policy.scope!r} asks for: {got}, not {allowed}"
+            assert got in allowed, f"{name} has the wrong shape for scope {policy.scope!r}: {got}, expected {allowed}"
         assert visible(result.objective, inputs).isfinite().all(), "the objective is not finite"
         assert visible(result.log_ratio, inputs).isfinite().all(), "log_ratio is not finite"
     for given in (inputs, data.moved(inputs, 0.0), *_swept(policy)):
@@ -251,7 +251,7 @@ def answers_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 class _Types(TorchFunctionMode):
-    """Records in which types, other than float32, anything is computed that carries a gradient."""
+    """Records every type other than float32 in which a tensor with a gradient is computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,27 +267,27 @@ class _Types(TorchFunctionMode):
 
 @law()
 def computes_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """6. What carries the gradient is float32; bfloat16 inputs are cast first, so that no value, cut or metric is rounded."""
+    """6. Tensors with a gradient are float32; bfloat16 inputs are cast first, so that no value, cut or metric is rounded."""
     given = fresh(inputs)
     given.log_probs.requires_grad_()
     with _Types() as types_:
         policy(given)
-    assert not types_.seen, f"the gradient passes through {', '.join(sorted(types_.seen))}, not float32 alone"
+    assert not types_.seen, f"the gradient passes through {', '.join(sorted(types_.seen))}; compute in float32"
     half = map_tensors(inputs, lambda values: values.bfloat16(), TOKEN_FIELDS)
     cast = map_tensors(half, lambda values: values.float(), TOKEN_FIELDS)
     (got, gradient), (expected, expected_gradient) = (evaluate(policy, each) for each in (half, cast))
     what = "bfloat16 inputs are not cast to float32 first:"
     _assert_close(visible(got.log_ratio, inputs), visible(expected.log_ratio, inputs), f"{what} log_ratio", 1e-5)
     _assert_close(visible(got.objective, inputs).float(), visible(expected.objective, inputs), f"{what} objective")
-    assert torch.equal(got.clipped, expected.clipped), f"{what} another clip decision"
+    assert torch.equal(got.clipped, expected.clipped), f"{what} clip decisions differ"
     for name, values in expected.metrics.items():
         _assert_close(visible(got.metrics[name], inputs).float(), visible(values, inputs).float(), f"{what} metric {name!r}")
     wrong = (gradient - expected_gradient).abs() > 0.05 * expected_gradient.abs() + 0.01 * expected_gradient.abs().max()
-    _assert_nowhere(wrong, f"{what} another gradient")
+    _assert_nowhere(wrong, f"{what} the gradient differs")
 
 
 class _Calls(TorchFunctionMode):
-    """Keeps what every call of torch gave."""
+    """Records the result of every torch call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,9 +300,9 @@ class _Calls(TorchFunctionMode):
 
 
 class _Devices(TorchFunctionMode):
-    """Records the first call that mixes tensors of several devices; numbers in tensors without a dimension do not count.
+    """Records the first call that mixes tensors of several devices; zero-dimensional tensors are allowed to mix.
 
-    A call that needs the values, which a meta tensor does not have, gives what it gave on the CPU.
+    A meta tensor has no values. A call that needs them returns the result of the same call on the CPU.
     """
 
     FREE: typing.ClassVar = {Tensor.to, Tensor.copy_, Tensor.__getitem__, Tensor.__setitem__}
@@ -327,7 +327,7 @@ class _Devices(TorchFunctionMode):
 
 
 def _on_meta(values: Any) -> Any:
-    """Values with their tensors, in tuples and lists, on the device that holds no values."""
+    """Move a tensor, or the tensors in a tuple or list, to the meta device."""
     if isinstance(values, Tensor):
         return values.to("meta")
     return type(values)(map(_on_meta, values)) if type(values) in (tuple, list) else values
@@ -335,15 +335,15 @@ def _on_meta(values: Any) -> Any:
 
 @law(shrinks=False)
 def runs_on_another_device(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """7. Tensors are made on the device of the inputs, and the answer is there."""
-    advice = "make tensors with device=inputs.log_probs.device"
+    """7. The rule creates tensors on the device of the inputs, and its result is on that device."""
+    advice = "create tensors with device=inputs.log_probs.device"
     given, without_values = fresh(inputs), map_tensors(inputs, lambda values: values.to("meta"))
     with _Calls() as calls:
         policy(given)
     try:
         with _Devices(calls.seen) as devices:
             result = policy(without_values)
-    except Exception:  # a rule that hands values to another library is judged up to there
+    except Exception:  # a rule that passes values to another library is checked up to that call
         assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
         return
     assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
@@ -352,7 +352,7 @@ def runs_on_another_device(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _all_tensors(values: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and mappings."""
+    """Yield the tensors in nested tuples, lists and mappings."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, tuple | list):
@@ -364,7 +364,7 @@ def _all_tensors(values: Any) -> Iterator[Tensor]:
 
 @law()
 def rollout_log_probs_are_optional(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """8. Without rollout_log_probs the answer is as if they were the old ones."""
+    """8. If rollout_log_probs is missing, the rule uses old_log_probs instead."""
     expected, expected_gradient = evaluate(policy, dataclasses.replace(inputs, rollout_log_probs=inputs.old_log_probs))
     try:
         got, gradient = evaluate(policy, dataclasses.replace(inputs, rollout_log_probs=None))
@@ -377,7 +377,7 @@ def rollout_log_probs_are_optional(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law(example=data.on_policy_inputs)
 def ratio_is_to_the_old_model(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """9. rollout_log_probs change nothing at ratio 1, or it warns; with `ratio_to_sampler`, likelier tokens weigh no more."""
+    """9. At ratio 1, rollout_log_probs change nothing (or it warns); with `ratio_to_sampler`, likelier tokens weigh no more."""
     if policy.ratio_to_sampler:
         _assert_likelier_weighs_no_more(policy, inputs)
         return
@@ -389,7 +389,9 @@ def ratio_is_to_the_old_model(policy: ClipPolicy, inputs: ClipInputs) -> None:
     )
     if moved or not torch.allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6, equal_nan=True):
         what = "log_ratio" if moved else "gradient"
-        advice = "if its ratio is to the sampler, set ratio_to_sampler, or a mismatch correction corrects twice"
+        advice = (
+            "if the rule's ratio is relative to the sampler, set ratio_to_sampler; otherwise the mismatch is corrected twice"
+        )
         warnings.warn(f"the {what} at ratio 1 depends on rollout_log_probs: {advice}", LawWarning, stacklevel=2)
 
 
@@ -398,7 +400,7 @@ def _assert_likelier_weighs_no_more(policy: ClipPolicy, inputs: ClipInputs) -> N
     rarer, same, likelier = (evaluate(policy, given)[1].abs() for given in shifted)
     mask = inputs.response_mask & (inputs.advantages != 0)
     heavier = (likelier > same * 1.0001) | (same > rarer * 1.0001)
-    _assert_nowhere(mask & heavier, "a token that the sampler found likelier weighs more: is its ratio upside down?")
+    _assert_nowhere(mask & heavier, "a token with a higher probability under the sampler weighs more: is the ratio inverted?")
 
 
 # layout
@@ -406,7 +408,7 @@ def _assert_likelier_weighs_no_more(policy: ClipPolicy, inputs: ClipInputs) -> N
 
 @law()
 def masked_positions_are_ignored(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """10. NaN and infinity on masked positions change neither value nor gradient, with padding on either side."""
+    """10. NaN and infinity at masked positions change neither values nor gradients, with padding on either side."""
     mask = inputs.response_mask
     expected, expected_gradient = evaluate(policy, inputs)
     for poison in (float("nan"), float("inf"), float("-inf")):
@@ -421,15 +423,17 @@ def masked_positions_are_ignored(policy: ClipPolicy, inputs: ClipInputs) -> None
 
 @law()
 def padding_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """11. More masked columns anywhere, whatever is in them, change neither value, gradient nor cuts."""
+    """11. Extra masked columns, with any content, change no value, gradient or clip decision."""
     size, width = inputs.log_probs.shape
-    keep = torch.arange(width) + 2 + (torch.arange(width) >= 3)  # two on the left, one after the third token, five on the right
+    # two columns on the left, one after the third token, five on the right
+    keep = torch.arange(width) + 2 + (torch.arange(width) >= 3)
 
     def wider(values: Tensor, fill: float) -> Tensor:
         return torch.full((size, width + 8), fill).to(values.dtype).index_copy(1, keep, values)
 
     padded = inputs
-    for fill, name in zip((-3.0, -1.0, -5.0, 2.0, -0.5), TOKEN_FIELDS, strict=True):  # so that no difference is 0
+    # different values, so that no difference between fields is 0
+    for fill, name in zip((-3.0, -1.0, -5.0, 2.0, -0.5), TOKEN_FIELDS, strict=True):
         padded = map_tensors(padded, partial(wider, fill=fill), (name,))
     padded = map_tensors(padded, lambda values: wider(values, 0), ("response_mask", "token_ids"))
     padded = map_tensors(padded, lambda values: wider(values, -1), ("turn_ids",))
@@ -447,22 +451,22 @@ def padding_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def row_order_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """12. Responses in another order, and groups of other numbers, have the same values, gradients and cuts."""
+    """12. Reordering the responses or renumbering the groups changes no value, gradient or clip decision."""
     order = torch.arange(len(inputs.log_probs)).flip(0).roll(len(inputs.log_probs) // 3)
     expected, expected_gradient = evaluate(policy, inputs)
     result, gradient = evaluate(policy, map_tensors(inputs, lambda values: values[order]))
-    _assert_close(result.objective, expected.objective[order], "objective with the rows in another order")
-    _assert_close(gradient, expected_gradient[order], "gradient with the rows in another order")
-    assert torch.equal(result.clipped, expected.clipped[order]), "the order of the rows changes a clip decision"
+    _assert_close(result.objective, expected.objective[order], "objective with reordered rows")
+    _assert_close(gradient, expected_gradient[order], "gradient with reordered rows")
+    assert torch.equal(result.clipped, expected.clipped[order]), "reordering the rows changes a clip decision"
     if inputs.group_ids is not None:
         result, gradient = evaluate(policy, dataclasses.replace(inputs, group_ids=1000 - 7 * inputs.group_ids))
-        _assert_close(result.objective, expected.objective, "objective with other numbers for the groups")
-        _assert_close(gradient, expected_gradient, "gradient with other numbers for the groups")
+        _assert_close(result.objective, expected.objective, "objective with renumbered groups")
+        _assert_close(gradient, expected_gradient, "gradient with renumbered groups")
 
 
 @law()
 def rows_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """13. A row alone has the value, gradient and cuts it has in a batch (scopes token, sequence): micro-batching is safe."""
+    """13. A row has the same value, gradient and cuts alone as in a batch (scopes token and sequence)."""
     if policy.scope == "batch":
         return
     whole, gradient = evaluate(policy, inputs)
@@ -476,38 +480,40 @@ def rows_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def groups_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """14. A group alone has the value, gradient and cuts it has in a batch (rules that need group_ids)."""
+    """14. A group has the same value, gradient and cuts alone as in a batch (rules that need group_ids)."""
     if "group_ids" not in policy.needs or inputs.group_ids is None:
         return
     whole, gradient = evaluate(policy, inputs)
     for number in sorted(set(inputs.group_ids[:, 0].tolist())):
         own = (inputs.group_ids == number)[:, 0]
         alone, alone_gradient = evaluate(policy, map_tensors(inputs, operator.itemgetter(own)))
-        _assert_close(alone_gradient, gradient[own], f"a group alone has another gradient than in the batch (group {number})")
-        what = f"a group alone has another objective than in the batch (group {number})"
+        _assert_close(
+            alone_gradient, gradient[own], f"a group has a different gradient alone than in the batch (group {number})"
+        )
+        what = f"a group has a different objective alone than in the batch (group {number})"
         _assert_close(alone.objective, whole.objective[own], what)
         assert torch.equal(alone.clipped, whole.clipped[own]), f"clip decision of group {number} alone differs"
 
 
 @law(example=data.on_policy_inputs)
 def batch_size_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """15. A batch that holds every response twice gives each the gradient at ratio 1 and the cuts it had (scope batch, 5 %)."""
+    """15. Duplicating every response changes neither its gradient at ratio 1 nor its cuts, within 5 % (scope batch)."""
     if policy.scope != "batch" or ratio_one_is_reinforce.name in policy.exempt:
         return
     _, expected = evaluate(policy, inputs)
     _, gradient = evaluate(policy, _twice(inputs))
-    what = "gradient in a batch that holds every response twice (the learner divides by the counts, not the rule)"
+    what = "gradient in a batch with every response twice (the learner divides by the counts, not the rule)"
     _assert_close(gradient[: len(expected)], expected, what, tolerance=0.05)
     off_policy = data.off_policy_inputs(policy)
     before = _tokens(answer(policy, off_policy).clipped, off_policy)
     twice = _twice(off_policy)
     after = _tokens(answer(policy, twice).clipped, twice)[: len(before)]
     changed = float((before != after)[off_policy.response_mask].float().mean())
-    assert changed <= 0.05, f"a batch that holds every response twice has {changed:.0%} other clip decisions"
+    assert changed <= 0.05, f"in a batch with every response twice, {changed:.0%} of the clip decisions differ"
 
 
 def _twice(inputs: ClipInputs) -> ClipInputs:
-    """A batch that holds every response twice, in groups of their own."""
+    """Return a batch that holds every response twice; the copies form their own groups."""
     doubled = map_tensors(inputs, lambda values: torch.cat([values, values]))
     if inputs.group_ids is None:
         return doubled
@@ -520,7 +526,7 @@ def _twice(inputs: ClipInputs) -> ClipInputs:
 
 @law(example=_some_inputs, shrinks=False)
 def small_batches_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """16. One token, one response, equal responses or advantages, a row without tokens: values and gradients are finite."""
+    """16. Values and gradients are finite for one token, one response, equal responses or advantages, and empty rows."""
     for rows in (1, 2, 6):
         for length in (1, 2, 3):
             for log_ratio in (0.0, 0.01):
@@ -540,12 +546,14 @@ def small_batches_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
     given = data.filled(policy, dataclasses.replace(data.ragged_inputs(policy), response_mask=mask))
     result, gradient = evaluate(policy, given)
     finite = visible(result.objective, given).isfinite().all() and gradient.isfinite().all()
-    assert finite, "a row without a token makes the objective or the gradient infinite: divide by ops.lengths, at least 1"
+    assert finite, (
+        "a row without tokens makes the objective or the gradient infinite: divide by ops.lengths, which is at least 1"
+    )
 
 
 @law(example=data.extreme_inputs)
 def extremes_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """17. Log-ratios of +-100 per token over 4096 tokens, or on one, give finite values and gradients for every sign of A."""
+    """17. Values and gradients stay finite at log-ratios of +-100 on one or on all of 4096 tokens, for every sign of A."""
     result, gradient = evaluate(policy, inputs)
     assert result.objective.isfinite().all(), "the objective is not finite"
     assert gradient.isfinite().all(), "the gradient is not finite"
@@ -556,46 +564,46 @@ def extremes_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(example=data.on_policy_inputs)
 def ratio_one_is_reinforce(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """18. At ratio 1 nothing is clipped and the gradient is A times one positive constant per row."""
+    """18. At ratio 1, nothing is clipped and the gradient is A times a positive constant per row."""
     result, gradient = evaluate(policy, inputs)
-    assert not visible(result.clipped, inputs).any(), "something is clipped at ratio 1"
+    assert not visible(result.clipped, inputs).any(), "a token or response is clipped at ratio 1"
     assert gradient.isfinite().all(), "the gradient at ratio 1 is not finite"
     per_row = ops.sequence_mean(gradient, inputs.response_mask)
-    _assert_close(gradient, torch.where(inputs.response_mask, per_row, 0.0), "the gradient differs between a row's tokens")
+    _assert_close(gradient, torch.where(inputs.response_mask, per_row, 0.0), "the gradient differs between the tokens of a row")
     rows = (inputs.advantages != 0) & inputs.response_mask.any(dim=-1, keepdim=True)
-    assert (per_row[rows] != 0).all(), "the gradient of a response is zero, though its advantage is not"
-    assert (per_row[rows] / inputs.advantages[rows] > 0).all(), "the gradient is not along the advantage"
+    assert (per_row[rows] != 0).all(), "a response with a nonzero advantage has a zero gradient"
+    assert (per_row[rows] / inputs.advantages[rows] > 0).all(), "the gradient is not in the direction of the advantage"
 
 
 @law()
 def zero_advantage_zero_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """19. Where the advantage is zero, so is the gradient; and nothing counts as clipped there."""
+    """19. Where the advantage is zero, the gradient is zero and nothing counts as clipped."""
     rows = inputs.advantages[:, 0] == 0
     result, gradient = evaluate(policy, inputs)
     assert (gradient[rows] == 0).all(), (
-        "a response with zero advantage has a gradient; if it should, set learns_without_advantages and opt out of this law"
+        "a response with zero advantage has a gradient; if this is intended, set learns_without_advantages and opt out"
     )
     assert not result.clipped[rows].any(), "a response with zero advantage counts as clipped"
 
 
 @law()
 def penalties_are_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """20. A rule that gives a response with zero advantage a gradient sets `learns_without_advantages`."""
+    """20. A rule whose gradient is nonzero at zero advantage sets `learns_without_advantages`."""
     without = dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages))
     _, gradient = evaluate(policy, without)
     assert policy.learns_without_advantages or (gradient == 0).all(), (
-        "without advantages there is a gradient, which the learner skips unless learns_without_advantages is set"
+        "the gradient is nonzero without advantages; the learner skips it unless learns_without_advantages is set"
     )
 
 
 @law()
 def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """21. Advantages times 4 (at ratio 1: 1000) scale the gradient as much; at ratio 1 opposite ones give the opposite."""
+    """21. The gradient scales with the advantages: by 4 at any ratio, and by 1000 and by -1 at ratio 1."""
     if "rewards" in policy.needs or ratio_one_is_reinforce.name in policy.exempt:
         return
     at_one = dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
     cases = [(" at ratio 1", at_one, factor) for factor in (4.0, 1000.0, -1.0)]
-    if not policy.learns_without_advantages:  # a penalty does not grow with the advantages
+    if not policy.learns_without_advantages:  # a penalty does not scale with the advantages
         cases.append(("", inputs, 4.0))
     for what, given, factor in cases:
         _, expected = evaluate(policy, given)
@@ -605,14 +613,14 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 @law()
 def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """22. Advantages (B, T) count for their own token; equal ones in a row give what (B, 1) gives (objectives per token)."""
+    """22. Each token uses its own advantage of (B, T); equal ones in a row act as (B, 1) (objectives per token)."""
     expected, expected_gradient = evaluate(policy, inputs)
     if policy.scope == "sequence" or expected.objective.shape[-1] == 1 != inputs.log_probs.shape[-1]:
         return
     mask = inputs.response_mask
     spread = torch.where(mask, inputs.advantages, 0.0)
     result, gradient = evaluate(policy, dataclasses.replace(inputs, advantages=spread))
-    _assert_close(gradient, expected_gradient, "gradient with advantages (B, T) in place of (B, 1)")
+    _assert_close(gradient, expected_gradient, "gradient with advantages (B, T) instead of (B, 1)")
     _assert_close(visible(result.objective, inputs), visible(expected.objective, inputs), "objective with advantages (B, T)")
     own = _token_advantages(inputs)
     _, gradient = evaluate(policy, dataclasses.replace(inputs, advantages=own))
@@ -623,11 +631,11 @@ def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> Non
         _, whole = evaluate(policy, at_one)
         _, gradient = evaluate(policy, dataclasses.replace(at_one, advantages=own))
         expected_gradient = own * torch.where(inputs.advantages == 0, 0.0, whole / inputs.advantages)
-        _assert_close(gradient, expected_gradient, "at ratio 1 a token's gradient is not along its own advantage")
+        _assert_close(gradient, expected_gradient, "at ratio 1 a token's gradient is not proportional to its own advantage")
 
 
 def _token_advantages(inputs: ClipInputs) -> Tensor:
-    """Advantages ``(B, T)`` of both signs in every row, one in five 0; 0 in rows with A = 0."""
+    """Return advantages ``(B, T)`` with both signs in every row; one in five is 0, as are all in rows with A = 0."""
     noise = torch.randn(inputs.response_mask.shape, generator=torch.Generator().manual_seed(1))
     noise[:, 2::5] = 0
     return torch.where(inputs.response_mask & (inputs.advantages != 0), noise, 0.0)
@@ -635,7 +643,7 @@ def _token_advantages(inputs: ClipInputs) -> Tensor:
 
 @law(example=data.on_policy_inputs)
 def rows_weigh_the_same(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """23. At ratio 1 the tokens of all responses with the same sign of A have one gradient per unit of A (scope token)."""
+    """23. At ratio 1, all tokens with the same sign of A have the same gradient per unit of A (scope token)."""
     if policy.scope != "token" or ratio_one_is_reinforce.name in policy.exempt:
         return
     _, gradient = evaluate(policy, inputs)
@@ -643,13 +651,14 @@ def rows_weigh_the_same(policy: ClipPolicy, inputs: ClipInputs) -> None:
         weights = (gradient / inputs.advantages).abs()[inputs.response_mask & (inputs.advantages.sign() == side)]
         if len(weights) and weights.max() > weights.min() * 1.001:
             what = f"at ratio 1 tokens of different responses weigh {weights.min():.3g} to {weights.max():.3g}"
-            raise AssertionError(f"{what}: it is the reduction that averages over tokens and responses, not the rule")
+            raise AssertionError(f"{what}: leave averaging over tokens and responses to the reduction")
 
 
 @law(example=data.on_policy_inputs)
 def log_ratio_rises_with_log_probs(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """24. log_ratio is 0 at ratio 1, and rises with the log-probs of the response, in proportion and for every token."""
-    chosen = (torch.arange(len(inputs.log_probs)) % 2 == 0)[:, None]  # half of the rows: a rule may compare them with others
+    """24. log_ratio is 0 at ratio 1, and rises in proportion to the log-probs of the response, for every token."""
+    # shift only half of the rows: a rule may compare rows with each other
+    chosen = (torch.arange(len(inputs.log_probs)) % 2 == 0)[:, None]
 
     def judged(shift: float) -> Tensor:
         moved = torch.where(chosen, inputs.log_probs + shift, inputs.log_probs)
@@ -660,7 +669,7 @@ def log_ratio_rises_with_log_probs(policy: ClipPolicy, inputs: ClipInputs) -> No
     _assert_nowhere(judged(0.0).abs() > 1e-4, "log_ratio is not 0 at ratio 1")
     lower, raised, higher = (judged(shift)[::2] for shift in (-0.05, 0.05, 0.1))
     for smaller, larger in ((lower, torch.zeros_like(lower)), (torch.zeros_like(raised), raised), (raised, higher)):
-        assert (larger >= smaller).all(), "log_ratio falls where the log-probs rise"
+        assert (larger >= smaller).all(), "log_ratio falls when the log-probs rise"
         assert (larger.sum(-1) > smaller.sum(-1)).all(), "log_ratio does not rise with the log-probs"
     for advantage in (1.0, -1.0):
         given = data.uniform_inputs(policy, (-1.2, -0.8, -0.4, -0.1, 0.0, 0.1, 0.4, 0.8, 1.2), 4, advantage)
@@ -671,23 +680,25 @@ def log_ratio_rises_with_log_probs(policy: ClipPolicy, inputs: ClipInputs) -> No
         )
         even = data.uniform_inputs(policy, [0.05 * step for step in range(-8, 9)], 4, advantage)
         bend = _tokens(answer(policy, even).log_ratio, even).diff(dim=0).diff(dim=0).abs()
-        assert (bend < 5e-4).all(), "log_ratio does not rise in proportion to the tokens' log-ratios: is it a ratio?"
+        assert (bend < 5e-4).all(), (
+            "log_ratio is not proportional to the tokens' log-ratios: is it a ratio instead of its logarithm?"
+        )
 
 
 @law()
 def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """25. Where A != 0 and the log-ratio is below 20: ``clipped`` exactly where the gradient is zero; and some is."""
+    """25. Where A != 0 and log-ratios are below 20, ``clipped`` is true exactly where the gradient is zero, and somewhere."""
     result, gradient = evaluate(policy, inputs)
     relevant = _relevant(result, inputs)
-    _assert_nowhere(relevant & result.clipped & (gradient != 0), "counts as clipped, and has a gradient")
-    _assert_nowhere(relevant & ~result.clipped & (gradient == 0), "has no gradient, and does not count as clipped")
+    _assert_nowhere(relevant & result.clipped & (gradient != 0), "a position counts as clipped but has a gradient")
+    _assert_nowhere(relevant & ~result.clipped & (gradient == 0), "a position has no gradient but does not count as clipped")
     has_width = any(getattr(policy, name) is not None for name in policy.width_fields())
     if (has_width or result.band is not None) and len(inputs.log_probs) > 1:
-        assert result.clipped.any(), "clips 0% of ragged data of any spread, though it has a width or a band"
+        assert result.clipped.any(), "the rule has a width or a band, but clips 0% of ragged data of any spread"
 
 
 def _relevant(result: ClipResult, inputs: ClipInputs) -> Tensor:
-    """Where a decision can be seen in the gradient: A != 0, and no log-ratio at the limit; ``(B, T)``."""
+    """Return where the gradient shows the decision, ``(B, T)``: A != 0 and no log-ratio is at the limit."""
     moved = (inputs.log_probs - inputs.old_log_probs).abs()
     limits = (result.log_ratio.abs() < ops.LOG_RATIO_LIMIT) & (moved < ops.LOG_RATIO_LIMIT)
     return inputs.response_mask & (inputs.advantages != 0) & limits
@@ -695,14 +706,14 @@ def _relevant(result: ClipResult, inputs: ClipInputs) -> Tensor:
 
 @law()
 def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """26. For rules that opt out of clipped_means_no_gradient: ``clipped`` is where the gradient is cut, capped or reversed."""
+    """26. For rules exempt from clipped_means_no_gradient, ``clipped`` means that the gradient is cut, capped or reversed."""
     if clipped_means_no_gradient.name not in policy.exempt:
         return
     mask, side = inputs.response_mask, inputs.advantages.sign()
     at_one = dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
     def is_flat(given: ClipInputs, gradient: Tensor, way: int) -> Tensor:
-        """Whether the gradient stays the same when the policy moves the way the advantage pushes, or the other way."""
+        """Whether the gradient is unchanged by a small move along the advantage (way 1) or against it (way -1)."""
         moves = (torch.where(mask, given.log_probs + way * step * side, given.log_probs) for step in (0.01, 0.02))
         others = [evaluate(policy, dataclasses.replace(given, log_probs=moved))[1] for moved in moves]
         return torch.stack([(other - gradient).abs() <= 1e-6 * gradient.abs() for other in others]).all(0)
@@ -714,34 +725,36 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         result, gradient = evaluate(policy, given)
         clipped, log_ratio = _tokens(result.clipped, given), _tokens(result.log_ratio, given)
         relevant = _relevant(result, given)
-        is_seen = gradient.abs() > 1e-20 * gradient_at_one.abs()  # a weight that fades may become too small for float32
+        is_seen = gradient.abs() > 1e-20 * gradient_at_one.abs()  # a fading weight may become too small for float32
         flat, reversed_ = is_flat(given, gradient, 1) & is_seen & ~flat_at_one, gradient * side < 0
         capped = flat & (log_ratio * side > 0)
         unreported = relevant & ~clipped & reversed_
         if not policy.learns_without_advantages:
-            _assert_nowhere(unreported, "the gradient is reversed, and it does not count as clipped", given)
+            _assert_nowhere(unreported, "the gradient is reversed, but the position does not count as clipped", given)
         elif unreported.any():
-            what = "a penalty reverses the gradient, and it does not count as clipped: the clip fraction leaves it out"
+            what = "a penalty reverses the gradient, but it does not count as clipped and is missing from the clip fraction"
             warnings.warn(what, LawWarning, stacklevel=2)
-        _assert_nowhere(relevant & ~clipped & capped, "the weight is capped, and it does not count as clipped", given)
+        _assert_nowhere(relevant & ~clipped & capped, "the weight is capped, but the position does not count as clipped", given)
         held = flat | is_flat(given, gradient, -1) & ~flat_at_one | reversed_ | (gradient == 0)
-        if policy.learns_without_advantages:  # a penalty's pull back counts, too
+        if policy.learns_without_advantages:  # the restoring force of a penalty counts as well
             unclipped = gradient_at_one * ops.limited_exp(given.log_probs - given.old_log_probs)
             held = held | ((gradient - unclipped) * log_ratio < 0)
-        _assert_nowhere(relevant & clipped & ~held, "counts as clipped, and is neither cut nor capped nor reversed", given)
+        _assert_nowhere(
+            relevant & clipped & ~held, "a position counts as clipped, but its gradient is not cut, capped or reversed", given
+        )
     for advantage in (1.0, -1.0):
         swept = data.uniform_inputs(policy, [advantage * each for each in (0.0, *SWEEP)], 1, advantage)
         result, gradient = evaluate(policy, swept)
         size = gradient[:, 0].abs()
-        drops = (size[1:] == 0) & (size[:-1] > 0.05 * size[0])  # a weight that fades is small before it is 0
+        drops = (size[1:] == 0) & (size[:-1] > 0.05 * size[0])  # a fading weight is small before it is 0
         unreported = torch.zeros_like(swept.response_mask)
         unreported[1:, 0] = drops & ~result.clipped[1:, 0]
-        _assert_nowhere(unreported, "the gradient is cut, and it does not count as clipped", swept)
+        _assert_nowhere(unreported, "the gradient is cut, but the position does not count as clipped", swept)
 
 
 @law()
 def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """27. A > 0 is cut above ratio 1 only, A < 0 below it or above a ceiling; and further out it stays cut."""
+    """27. A > 0 is cut only above ratio 1, A < 0 only below 1 or above a ceiling; further from 1 it stays cut."""
     own = dataclasses.replace(inputs, advantages=_token_advantages(inputs))
     for given in (inputs, own) if policy.scope == "token" else (inputs,):
         result = answer(policy, given)
@@ -759,15 +772,15 @@ def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _wrong_cut(cuts: list[tuple[bool, bool]], advantage: float, way: float) -> tuple[str, int] | None:
-    """What is wrong with the decisions from ratio 1 outwards, and at which of them."""
+    """Return the first wrong decision, going from ratio 1 outwards, and its index; None if all are right."""
     decisions = [clipped for clipped, _ in cuts]
     if advantage > 0 > way and any(decisions):
         return "a positive advantage is cut below ratio 1", decisions.index(True)
     if advantage < 0 < way and any(cut for _, cut in cuts[:1]):
-        return "a negative advantage is cut as soon as the ratio is above 1", 0
+        return "a negative advantage is cut immediately above ratio 1", 0
     if decisions != sorted(decisions):
         place = next(each for each in range(1, len(decisions)) if decisions[each - 1] and not decisions[each])
-        return f"a {'positive' if advantage > 0 else 'negative'} advantage is cut, and further out it is not", place
+        return f"a {'positive' if advantage > 0 else 'negative'} advantage is cut, but not at ratios further from 1", place
     return None
 
 
@@ -775,13 +788,13 @@ SWEEP = tuple(1e-5 * 1.25**step for step in range(54))  # up to 1.4
 
 
 def _swept(policy: ClipPolicy) -> list[ClipInputs]:
-    """Responses whose tokens share a log-ratio, of two lengths and both signs of A."""
+    """Return responses whose tokens share a log-ratio, for two lengths and both signs of A."""
     steps = (*SWEEP, *(-log_ratio for log_ratio in SWEEP))
     return [data.uniform_inputs(policy, steps, length, advantage) for length in (1, 16) for advantage in (1.0, -1.0)]
 
 
 def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: float) -> list[tuple[bool, bool]]:
-    """Whether a response with the same log-ratio on every token counts as clipped, and whether its gradient is cut too."""
+    """For each log-ratio, shared by all tokens of a response: whether it counts as clipped, and whether its gradient is cut."""
     inputs = data.uniform_inputs(policy, log_ratios, length, advantage)
     result, gradient = evaluate(policy, inputs)
     clipped = _tokens(result.clipped, inputs).any(dim=-1)
@@ -792,7 +805,7 @@ def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: f
 
 @law()
 def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """28. Beyond the edge that the sign of A picks, everything is clipped; and where all tokens agree, nothing is within it."""
+    """28. Everything beyond the band's edge for the sign of A is clipped; if all tokens agree, nothing inside it is."""
     for number, given in enumerate([inputs, *_swept(policy)]):
         result = answer(policy, given)
         band, judged = result.band, result.log_ratio
@@ -806,15 +819,15 @@ def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
         relevant = _relevant(result, given) & ~near
         own = given if number else None
         if number:
-            _assert_nowhere(relevant & result.clipped & ~beyond, "counts as clipped within the band that is reported", own)
+            _assert_nowhere(relevant & result.clipped & ~beyond, "a position inside the reported band counts as clipped", own)
         if clipped_means_no_gradient.name not in policy.exempt:
-            what = "does not count as clipped beyond the band that is reported"
+            what = "a position outside the reported band does not count as clipped"
             _assert_nowhere(relevant & ~result.clipped & beyond, what, own)
 
 
 @law(shrinks=False)
 def every_need_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """29. Every input in `needs`, and every border between turns, changes an answer, by default or with another option."""
+    """29. Every input in `needs` and every turn boundary changes a result, with the defaults or with another option."""
     if not policy.needs:
         return
     examples = [data.moved(inputs, factor) for factor in (1.0, 4.0, 0.25)]
@@ -823,19 +836,17 @@ def every_need_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
         changed = [
             (given, dataclasses.replace(given, **{need: new})) for given in examples for new in _other_values(given, need)
         ]
-        assert any(_differs(rule, *pair) for rule in rules for pair in changed), (
-            f"{need} is named in `needs` and changes nothing"
-        )
+        assert any(_differs(rule, *pair) for rule in rules for pair in changed), f"{need} is in `needs` but changes nothing"
     if inputs.turn_ids is not None:
         for turn in range(int(inputs.turn_ids.max())):
             joined = torch.where(inputs.turn_ids > turn, inputs.turn_ids - 1, inputs.turn_ids)
             changed = [(given, dataclasses.replace(given, turn_ids=joined)) for given in examples]
-            what = f"it changes nothing if turns {turn} and {turn + 1} are one"
+            what = f"merging turns {turn} and {turn + 1} changes nothing"
             assert any(_differs(rule, *pair) for rule in rules for pair in changed), what
 
 
 def _other_values(inputs: ClipInputs, need: str) -> list[Any]:
-    """Other values of a field that a policy may need."""
+    """Return other values of a field that a policy may need."""
     value = getattr(inputs, need)
     if need in ("old_entropy", "ref_log_probs"):
         noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(3)).abs()
@@ -853,15 +864,15 @@ def _other_values(inputs: ClipInputs, need: str) -> list[Any]:
 
 
 def _differs(policy: ClipPolicy, one: ClipInputs, other: ClipInputs) -> bool:
-    """Whether a policy answers two inputs differently, or fails on the second."""
+    """Whether a policy gives different results on two inputs, or fails on the second."""
     try:
         return any(not torch.equal(old, new) for old, new in zip(_answers(policy, one), _answers(policy, other), strict=True))
-    except Exception:  # an input that it fails on is one that it reads
+    except Exception:  # a failure on an input shows that the policy reads it
         return True
 
 
 def _answers(policy: ClipPolicy, inputs: ClipInputs) -> list[Tensor]:
-    """Everything that a policy answers, with the gradient."""
+    """Return everything that a policy computes, including the gradient."""
     result, gradient = evaluate(policy, inputs)
     values = (result.objective, result.log_ratio, result.clipped, *result.metrics.values())
     return [gradient, *(visible(each.detach(), inputs).nan_to_num() for each in values)]
@@ -876,14 +887,14 @@ def _near(log_ratio: Tensor, edge: Tensor) -> Tensor:
 
 @law(shrinks=False)
 def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """30. ``scaled(f)`` is valid and clips less on both sides of A the larger f is; a rule without a width refuses."""
+    """30. ``scaled(f)`` is valid and clips less for larger f, for both signs of A; without a width it raises an error."""
     try:
         same = policy.scaled(1.0)
     except ValueError:
         widths = [name for name in policy.width_fields() if getattr(policy, name) is not None]
-        assert not widths, "scaled(1) is refused, and the rule has fields marked Width"
+        assert not widths, "scaled(1) raises an error, but the rule has fields marked Width"
         return
-    assert same == policy, "scaled(1) is another policy"
+    assert same == policy, "scaled(1) is not equal to the policy"
     examples = _spread_out(policy, inputs)
     narrow, _, wide = policies = [policy.scaled(factor) for factor in (0.25, 1.0, 4.0)]
     sides = {"A > 0": 1, "A < 0": -1}
@@ -893,10 +904,10 @@ def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
             clips, falls = any(any(each) for each in fractions), any(each[0] > each[2] for each in fractions)
             shown = next((each for each in fractions if any(each)), fractions[0])
             assert falls or not clips, (
-                f"where {side}, wider bands do not clip less: clip fractions at 1/4, 1, 4 times the width "
+                f"for {side}, wider bands do not clip less; clip fractions at 1/4, 1, 4 times the width: "
                 + ", ".join(f"{fraction:.2f}" for fraction in shown)
             )
-    else:  # a weight that fades
+    else:  # the rule fades weights instead of clipping
         changes = any(
             not torch.equal(*(visible(answer(each, given).objective, given) for each in (narrow, wide))) for given in examples
         )
@@ -907,27 +918,27 @@ def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
             type(far).model_validate(far.model_dump())
         except ValueError as error:
             reason = " ".join(str(error).split())
-            raise AssertionError(f"scaled({factor:g}) is not valid; a width must stop at its bound: {reason}") from error
+            raise AssertionError(f"scaled({factor:g}) is not valid; limit a scaled width to its bound: {reason}") from error
         assert visible(answer(far, inputs).objective, inputs).isfinite().all(), (
             f"scaled({factor:g}) gives values that are not finite"
         )
 
 
 def _share(policy: ClipPolicy, inputs: ClipInputs, side: int) -> float:
-    """The share that is clipped of the responses with one sign of A."""
+    """Return the clipped share of the responses with one sign of A."""
     clipped = ops.per_response(answer(policy, inputs).clipped.float(), inputs.response_mask)
     rows = inputs.advantages.sign() == side
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
 
 
 def _spread_out(policy: ClipPolicy, inputs: ClipInputs) -> list[ClipInputs]:
-    """The inputs with log-ratios of several sizes, and responses whose tokens share one."""
+    """Return the inputs at log-ratios of several sizes, and responses whose tokens share a log-ratio."""
     return [*(data.moved(inputs, factor) for factor in (1.0, 0.25, 4.0, 16.0)), *_swept(policy)]
 
 
 @law(shrinks=False)
 def every_width_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """31. Every Width that is not null changes what is clipped or the objective; null does not clip more than the narrowest."""
+    """31. Every non-null Width changes the objective or what is clipped; null clips no more than the narrowest width."""
     examples = _spread_out(policy, inputs)
     answers = [answer(policy, given) for given in examples]
     for name in policy.width_fields():
@@ -944,7 +955,7 @@ def every_width_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _assert_null_is_no_band(policy: ClipPolicy, name: str, examples: list[ClipInputs]) -> None:
-    """A width that is null is none; not one of 0."""
+    """Check that a width of null means no band, and not a width of 0."""
     try:
         null = policy.replace(**{name: None})
     except ValueError:
@@ -958,7 +969,7 @@ def _assert_null_is_no_band(policy: ClipPolicy, name: str, examples: list[ClipIn
 
 
 def _valid(policy: ClipPolicy, name: str, values: Iterable[Any]) -> Iterator[ClipPolicy]:
-    """The policy with each value of a setting that its class allows."""
+    """Yield the policy with each value of a setting that its class allows."""
     for value in values:
         try:
             yield policy.replace(**{name: value})
@@ -967,31 +978,31 @@ def _valid(policy: ClipPolicy, name: str, values: Iterable[Any]) -> Iterator[Cli
 
 
 def _other_widths(policy: ClipPolicy, name: str, width: float) -> Iterator[ClipPolicy]:
-    """The policy with other values of one width, as far as its bounds allow them."""
+    """Yield the policy with other values of one width, within its bounds."""
     return _valid(policy, name, (width * factor for factor in (0.5, 2.0, 0.1, 10.0, 0.01, 100.0)))
 
 
 @law(shrinks=False)
 def update_is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """32. ``updated`` gives one frozen policy for the same sums, that survives its dump; the old one answers as before."""
+    """32. ``updated`` is deterministic, returns a policy of the same class that can be dumped, and changes nothing in place."""
     result, _ = evaluate(policy, inputs)
     before, answers = policy.model_dump(), _answers(policy, inputs)
     empty = data.clip_stats(dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages)), result)
     stats = data.clip_stats(inputs, result)
     for sums in (stats, empty, _sums(policy, inputs, 1.0), _sums(policy, inputs, 0.0)):
         first, second = policy.updated(sums), policy.updated(sums)
-        assert type(first) is type(policy), f"updated gives a {type(first).__name__}"
-        assert first == second, "the same sums gave another policy"
+        assert type(first) is type(policy), f"updated returned a {type(first).__name__}"
+        assert first == second, "the same sums gave a different policy"
         _assert_usable(first, inputs)
         same = zip(answers, _answers(policy, inputs), strict=True)
         assert all(torch.equal(one, other) for one, other in same), (
-            "after updated, the policy it was called on answers differently"
+            "updated changed the results of the policy that it was called on"
         )
     assert policy.model_dump() == before, "updated changed the policy it was called on"
 
 
 def _sums(policy: ClipPolicy, inputs: ClipInputs, share: float, progress: float = 0.3) -> ClipStats:
-    """The sums of an update in which a share of every response was clipped."""
+    """Return the sums of an update in which the given share of every response was clipped."""
     length = inputs.response_mask.sum(dim=-1).float()
     edges = torch.stack([length.min(), length.median(), length.max()])
     sign = torch.ones_like(length)
@@ -1001,8 +1012,8 @@ def _sums(policy: ClipPolicy, inputs: ClipInputs, share: float, progress: float 
 
 
 def _assert_usable(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """An updated policy is valid, gives finite values, and does not clip at ratio 1."""
-    assert _survives_its_dump(policy), "an updated policy is not valid, or does not survive its dump"
+    """Check that an updated policy is valid, gives finite values and does not clip at ratio 1."""
+    assert _survives_its_dump(policy), "an updated policy is not valid, or cannot be restored from its dump"
     assert evaluate(policy, inputs)[0].objective.isfinite().all(), "an updated policy gives values that are not finite"
     if ratio_one_is_reinforce.name not in policy.exempt:
         at_one = data.on_policy_inputs(policy)
@@ -1011,7 +1022,7 @@ def _assert_usable(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(shrinks=False)
 def many_updates_stay_valid(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """33. A hundred updates, whether everything or nothing is clipped in them, give a policy that is still valid."""
+    """33. The policy is still valid after a hundred updates in which everything, or nothing, was clipped."""
     if not policy.is_adaptive:
         return
     for share in (0.0, 1.0):
@@ -1023,19 +1034,19 @@ def many_updates_stay_valid(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(shrinks=False)
 def updates_go_by_shares(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """34. Twice as many of the same responses give the same update: what counts is the share that is clipped."""
+    """34. Updates depend on the clipped share: twice as many of the same responses give the same update."""
     if not policy.is_adaptive:
         return
     once = _sums(policy, inputs, 0.02)
     sums = ("num_responses", "num_clipped", "log_ratio", "log_ratio_squared", "length")
     twice = dataclasses.replace(once, **{name: 2 * getattr(once, name) for name in sums})
-    warm = policy.updated(once)  # the first may only start an average
+    warm = policy.updated(once)  # the first update may only initialise an average
     got, expected = (torch.tensor(_numbers(warm.updated(each).model_dump())) for each in (twice, once))
-    _assert_close(got, expected, "twice as many of the same responses give another update")
+    _assert_close(got, expected, "twice as many of the same responses give a different update")
 
 
 def _numbers(settings: Any) -> list[float]:
-    """The numbers in nested settings."""
+    """Return the numbers in nested settings."""
     if isinstance(settings, dict | list | tuple):
         return [number for each in (settings.values() if isinstance(settings, dict) else settings) for number in _numbers(each)]
     return [float(settings)] if isinstance(settings, int | float) else []
@@ -1043,7 +1054,7 @@ def _numbers(settings: Any) -> list[float]:
 
 @law(shrinks=False)
 def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """35. Five updates in which everything was clipped do not make it clip more than five in which nothing was; or it warns."""
+    """35. The rule does not clip more after five updates with everything clipped than with nothing clipped (or it warns)."""
     if not policy.is_adaptive:
         return
     after = []
@@ -1054,13 +1065,13 @@ def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         after.append([data.clip_fraction(current, given) for given in _spread_out(policy, inputs)])
     pairs = list(zip(*after, strict=True))
     if any(full > none for none, full in pairs) and not any(full < none for none, full in pairs):
-        what = "clips more after updates in which everything was clipped than after some in which nothing was"
-        warnings.warn(f"{what}: is its feedback upside down?", LawWarning, stacklevel=2)
+        what = "clips more after updates in which everything was clipped than after updates in which nothing was"
+        warnings.warn(f"{what}: does its feedback have the wrong sign?", LawWarning, stacklevel=2)
 
 
 @law(shrinks=False)
 def every_option_keeps_the_laws(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """36. Every other word, the other of true and false, and null or a number in its place, keep the laws, too."""
+    """36. The laws also hold for every other choice of a word, true or false, and null or a number for each setting."""
     for what, other in _options(policy):
         for each in LAWS:
             if each.name in policy.exempt or each.name in ONCE:
@@ -1070,7 +1081,7 @@ def every_option_keeps_the_laws(policy: ClipPolicy, inputs: ClipInputs) -> None:
                     warnings.simplefilter("ignore", LawWarning)
                     each(other)
             except Exception as error:
-                if _is_broken(each, policy):  # with the defaults, too: it has been told
+                if _is_broken(each, policy):  # it fails with the defaults as well, which is reported separately
                     continue
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
                 message = f"with {what}: {each.name}: {kind}{str(error).strip().partition(chr(10))[0]}"
@@ -1086,11 +1097,11 @@ def _is_broken(each: Law, policy: ClipPolicy) -> bool:
 
 
 ONCE = {"settings_are_complete", "names_are_known", "every_need_matters", "every_option_keeps_the_laws", "compiles"}
-"""Laws on a class rather than on its settings, and one that is slow."""
+"""Laws that are checked once per class and not for every option: they concern the class, or are slow."""
 
 
 def _options(policy: ClipPolicy) -> Iterator[tuple[str, ClipPolicy]]:
-    """The policy with each of its words, switches and nulls changed, as far as its class allows it."""
+    """Yield the policy with each word, switch and null changed, where its class allows it."""
     for name, field in type(policy).model_fields.items():
         if name in NAMED:
             continue
@@ -1110,7 +1121,7 @@ def _options(policy: ClipPolicy) -> Iterator[tuple[str, ClipPolicy]]:
 
 
 def _some_numbers(field: Any) -> list[float]:
-    """Numbers within the bounds of a field; integers last."""
+    """Return numbers within the bounds of a field; the integers come last."""
     marks = [mark for mark in field.metadata if isinstance(mark, BOUNDS)]
     bounds = [
         float(bound) for name in ("gt", "ge", "lt", "le") for mark in marks if (bound := getattr(mark, name, None)) is not None
@@ -1121,7 +1132,7 @@ def _some_numbers(field: Any) -> list[float]:
 
 
 def _switched_on(policy: ClipPolicy) -> Iterator[ClipPolicy]:
-    """The policy with each number that is 0 above it: a part that is off by default."""
+    """Yield the policy with each number that is 0 set above 0: this enables parts that are off by default."""
     for name, field in type(policy).model_fields.items():
         if getattr(policy, name) == 0 and not isinstance(getattr(policy, name), bool):
             yield from islice(_valid(policy, name, _some_numbers(field)), 1)
@@ -1129,7 +1140,7 @@ def _switched_on(policy: ClipPolicy) -> Iterator[ClipPolicy]:
 
 @law(shrinks=False)
 def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """37. With ``torch.compile(fullgraph=True, backend="aot_eager")`` the values are the same; warns if it has no graph."""
+    """37. ``torch.compile(fullgraph=True, backend="aot_eager")`` gives the same values (a warning if it has no full graph)."""
     given = {name: values for name in data.ALL_FIELDS if (values := getattr(inputs, name)) is not None}
     constants: dict[str, Any] = {name: getattr(inputs, name) for name in ("max_length", "progress")}
 
@@ -1137,19 +1148,21 @@ def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
         return policy(ClipInputs(**tensors, **constants)).objective
 
     expected = objective(**given)
-    torch.compiler.reset()  # what other policies left in its caches counts against this one
+    torch.compiler.reset()  # the caches of other policies would count against this one
     traced: Any = torch.compile(objective, fullgraph=True, backend="aot_eager")
     try:
         with warnings.catch_warnings():
-            # torch's own, where warnings are errors: on Python 3.13.0 it says that its guards run slower
+            # torch itself warns, for example that guards run slower on Python 3.13.0; warnings may be errors here
             warnings.simplefilter("ignore")
             got = traced(**given)
-    except Exception as error:  # right, and slower than need be
+    except Exception as error:  # the rule is correct, but slower than it could be
         reason = str(error).strip().partition("\n")[0]
-        warnings.warn(f"has no one graph and runs uncompiled: {type(error).__name__}: {reason}", LawWarning, stacklevel=2)
+        warnings.warn(
+            f"does not compile to one graph and runs uncompiled: {type(error).__name__}: {reason}", LawWarning, stacklevel=2
+        )
         return
     _assert_close(got, expected, "compiled objective")
 
 
 LAWS: tuple[Law, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Law))
-"""The laws, in the order in which they are written down."""
+"""The laws, in the order of their definition."""

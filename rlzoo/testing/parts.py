@@ -17,12 +17,12 @@ from rlzoo.corrections import Correction, CorrectionInputs
 
 Part = TypeVar("Part", AdvantageEstimator, Correction)
 SIZE = 32
-"""Responses per prompt in the examples: enough for estimators that look at subsets of up to 32."""
+"""Responses per prompt in the examples; some estimators look at subsets of up to 32 responses."""
 BOUNDS = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt, annotated_types.Interval)
 
 
 class PartLaw(Generic[Part]):
-    """One law of an estimator or a correction: its name, what it says, and the check, which raises AssertionError.
+    """One law of an estimator or a correction: its name, its statement, and its check, which raises AssertionError.
 
     Example:
         ``for law in ADVANTAGE_LAWS: law(MyEstimator())``
@@ -34,12 +34,12 @@ class PartLaw(Generic[Part]):
         self.statement = (check.__doc__ or "").partition("\n")[0]
 
     def __call__(self, part: Part) -> None:
-        """Hold an estimator or a correction to this law."""
+        """Check an estimator or a correction against this law."""
         self.check(part)
 
 
 def broken(laws: tuple[PartLaw[Part], ...], part: Part) -> Iterator[tuple[str, str]]:
-    """The laws that an estimator or a correction breaks without having opted out, each with what was seen."""
+    """Yield the laws that an estimator or a correction breaks without an exemption, each with the observed failure."""
     for law in laws:
         if law.name in part.exempt:
             continue
@@ -47,14 +47,14 @@ def broken(laws: tuple[PartLaw[Part], ...], part: Part) -> Iterator[tuple[str, s
             law(part)
         except AssertionError as error:
             yield law.name, str(error).partition("\n")[0]
-        except Exception as error:  # one that raises has broken the law, whatever it raises
+        except Exception as error:  # raising any exception breaks the law
             yield law.name, f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def settings_are_complete(part: AdvantageEstimator | Correction) -> None:
-    """Settings have defaults, descriptions and bounds, round-trip through their dump, and are refused if unknown."""
+    """Settings have defaults, descriptions and bounds and round-trip through their dump; unknown ones are rejected."""
     kind = type(part)
-    assert kind.model_validate(kind().model_dump()) == kind(), "the dump of the defaults does not give the defaults back"
+    assert kind.model_validate(kind().model_dump()) == kind(), "dumping and loading the defaults does not restore them"
     try:
         kind.model_validate({"no_such_setting": 1})
     except pydantic.ValidationError:
@@ -73,7 +73,7 @@ def settings_are_complete(part: AdvantageEstimator | Correction) -> None:
 
 
 def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed: int = 0) -> AdvantageInputs:
-    """Three groups of ragged responses of one to three turns, with everything that an estimator may need."""
+    """Return three groups of ragged responses of one to three turns, with every field that an estimator may need."""
     rng = torch.Generator().manual_seed(seed)
     number, size = 3 * SIZE, 12
     lengths = torch.randint(3, size, (number, 1), generator=rng)
@@ -95,7 +95,7 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed
         paid if "token_rewards" in estimator.needs else None,
         states,
         torch.where(mask, probs.log(), 0.0),
-        torch.where(mask, probs.square() + (1 - probs).square() / 2, 0.0),  # two other tokens share the rest
+        torch.where(mask, probs.square() + (1 - probs).square() / 2, 0.0),  # two other tokens share the remaining probability
     )
 
 
@@ -106,7 +106,7 @@ def _rows(inputs: AdvantageInputs, rows: Tensor) -> AdvantageInputs:
 
 def _assert_close(got: Tensor, expected: Tensor, what: str) -> None:
     wrong = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5)
-    assert not wrong.any(), f"{what}: {got[wrong][0]:.6g} in place of {expected[wrong][0]:.6g}"
+    assert not wrong.any(), f"{what}: {got[wrong][0]:.6g}, expected {expected[wrong][0]:.6g}"
 
 
 def advantages_have_the_form(estimator: AdvantageEstimator) -> None:
@@ -121,17 +121,17 @@ def advantages_have_the_form(estimator: AdvantageEstimator) -> None:
 
 
 def rewards_are_not_changed(estimator: AdvantageEstimator) -> None:
-    """The inputs stay as they were, and the same inputs give the same advantages."""
+    """The inputs do not change, and the same inputs give the same advantages."""
     inputs, fresh = advantage_inputs(estimator), advantage_inputs(estimator)
     first, second = estimator(inputs), estimator(inputs)
-    assert torch.equal(first, second), "the same inputs gave other advantages"
+    assert torch.equal(first, second), "the same inputs gave different advantages"
     for field in fields(inputs):
         got, expected = getattr(inputs, field.name), getattr(fresh, field.name)
         assert got is None or torch.equal(got, expected), f"{field.name} was changed"
 
 
 def equal_rewards_have_no_advantage(estimator: AdvantageEstimator) -> None:
-    """Where all rewards are equal, those of all steps too, every advantage is exactly 0."""
+    """If all rewards are equal, including the rewards of all steps, every advantage is exactly 0."""
     inputs = advantage_inputs(estimator, equal=True)
     if "state_ids" in estimator.needs:
         inputs = replace(inputs, rewards=torch.zeros_like(inputs.rewards))
@@ -140,10 +140,10 @@ def equal_rewards_have_no_advantage(estimator: AdvantageEstimator) -> None:
 
 
 def advantages_follow_their_rows(estimator: AdvantageEstimator) -> None:
-    """Responses in another order have their advantages in that order."""
+    """Reordering the responses reorders their advantages."""
     inputs = advantage_inputs(estimator)
     order = torch.randperm(len(inputs.rewards), generator=torch.Generator().manual_seed(1))
-    _assert_close(estimator(_rows(inputs, order)), estimator(inputs)[order], "another order of the rows")
+    _assert_close(estimator(_rows(inputs, order)), estimator(inputs)[order], "reordered rows")
 
 
 def prompts_are_independent(estimator: AdvantageEstimator) -> None:
@@ -151,11 +151,11 @@ def prompts_are_independent(estimator: AdvantageEstimator) -> None:
     inputs = advantage_inputs(estimator)
     first = inputs.group_ids == 0
     changed = replace(inputs, rewards=torch.where(first, inputs.rewards, 7 * inputs.rewards + 3))
-    _assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "other rewards of another prompt")
+    _assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "changed rewards of another prompt")
 
 
 def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) -> None:
-    """Of two responses to a prompt that differ in the reward alone, the better has no smaller advantage."""
+    """If two responses to a prompt differ only in the reward, the better one has no smaller advantage."""
     inputs = advantage_inputs(estimator)
     same = _rows(inputs, torch.zeros(SIZE, dtype=torch.long))
     paid = None if same.token_rewards is None else torch.zeros_like(same.token_rewards)
@@ -165,7 +165,7 @@ def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) 
 
 
 def padding_is_ignored(estimator: AdvantageEstimator) -> None:
-    """More padding columns, and what is on masked positions, change nothing."""
+    """Extra padding columns and the content of masked positions change nothing."""
     inputs = advantage_inputs(estimator)
     expected = estimator(inputs)
 
@@ -177,7 +177,7 @@ def padding_is_ignored(estimator: AdvantageEstimator) -> None:
         if value is not None and value.shape[1] != 1
     }
     got = estimator(replace(inputs, **wide))
-    _assert_close(got[:, : expected.shape[-1]], expected, "three more columns of padding")
+    _assert_close(got[:, : expected.shape[-1]], expected, "three extra columns of padding")
 
 
 ADVANTAGE_LAWS: tuple[PartLaw[AdvantageEstimator], ...] = tuple(
@@ -200,7 +200,7 @@ ADVANTAGE_LAWS: tuple[PartLaw[AdvantageEstimator], ...] = tuple(
 
 
 def correction_inputs(seed: int = 0, spread: float = 0.3) -> CorrectionInputs:
-    """Ragged responses with holes, sampled by a model whose log-probs differ by ``spread`` nats per token."""
+    """Return ragged responses with holes, sampled by a model whose log-probs differ by ``spread`` nats per token."""
     rng = torch.Generator().manual_seed(seed)
     mask = torch.arange(20) < torch.randint(1, 21, (24, 1), generator=rng)
     mask[::3, 2] = False
@@ -211,7 +211,7 @@ def correction_inputs(seed: int = 0, spread: float = 0.3) -> CorrectionInputs:
 
 
 def weights_have_the_form(correction: Correction) -> None:
-    """Weights are finite float32 of shape (B, 1), or (B, T) where they say so, not negative, and without gradient."""
+    """Weights are finite non-negative float32 without gradient, of shape (B, 1), or (B, T) if ``is_per_token``."""
     inputs = correction_inputs()
     got = correction(replace(inputs, old_log_probs=inputs.old_log_probs.clone().requires_grad_()))
     expected = tuple(inputs.response_mask.shape) if correction.is_per_token else (len(inputs.response_mask), 1)
@@ -219,19 +219,19 @@ def weights_have_the_form(correction: Correction) -> None:
     assert got.dtype == torch.float32, f"type {got.dtype}, expected torch.float32"
     assert not got.requires_grad, "a weight carries a gradient"
     assert got.isfinite().all(), "a weight is not finite"
-    assert (got >= 0).all(), "a weight is negative: it would turn the gradient round"
+    assert (got >= 0).all(), "a weight is negative: it would reverse the gradient"
 
 
 def agreement_weighs_one(correction: Correction) -> None:
-    """Where sampler and trainer agree, every weight is 1."""
+    """If sampler and trainer agree, every weight is 1."""
     inputs = correction_inputs()
     weights = correction(replace(inputs, rollout_log_probs=inputs.old_log_probs))
     wrong = weights[(weights - 1).abs() > 1e-5]
-    assert not len(wrong), f"a response on which sampler and trainer agree weighs {wrong[:1].tolist()}"
+    assert not len(wrong), f"sampler and trainer agree on a response, but its weight is {wrong[:1].tolist()}"
 
 
 def masked_values_are_ignored(correction: Correction) -> None:
-    """NaN on masked positions and more padding change no weight."""
+    """NaN at masked positions and extra padding change no weight."""
     inputs = correction_inputs()
     mask, expected = inputs.response_mask, correction(inputs)
     spoiled = replace(
@@ -243,7 +243,7 @@ def masked_values_are_ignored(correction: Correction) -> None:
         torch.nn.functional.pad(values, (0, 3)) for values in (spoiled.old_log_probs, spoiled.rollout_log_probs, mask)
     )
     wide = CorrectionInputs(old, sampled, visible, inputs.advantages)
-    for what, weights in (("NaN in the padding", correction(spoiled)), ("more padding", correction(wide))):
+    for what, weights in (("NaN in the padding", correction(spoiled)), ("extra padding", correction(wide))):
         got = weights[:, : expected.shape[-1]]
         if expected.shape[-1] != 1:
             got = torch.where(mask, got, expected)
@@ -251,7 +251,7 @@ def masked_values_are_ignored(correction: Correction) -> None:
 
 
 def weights_follow_their_rows(correction: Correction) -> None:
-    """The weight of a response does not depend on the others."""
+    """The weight of a response does not depend on other responses."""
     inputs = correction_inputs()
     whole = correction(inputs)
     for row in range(len(whole)):
@@ -262,7 +262,7 @@ def weights_follow_their_rows(correction: Correction) -> None:
 
 
 def weights_stay_finite(correction: Correction) -> None:
-    """Log-ratios of +-50 per token over 4096 tokens give finite weights that are not negative."""
+    """Log-ratios of +-50 per token over 4096 tokens give finite, non-negative weights."""
     shift = torch.tensor([[50.0], [-50.0], [0.01], [-0.01]]).expand(4, 4096)
     old = torch.full((4, 4096), -60.0)
     mask = torch.ones(4, 4096, dtype=torch.bool)
@@ -272,9 +272,9 @@ def weights_stay_finite(correction: Correction) -> None:
 
 
 def inputs_are_not_changed(correction: Correction) -> None:
-    """The inputs stay as they were, and the same inputs give the same weights."""
+    """The inputs do not change, and the same inputs give the same weights."""
     inputs, fresh = correction_inputs(), correction_inputs()
-    assert torch.equal(correction(inputs), correction(inputs)), "the same inputs gave other weights"
+    assert torch.equal(correction(inputs), correction(inputs)), "the same inputs gave different weights"
     for got, expected in zip(_tensors(inputs), _tensors(fresh), strict=True):
         assert torch.equal(got, expected), "an input was changed"
 
@@ -284,10 +284,10 @@ def _tensors(inputs: CorrectionInputs) -> tuple[Tensor, ...]:
 
 
 def it_corrects_something(correction: Correction) -> None:
-    """Of responses whose tokens differ by half a nat, some weigh other than 1."""
+    """If the tokens of responses differ by half a nat, some weights differ from 1."""
     weights = correction(correction_inputs(spread=0.5))
     assert ((weights - 1).abs() > 1e-4).any(), "every weight is 1"
-    assert (ops.per_response(weights, correction_inputs().response_mask) < 1.0).any(), "no response weighs less"
+    assert (ops.per_response(weights, correction_inputs().response_mask) < 1.0).any(), "no response has a weight below 1"
 
 
 CORRECTION_LAWS: tuple[PartLaw[Correction], ...] = tuple(

@@ -1,4 +1,4 @@
-"""What a rule does, measured: where it cuts at several lengths, and how it weighs a gradient at several ratios."""
+"""Measures a rule: where it cuts at several response lengths, and how it weighs the gradient at several ratios."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rlzoo.testing.data import evaluate, uniform_inputs
 
 LENGTHS = (1, 16, 256, 4096)
 RATIOS = (0.5, 0.8, 1.0, 1.25, 2.0)
-WEIGHED = 16  # tokens of the responses at which weights are measured
-FURTHEST = {1: 3.9, -1: 19.0}  # nats of a token, upward and downward: the tokens have probability exp(-4)
+WEIGHED = 16  # length in tokens of the responses on which weights are measured
+FURTHEST = {1: 3.9, -1: 19.0}  # largest shift of a token in nats, up and down; the tokens have probability exp(-4)
 STEPS, HALVINGS = 24, 18
-FADED = 1e-3  # a gradient this small, as a share of that at ratio 1, has faded and is not cut
+FADED = 1e-3  # a gradient below this share of the gradient at ratio 1 counts as faded, not as cut
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """The judged log-ratios of one length beyond which a gradient is cut or reversed; None where it never is.
+    """Judged log-ratios beyond which the gradient is cut or reversed, for one response length; None for an absent edge.
 
     Example:
         PPO's clip of 0.2 has ``Edges(high=0.182, low=-0.223)``: the logarithms of 1.2 and 0.8.
@@ -29,28 +29,28 @@ class Edges:
     high: float | None  # A > 0, upward
     low: float | None  # A < 0, downward
     ceiling: float | None  # A < 0, upward: a dual clip
-    inward: float | None  # A > 0, downward: no correct rule has one
+    inward: float | None  # A > 0, downward: no correct rule has this edge
 
 
 @dataclass(frozen=True, slots=True)
 class Portrait:
-    """One rule as measurements.
+    """The measurements of one rule.
 
     Example:
-        ``portrait.edges[256].high`` is the ceiling for responses of 256 tokens; ``portrait.positive`` the weights where A > 0.
+        ``portrait.edges[256].high`` is the ceiling for responses of 256 tokens; ``portrait.positive`` the weights for A > 0.
     """
 
     name: str
     edges: Mapping[int, Edges]  # by response length in tokens
-    positive: Mapping[float, float | None]  # gradient / gradient at ratio 1, by ratio, where A > 0; negative: reversed
-    negative: Mapping[float, float | None]  # the same where A < 0
+    positive: Mapping[float, float | None]  # by ratio, for A > 0: gradient / gradient at ratio 1; negative if reversed
+    negative: Mapping[float, float | None]  # the same for A < 0
 
 
 def portrait(policy: ClipPolicy, lengths: Sequence[int] = LENGTHS, ratios: Sequence[float] = RATIOS) -> Portrait:
-    """Measure a policy on single responses whose tokens share a log-ratio; log-ratios and ratios are those that it judges.
+    """Measure a policy on single responses whose tokens share a log-ratio; log-ratios and ratios are the judged ones.
 
-    The tokens had probability exp(-4) = 0.018 when they were sampled, which matters to rules whose band depends on it. Of rules
-    that judge token by token, the last token is shown.
+    The tokens have probability exp(-4) = 0.018 at sampling time, which matters for rules whose band depends on the probability.
+    For rules that judge token by token, the last token is measured.
     """
     edges = {
         length: Edges(
@@ -66,13 +66,13 @@ def portrait(policy: ClipPolicy, lengths: Sequence[int] = LENGTHS, ratios: Seque
 
 
 def _measured(policy: ClipPolicy, token: float, length: int, advantage: int) -> tuple[float, float]:
-    """The judged log-ratio, and the gradient along the advantage, of a response's last token."""
+    """Return the judged log-ratio of a response's last token, and its gradient in the direction of the advantage."""
     result, gradient = evaluate(policy, uniform_inputs(policy, [token], length, float(advantage)))
     return float(result.log_ratio[0, -1]), float(gradient[0, -1]) * advantage
 
 
 def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | None:
-    """Where, from ratio 1 on, the gradient ends or is reversed: first by steps of one factor, then by bisection."""
+    """Return where the gradient ends or is reversed, from ratio 1 outwards: geometric steps first, then bisection."""
     at_one = _measured(policy, 0.0, length, advantage)[1]
     if at_one <= 0:
         return None
@@ -100,7 +100,7 @@ def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | 
 
 
 def _weight(policy: ClipPolicy, ratio: float, advantage: int) -> float | None:
-    """The gradient at a judged ratio, as a share of that at ratio 1; negative where it is reversed."""
+    """Return the gradient at a judged ratio as a share of the gradient at ratio 1; negative if it is reversed."""
     at_one, slope = _measured(policy, 0.0, WEIGHED, advantage)[1], _slope(policy, WEIGHED, advantage)
     if at_one == 0 or slope <= 0:
         return None
@@ -108,5 +108,5 @@ def _weight(policy: ClipPolicy, ratio: float, advantage: int) -> float | None:
 
 
 def _slope(policy: ClipPolicy, length: int, advantage: int) -> float:
-    """Judged nats for each nat of a token: 1 for a mean, the length for a sum."""
+    """Return the judged nats per nat of a token: 1 for a mean, the length for a sum."""
     return _measured(policy, 0.25, length, advantage)[0] / 0.25

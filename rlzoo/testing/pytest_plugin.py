@@ -1,4 +1,4 @@
-"""The laws as pytest tests: in a test file, or for any policy named on the command line."""
+"""Runs the laws as pytest tests: in a test file, or for any policy named on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def parametrize_with_checks(policies: Sequence[ClipPolicy]) -> Callable[..., None]:
-    """A pytest test function with one case per policy and law; opted-out laws are left out."""
+    """Return a pytest test function with one case per policy and law, without the laws that a policy opts out of."""
     import pytest
 
     cases = [(policy, law) for policy in policies for law in LAWS if law.name not in policy.exempt]
@@ -28,12 +28,16 @@ def parametrize_with_checks(policies: Sequence[ClipPolicy]) -> Callable[..., Non
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--clip NAME|FILE.py``."""
     parser.addoption(
-        "--clip", action="append", default=[], metavar="NAME|FILE", help="hold this clip policy to the laws; may be repeated"
+        "--clip",
+        action="append",
+        default=[],
+        metavar="NAME|FILE",
+        help="check this clip policy against the laws; may be repeated",
     )
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add a test per law for each policy that ``--clip`` names."""
+    """Add one test per law for each policy that ``--clip`` names."""
     from rlzoo.zoo import find_policies
 
     named: list[str] = config.getoption("--clip")

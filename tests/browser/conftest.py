@@ -1,4 +1,4 @@
-"""Leaves these tests out where there is no browser to drive: they are a nox session of their own."""
+"""Skips these tests if there is no browser; they are a separate nox session."""
 
 import importlib.util
 import shutil

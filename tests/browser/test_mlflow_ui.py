@@ -1,7 +1,7 @@
-"""A sweep as somebody sees it in MLflow's own pages, in a real browser.
+"""A sweep as users see it in MLflow's own pages, in a real browser.
 
-With ``RLZOO_SCREENSHOTS`` set to a folder, what was seen is left there; with ``RLZOO_SWEEP_STORE`` set to a tracking URI, that
-store's sweep is looked at in place of a small one made here.
+With ``RLZOO_SCREENSHOTS`` set to a folder, screenshots are saved there. With ``RLZOO_SWEEP_STORE`` set to a tracking URI, the
+sweep of that store is tested instead of a small one made here.
 """
 
 import os
@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from playwright.sync_api import expect, sync_playwright
 
 FLAGS = ["--no-sandbox", "--disable-quic", "--disable-background-networking"]
-SLOW = 90_000  # milliseconds: the pages are large and the machine may be busy
+SLOW = 90_000  # milliseconds; the pages are large and the machine may be busy
 CURVES = ("reward/mean", "clip/fraction", "fairness/lre_max")
 GLANCE = ("aggregate/accuracy", "aggregate/reward", "aggregate/clip_fraction", "aggregate/lre_max")
 
@@ -40,7 +40,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(store):
-    """The address of `rlzoo ui` on that store."""
+    """The address of `rlzoo ui` for that store."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -60,7 +60,7 @@ def address(store):
 
 
 def link_to(page, name):
-    """The link to a run in the list of runs, where its model has another of the same name."""
+    """Return the link to a run in the list of runs; its model has another link with the same name."""
     return page.locator("[col-id='attributes.`Run Name`']").get_by_role("link", name=name, exact=True)
 
 
@@ -83,7 +83,7 @@ def page(address):
 
 @pytest.fixture
 def run_page(page, store):
-    """Opens a part of the page of the sweep's first run of fspo."""
+    """Open a part of the page of the sweep's first run of fspo."""
     client = MlflowClient(store)
     (run,) = client.search_runs(["1"], "tags.mlflow.runName = 'fspo-0'")
 
@@ -147,7 +147,7 @@ def test_a_runs_page_says_what_it_is_what_was_typed_and_what_data_it_used(run_pa
     expect(page.get_by_role("cell", name="rollout.num_prompts").first).to_be_visible(timeout=SLOW)
     expect(page.get_by_text("rlzoo train --resume --output").first).to_be_visible(timeout=SLOW)
     shown = [f"{data.dataset.name} ({data.dataset.digest})" for data in run_page.run.inputs.dataset_inputs]
-    assert len(shown) == 2  # one by name, the other behind "+1"
+    assert len(shown) == 2  # one by name, the other as "+1"
     expect(page.get_by_text(shown[0]).or_(page.get_by_text(shown[1])).first).to_be_attached(timeout=SLOW)
     expect(page.get_by_text("rlzoo train", exact=True).first).to_be_attached(timeout=SLOW)  # the source
     keep(page, "run")
@@ -165,7 +165,7 @@ def test_completions_are_a_table_and_figures_are_pictures(run_page):
     expect(page.get_by_role("table").or_(page.get_by_role("grid")).first).to_be_visible(timeout=SLOW)
     keep(page, "completions")
     page = run_page("artifacts/clip_by_length/step-000004.png")
-    page.reload(wait_until="domcontentloaded")  # the page keeps the file it showed before
+    page.reload(wait_until="domcontentloaded")  # the page keeps showing the previous file
     expect(page.locator("img[src^='blob:']").first).to_be_visible(timeout=SLOW)
     keep(page, "figure")
 

@@ -1,4 +1,4 @@
-"""Commands run in a directory of their own, and plugin files for them."""
+"""Runs commands in their own directories, and writes plugin files for them."""
 
 import sys
 from contextlib import ExitStack
@@ -46,13 +46,13 @@ def rlzoo_clip_policies():
 
 @pytest.fixture
 def rlzoo(tmp_path, monkeypatch, capfd):
-    """Run a command in this process, in a directory of its own; returns its exit code, stdout and stderr."""
+    """Run a command in this process, in its own directory; returns its exit code, stdout and stderr."""
     here = tmp_path / "here"
     here.mkdir()
 
     def run(*arguments):
         monkeypatch.chdir(here)
-        monkeypatch.setenv("COLUMNS", "400")  # no line is folded
+        monkeypatch.setenv("COLUMNS", "400")  # no line is wrapped
         monkeypatch.setattr(sys, "argv", ["rlzoo", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_:
             main()
@@ -63,9 +63,9 @@ def rlzoo(tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def refused(rlzoo, tmp_path):
-    """Run a command that must be refused and write nothing where it runs; returns its one line."""
+    """Run a command that must be rejected and must not write files; returns its one line."""
 
-    def files():  # but for what Python itself keeps beside a plugin that it has loaded
+    def files():  # except for what Python itself writes next to a loaded plugin
         return sorted(path for path in (tmp_path / "here").rglob("*") if "__pycache__" not in path.parts)
 
     def run(*arguments):
@@ -96,7 +96,7 @@ def plugin(tmp_path):
 
 @pytest.fixture
 def a_terminal(monkeypatch):
-    """Let stdout and stderr go to a terminal of some columns and rows; returns what can be read there."""
+    """Connect stdout and stderr to a terminal of the given size; returns what can be read there."""
     with ExitStack() as stack:
 
         def opened(columns, rows):

@@ -1,4 +1,4 @@
-"""A terminal of a few columns and rows: what a command that draws on it leaves to be read."""
+"""A terminal of a few columns and rows that interprets the output of commands."""
 
 import os
 import pty
@@ -10,14 +10,14 @@ ESCAPE = re.compile(r"\x1b\[(?P<arguments>[?0-9;]*)(?P<kind>[A-Za-z])")
 
 
 class Terminal:
-    """Understands what rich writes, and refuses any other control sequence."""
+    """Interprets rich's output, and rejects any other control sequence."""
 
     def __init__(self, columns=80, rows=24):
         self.columns, self.rows = columns, rows
         self.lines = [""]
         self.row = self.column = 0
         self.styles = set()
-        self.frames = []  # what could be read each time the cursor had come to rest
+        self.frames = []  # the visible text each time the cursor came to rest
         self.is_cursor_shown = True
 
     def feed(self, text):
@@ -41,7 +41,7 @@ class Terminal:
 
     def _control(self, arguments, kind):
         if kind == "A":
-            top = max(0, len(self.lines) - self.rows)  # what has left the screen cannot be reached
+            top = max(0, len(self.lines) - self.rows)  # lines that have left the screen cannot be reached
             self.row = max(top, self.row - int(arguments or 1))
         elif kind == "K":
             assert arguments == "2"
@@ -78,7 +78,7 @@ class Terminal:
 
 
 class Pseudo:
-    """A pseudo-terminal whose output a `Terminal` reads as it comes; closed at the end of the block."""
+    """A pseudo-terminal whose output a `Terminal` reads as it arrives; closed at the end of the block."""
 
     def __init__(self, columns=80, rows=24):
         self.screen = Terminal(columns, rows)
@@ -98,7 +98,7 @@ class Pseudo:
             except OSError:  # the other side is closed
                 return
             waiting += more
-            # what ends within a character or a sequence waits for the rest
+            # an incomplete character or sequence waits for the rest
             whole = waiting.decode(errors="ignore")
             cut = whole.rfind("\x1b") if re.search(r"\x1b\[?[?0-9;]*$", whole) else len(whole)
             text = whole[:cut]

@@ -1,4 +1,4 @@
-"""`rlzoo calibrate` as a user meets it."""
+"""`rlzoo calibrate` on the command line."""
 
 import yaml
 

@@ -1,4 +1,4 @@
-"""A plugin that was edited between stop and resume is named, and refused unless that is asked for."""
+"""A plugin that was edited between stop and resume is named, and rejected unless this is requested."""
 
 import logging
 import shutil
@@ -16,7 +16,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run of one step with a plugin file; its directory and the file."""
+    """A run of one step with a plugin file: its directory and the file."""
     folder = tmp_path_factory.mktemp("changed")
     file = folder / "mine.py"
     file.write_text(SOUND + HOOK.format("Plain"))
@@ -26,7 +26,7 @@ def stopped(tmp_path_factory):
 
 @pytest.fixture
 def run(stopped, tmp_path):
-    """A copy of that run, whose plugin is as it was."""
+    """A copy of that run with its original plugin."""
     path, file = stopped
     file.write_text(SOUND + HOOK.format("Plain"))
     shutil.copytree(path, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The chart in the terminal: every bin's bar in proportion, at 80 columns, with or without line-drawing signs."""
+"""The chart in the terminal: every bin's bar is in proportion, at 80 columns, with or without line-drawing characters."""
 
 import dataclasses
 import io
@@ -46,7 +46,7 @@ def test_a_terminal_without_line_drawing_gets_plain_signs(profile):
 
 
 def test_bins_share_no_length(profile):
-    # a bin up to 13.67 tokens holds 13 and not 14, with which the next begins
+    # a bin up to 13.67 tokens contains 13 but not 14, which begins the next bin
     edges = (9.0, 13.67, *(20.0 + k for k in range(len(profile.edges) - 2)))
     rows = drawn(dataclasses.replace(profile, edges=edges))[1:]
     assert rows[0].split()[0] == "9-13"

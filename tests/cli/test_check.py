@@ -10,7 +10,7 @@ LAWS = [law.name for law in testing.LAWS]
 
 
 def laws_of(out):
-    """The lines of a printed check: number, law, and what came of it."""
+    """Return the lines of a printed check: number, law and outcome."""
     lines = [line.split(maxsplit=2) for line in out.splitlines()]
     return {line[1]: line[2].rstrip() for line in lines if len(line) == 3 and line[1] in LAWS}
 
@@ -18,7 +18,7 @@ def laws_of(out):
 def test_check_names_every_law_and_passes(rlzoo):
     started = time.process_time()
     code, out, err = rlzoo("clips", "check", "gspo")
-    assert time.process_time() - started < 15  # seconds of the processor
+    assert time.process_time() - started < 15  # seconds of CPU time
     assert (code, err) == (0, "")
     assert out.startswith("gspo  arXiv 2507.18071")
     assert laws_of(out) == dict.fromkeys(LAWS, "pass")
@@ -47,11 +47,11 @@ def test_check_of_a_broken_policy_shows_law_statement_and_smallest_input(rlzoo, 
     code, out, err = rlzoo("clips", "check", file)
     assert (code, err) == (1, "")
     found = laws_of(out)
-    assert found.pop("ratio_one_is_reinforce") == "fail  the gradient is not along the advantage"
+    assert found.pop("ratio_one_is_reinforce") == "fail  the gradient is not in the direction of the advantage"
     assert set(found.values()) == {"pass"}
     lines = [line.rstrip() for line in out.splitlines()]
     place = lines.index(
-        "ratio_one_is_reinforce: At ratio 1 nothing is clipped and the gradient is A times one positive constant per row."
+        "ratio_one_is_reinforce: At ratio 1, nothing is clipped and the gradient is A times a positive constant per row."
     )
     assert lines[place + 1] == "fails on"
     assert lines[place + 2].startswith("  A = ")  # one response
@@ -80,9 +80,10 @@ def test_check_as_json_holds_the_same(rlzoo, plugin):
     assert {law["status"] for law in plain["laws"]} == {"pass"}
     (failed,) = [law for law in reversed_["laws"] if law["status"] == "fail"]
     assert failed["law"] == "ratio_one_is_reinforce"
-    assert failed["detail"] == "the gradient is not along the advantage"
+    assert failed["detail"] == "the gradient is not in the direction of the advantage"
     assert failed["inputs"]["log_probs"] == failed["inputs"]["old_log_probs"]
-    assert len(failed["inputs"]["advantages"]) == len(failed["inputs"]["response_mask"]) == 1  # one response shows it
+    # one response suffices to show it
+    assert len(failed["inputs"]["advantages"]) == len(failed["inputs"]["response_mask"]) == 1
 
 
 def test_check_of_an_installed_policy_as_json_gives_the_reasons(rlzoo):
@@ -110,7 +111,7 @@ def test_a_policy_that_raises_fails_the_law_with_what_it_raised(rlzoo, plugin):
     code, out, err = rlzoo("clips", "check", plugin(raising, returned="Plain"))
     assert (code, err) == (1, "")
     assert laws_of(out)["is_pure"] == "fail  ValueError: no such [tensor] (mine.py line 16)"
-    assert laws_of(out)["settings_are_complete"] == "pass"  # it takes no call
+    assert laws_of(out)["settings_are_complete"] == "pass"  # it does not call the policy
 
 
 def test_check_refuses_what_is_not_there(refused, plugin, tmp_path):

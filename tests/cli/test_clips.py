@@ -1,4 +1,4 @@
-"""`rlzoo clips list` and `show`: what is told of every policy, and of those of a plugin file."""
+"""`rlzoo clips list` and `show`: what they print for every policy, and for those of a plugin file."""
 
 import json
 from importlib.metadata import version
@@ -8,7 +8,7 @@ import pytest
 from rlzoo import load_zoo
 from tests.cli.conftest import SOUND
 
-PARTS = ("Formula:", "Where:", "Differences from GRPO:", "Reference:")  # after the sentence that opens a docstring
+PARTS = ("Formula:", "Where:", "Differences from GRPO:", "Reference:")  # after the first sentence of a docstring
 OURS = f"rlzoo-llm {version('rlzoo-llm')}"
 
 
@@ -46,7 +46,7 @@ def test_list_and_show_take_a_plugin_file(rlzoo, plugin):
     lines = [line.rstrip() for line in out.splitlines()]
     place = lines.index(f"plain  token, group_norm, sequence_mean  arXiv 0000.00000  {file}")
     assert lines[place + 1] == "      Clips every token to a band; [brackets] stay."
-    assert f"  {OURS}" not in out  # what came with rlzoo needs no address
+    assert f"  {OURS}" not in out  # policies of rlzoo itself need no address
     assert "plain  token" not in rlzoo("clips", "list")[1]
     (row,) = [row for row in json.loads(rlzoo("clips", "list", "--plugin", file, "--json")[1]) if row["name"] == "plain"]
     assert row["from"] == str(file)
@@ -55,7 +55,7 @@ def test_list_and_show_take_a_plugin_file(rlzoo, plugin):
     for text in ("Clips every token to a band; [brackets] stay.", "half-width of the band [nats]", "how much [is] clipped"):
         assert text in out
     assert json.loads(rlzoo("clips", "show", "plain", "--plugin", file, "--json")[1])["from"] == str(file)
-    assert rlzoo("clips", "show", file)[:2] == (code, out)  # by its path alone, as check takes it
+    assert rlzoo("clips", "show", file)[:2] == (code, out)  # the path alone works, too, as for check
     assert [row["name"] for row in json.loads(rlzoo("clips", "show", file, "--json")[1])] == ["plain"]
 
 

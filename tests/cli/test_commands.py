@@ -1,4 +1,4 @@
-"""The commands as a user meets them: help, lists, doctor, dry runs, and a run in a process of its own."""
+"""The commands as users see them: help, lists, doctor, dry runs, and a run in its own process."""
 
 import json
 import re
@@ -96,7 +96,7 @@ def test_dry_run_prints_the_whole_configuration_and_writes_nothing(rlzoo, tmp_pa
     config = yaml.safe_load(out)
     assert code == 0
     assert config["clip"]["name"] == "gspo"
-    assert config["clip"]["clip_low"] == 0.0022  # the width calibrated for the shipped model, visible
+    assert config["clip"]["clip_low"] == 0.0022  # the width that was calibrated for the shipped model is visible
     assert config["learner"]["lr"] == 1e-5
     assert not list(tmp_path.iterdir())
 
@@ -111,6 +111,6 @@ def test_a_run_prints_plain_lines_when_piped(zygote, tmp_path):
     assert "tok/s" in steps[1]
     assert "MLflow run" in answer.stdout
     assert "\x1b" not in answer.stdout
-    waiting = "MLflow is sent the rest"  # said after five seconds, which a busy machine may take to make a store
+    waiting = "MLflow is sent the rest"  # printed after five seconds, which a busy machine may need to make a store
     assert [line for line in answer.stderr.splitlines() if not line.startswith(waiting)] == []
     assert (tmp_path / "out" / "config.yaml").is_file()

@@ -1,4 +1,4 @@
-"""`rlzoo compare` as a user meets it."""
+"""`rlzoo compare` on the command line."""
 
 import json
 import re

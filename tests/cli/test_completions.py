@@ -1,4 +1,4 @@
-"""Responses in the terminal: as they were written, but nothing in them can steer it."""
+"""Responses in the terminal are printed as written, but cannot control the terminal."""
 
 import io
 import json
@@ -45,7 +45,7 @@ def test_a_few_are_drawn_the_same_ones_every_time(printed):
     once = printed(*rows, number=3)
     assert once == printed(*rows, number=3)
     assert once.count("number ") == 3
-    assert printed(*rows[:2], number=3).count("number ") == 2  # all, where there are fewer
+    assert printed(*rows[:2], number=3).count("number ") == 2  # fewer responses than requested: all are printed
 
 
 @pytest.mark.parametrize("evil", ["\x1b[2J", "\x1b]52;c;AAAA\x07", "\r", "\x9b2J", "\u202e", "\x08", "\u2028", "\x85"])

@@ -1,4 +1,4 @@
-"""`rlzoo convert`: what it writes, and what it leaves alone."""
+"""`rlzoo convert`: what it writes, and what it leaves unchanged."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Curves in the terminal: true to the numbers, as wide as the screen at most."""
+"""Curves in the terminal match the numbers, and are at most as wide as the screen."""
 
 import io
 import math
@@ -24,7 +24,7 @@ def lines(rows, **options):
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest():
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, SIGNS) == SIGNS
-    assert sparkline([7, 0, 3.4, 3.6], 8, SIGNS) == "█▁▄▅"  # 3.4 is nearest to the sign of 3
+    assert sparkline([7, 0, 3.4, 3.6], 8, SIGNS) == "█▁▄▅"  # 3.4 is nearest to the character for 3
     assert sparkline([5, 5, 5], 8, SIGNS) == "▁▁▁"
 
 
@@ -41,7 +41,7 @@ def test_every_metric_of_a_real_run_has_a_line_that_fits(trained, width):
     assert len(measured) == 5  # it has no held-out problems
     assert [line.split("  ")[0] for line in drawn] == [shown.label for shown in measured]
     assert max(map(len, drawn)) <= width
-    assert len({len(line) for line in drawn}) == 1  # the numbers stand in columns
+    assert len({len(line) for line in drawn}) == 1  # the numbers are aligned in columns
     for line, shown in zip(drawn, measured, strict=True):
         values = [row[shown.metric] for row in trained.metrics if shown.metric in row]
         if width >= 60:

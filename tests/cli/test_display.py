@@ -1,4 +1,4 @@
-"""What every command prints on: text as it is, folded on a screen, whole elsewhere, and nothing that steers a terminal."""
+"""The output of every command: plain text, wrapped on a screen and not elsewhere, without control sequences from outside."""
 
 import io
 import logging
@@ -89,7 +89,7 @@ def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatc
         [
             "stopped after step 3 of 40; resume with:",
             "rlzoo train --resume --output runs/fspo-arithmetic-0-2026112",
-            "2-054750",  # the terminal's own fold, which is none in what is copied
+            "2-054750",  # the terminal's own wrapping, which is not part of copied text
             "to stderr by another library",
             *folded(LONG, 60).split("\n"),
         ]

@@ -1,4 +1,4 @@
-"""`rlzoo train --dry-run`: the plan, and one line for each thing that would stop the run later."""
+"""`rlzoo train --dry-run` prints the plan, and one line for each thing that would stop the run later."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def test_a_plan_for_other_devices_names_the_command_that_uses_them(rlzoo, model)
     assert code == 0
     assert (plan["processes"], plan["zero_stage"]) == (8, 3)
     assert plan["command"].endswith("--set launch.processes=8")
-    assert any("vllm is not installed" in note for note in plan["notes"])  # said, for it concerns another machine
+    assert any("vllm is not installed" in note for note in plan["notes"])  # reported, because the other machine needs it
 
 
 def test_a_dry_run_is_quick(rlzoo):
@@ -102,7 +102,7 @@ def test_offload_without_what_does_it_is_refused(refused):
 
 
 def test_responses_beyond_the_models_positions_are_refused(refused, model):
-    # prompts of the task are up to 57 letters: without a tokenizer about 29 tokens; 4,096 - 29 are left
+    # prompts of the task have up to 57 letters, about 29 tokens without a tokenizer; 4,096 - 29 remain
     line = refused("train", "--dry-run", *settings(f"model.path={model}", "rollout.max_new_tokens=4090"))
     assert line.startswith("rollout.max_new_tokens=4090: with prompts of up to about ")
     assert f"and model {str(model)!r} has 4096; set it to 40" in line
@@ -154,11 +154,11 @@ def test_a_library_that_the_data_needs_is_named(refused, monkeypatch, library, e
 
 @pytest.mark.parametrize(("library", "name"), [("textarena", "TextArena"), ("openenv", "OpenEnv"), ("verifiers", "Verifiers")])
 def test_a_library_that_an_environment_needs_is_named(refused, monkeypatch, library, name):
-    monkeypatch.setitem(sys.modules, library, None)  # what Python itself records for a module that cannot be imported
+    monkeypatch.setitem(sys.modules, library, None)  # Python itself records None for a module that cannot be imported
     more = ("task.name=environment", f"task.environment=rlzoo.environments.{library}:{name}", "task.workers=0")
     line = refused("train", "--dry-run", *settings(*more))
     told = f"{library} is not installed: pip install 'rlzoo-llm[{library}]'"
-    assert line == f"task 'environment': an episode does not begin: {told}"
+    assert line == f"task 'environment': cannot begin an episode: {told}"
 
 
 def test_a_missing_data_file_is_refused(refused, tmp_path):
@@ -193,7 +193,7 @@ def test_an_output_directory_that_is_not_free_is_refused(refused, tmp_path):
 
 
 def failing_plan(rlzoo, *arguments):
-    """A plan that is shown and fails: the configuration is not printed; returns the line."""
+    """Return the line of a plan that is shown but fails; the configuration is not printed."""
     code, out, err = rlzoo("train", "--dry-run", *arguments)
     assert (code, out) == (2, "")
     plan, _, line = err.strip().rpartition("\n")

@@ -1,4 +1,4 @@
-"""A signal that arrives while Python ends."""
+"""A signal that arrives while Python shuts down."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`rlzoo eval` as a user meets it: tables, JSON, Ctrl-C and going on, and one line for every mistake."""
+"""`rlzoo eval` on the command line: tables, JSON, Ctrl-C and resume, and one line for every mistake."""
 
 import json
 import os
@@ -72,10 +72,10 @@ def test_a_mistake_is_told_in_one_line(refused, tmp_path):
         "rollout.temperature=0.0: input should be greater than 0"
     )
     assert refused("eval", "embedded", *QUICK, "--chat-template") == (
-        "--chat-template: the tokenizer of 'embedded' has none; leave it out"
+        "--chat-template: the tokenizer of 'embedded' has none; remove the option"
     )
     assert refused("eval", "embedded", *QUICK, "--set", "learner.lr=1") == (
-        "--set learner.lr: only settings of model and rollout have a say in an evaluation"
+        "--set learner.lr: an evaluation uses only settings of model and rollout"
     )
     assert refused("eval", "embedded", *QUICK, "--set", "rollout.temp=1").startswith("unknown key 'rollout.temp' (allowed: ")
     assert refused("eval", "embedded", *QUICK, "--set", "rollout.engine=vllm").startswith("rollout.engine='vllm': ")
@@ -86,14 +86,14 @@ def test_questions_that_the_tokenizer_cannot_read_are_refused(refused, tmp_path)
     pytest.importorskip("math_verify")
     (tmp_path / "words.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
     line = refused("eval", "embedded", "--suite", "words", "--data", tmp_path)
-    assert line.startswith("suite 'words' cannot be put to model 'embedded': the prompt ")
+    assert line.startswith("suite 'words' cannot be used with model 'embedded': the prompt ")
 
 
 def test_a_directory_of_something_else_is_refused(refused, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("steps: 1\n")
     assert refused("eval", "embedded", *QUICK, "--output", tmp_path / "run") == (
-        f"--output '{tmp_path / 'run'}' is not an evaluation's directory; name another, or remove it"
+        f"--output '{tmp_path / 'run'}' is not an evaluation directory; choose another, or remove it"
     )
     (tmp_path / "file").write_text("in the way")
     assert "cannot be written: Not a directory" in refused("eval", "embedded", *QUICK, "--output", tmp_path / "file" / "mine")

@@ -1,4 +1,4 @@
-"""`rlzoo fairness` and `rlzoo rescore` as a user meets them."""
+"""`rlzoo fairness` and `rlzoo rescore` on the command line."""
 
 import dataclasses
 import json
@@ -63,7 +63,7 @@ def test_a_run_is_rescored_and_judged(rlzoo, trained, tmp_path):
 
 
 def test_settings_of_the_own_rule_change_one_by_one(rlzoo, trained):
-    """The run was trained with .015 and .015; what is not named stays as it was recorded."""
+    """The run was trained with .015 and .015; settings that are not named keep their recorded values."""
     for path in (trained.path, trained.path / "rollouts"):
         _, out, _ = rlzoo("replay", path, "--clip", "fspo", "--set", "clip.width_low=0.05", "--json", "--no-cosine")
         settings = json.loads(out)["rules"][0]["settings"]
@@ -119,4 +119,4 @@ def test_files_of_two_rules_are_not_one_run(rlzoo, trained, tmp_path):
         dataclasses.replace(RecordedStep.load(trained.path / "rollouts" / name), rule=rule).save(tmp_path / name)
     code, _, error = rlzoo("fairness", tmp_path)
     assert code == 2
-    assert "were trained with fspo and grpo; name the files of one run" in error
+    assert "were trained with fspo and grpo; name the files of a single run" in error

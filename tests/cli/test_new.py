@@ -1,4 +1,4 @@
-"""`rlzoo clips new`, and a plugin on its way to training."""
+"""`rlzoo clips new`, and the path of a plugin to training."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ QUICK = [
     "--steps", "1", "--set", "rollout.num_prompts=4", "--set", "rollout.group_size=4", "--set", "task.num_operands_max=4",
     "--set", "rollout.max_new_tokens=12", "--set", "eval.num_problems=4",
 ]  # fmt: skip
-STYLE = ["--isolated", "--no-cache", "--line-length", "128", "."]  # of one who has no settings of his own
+STYLE = ["--isolated", "--no-cache", "--line-length", "128", "."]  # for a user without settings
 OURS = f"rlzoo-llm {version('rlzoo-llm')}"
 
 
@@ -107,7 +107,7 @@ def test_a_new_distribution_is_formatted_and_free_of_mistakes(written):
 
 
 def test_a_new_distribution_is_clean_by_ruffs_default_rules(written):
-    run_in(written, "-m", "ruff", "check", "--extend-select", "I", *STYLE)  # newer ruffs sort imports by default
+    run_in(written, "-m", "ruff", "check", "--extend-select", "I", *STYLE)  # newer versions of ruff sort imports by default
 
 
 def test_a_new_policy_is_listed_checked_and_trained_from_its_folder(written, rlzoo, zygote, tmp_path):
@@ -115,7 +115,7 @@ def test_a_new_policy_is_listed_checked_and_trained_from_its_folder(written, rlz
         f"my-rule  sequence, group_norm, sequence_mean  none yet  {written}" in rlzoo("clips", "list", "--plugin", written)[1]
     )
     assert rlzoo("clips", "check", written)[0] == 0
-    # a process of its own, which has not imported the plugin yet
+    # a new process, which has not imported the plugin yet
     done = zygote.run("train", "--plugin", written, "--clip", "my-rule", "--output", "run", *QUICK, folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("my-rule on arithmetic")

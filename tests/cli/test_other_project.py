@@ -1,4 +1,4 @@
-"""Files of the other project named `rlzoo` in rlzoo's own folder: one line says so, and how to repair it."""
+"""Files of the other project named `rlzoo` in rlzoo's own folder: one line reports them and how to repair the installation."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def package(tmp_path):
 
 
 def run(package, *words):
-    """Run a command with the copy in the place of the checkout, which an editable installation has on its path."""
+    """Run a command with the copy instead of the checkout, which an editable installation has on its path."""
     program = (
         f"import sys; sys.path[:] = [path for path in sys.path if path != {str(ROOT)!r}]\n"
         f"import rlzoo; assert rlzoo.__path__[0] == {str(package)!r}, rlzoo.__path__\n"
@@ -38,7 +38,7 @@ def run(package, *words):
 
 
 def install_theirs(package):
-    """Put their files in, as pip does: an empty __init__.py over ours, and folders that we do not have."""
+    """Install their files as pip does: an empty __init__.py replaces ours, and folders are added."""
     (package / "__init__.py").write_text("")
     for folder in ("algorithms", "common"):
         (package / folder).mkdir()

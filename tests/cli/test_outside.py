@@ -1,4 +1,4 @@
-"""A run says whose code it loads."""
+"""A run reports whose code it loads."""
 
 import pytest
 
@@ -9,7 +9,7 @@ RUN = ["train", "--set", "tracking.mlflow=false", "--set", "eval.num_problems=0"
 
 @pytest.fixture
 def announced(rlzoo, caplog):
-    """What a run with these options says of plugins."""
+    """Return what a run with these options reports about plugins."""
 
     def run(*options):
         with caplog.at_level("INFO", logger="rlzoo"):

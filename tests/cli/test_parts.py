@@ -1,4 +1,4 @@
-"""`rlzoo advantages` and `rlzoo corrections`: listed, shown, held to the laws, and written anew."""
+"""`rlzoo advantages` and `rlzoo corrections`: list, show, check and new."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_a_name_that_is_not_there_is_refused(refused, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_is_held_to_its_laws(rlzoo, kind, tmp_path, monkeypatch):
     name, laws, _ = KINDS[kind]
-    (tmp_path / name).mkdir()  # a run directory of that name is no plugin
+    (tmp_path / name).mkdir()  # a run directory with that name is not a plugin
     monkeypatch.chdir(tmp_path)
     code, out, _ = rlzoo(kind, "check", name)
     assert (code, out.count("pass")) == (0, len(laws))
@@ -68,7 +68,7 @@ def test_a_part_that_breaks_a_law_is_named_with_what_was_seen(rlzoo, tmp_path):
     code, out, _ = rlzoo("corrections", "check", file)
     assert code == 1
     assert "agreement_weighs_one" in out
-    assert "a response on which sampler and trainer agree weighs [0.5]" in out
+    assert "sampler and trainer agree on a response, but its weight is [0.5]" in out
 
 
 @pytest.mark.parametrize("kind", KINDS)

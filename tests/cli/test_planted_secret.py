@@ -1,4 +1,4 @@
-"""Secrets that a run is given are found nowhere in what it leaves: its directory, the store, and what it prints."""
+"""Secrets that a run is given are not found in anything that it leaves: its directory, the store, and its output."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ QUICK = [
 
 @pytest.fixture(scope="module")
 def train(zygote):
-    """Call `rlzoo train` in a process of its own, the environment's secret in place."""
+    """Call `rlzoo train` in its own process, with the secret in its environment."""
     return partial(_train, zygote)
 
 
@@ -56,7 +56,7 @@ def _train(zygote, folder, *arguments, settings=(), store=None):
 
 
 def leaks(folder, *texts):
-    """Where a planted secret is found, under any spelling."""
+    """Return where a planted secret is found, in any encoding."""
     places = [(str(file), file.read_bytes()) for file in folder.rglob("*") if file.is_file()]
     places += [(f"text {number}", text.encode()) for number, text in enumerate(texts)]
     spellings = [form for secret in PLANTED for form in {secret, secret.replace("/", "%2F")}]
@@ -79,7 +79,7 @@ def plugin_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(train, tmp_path_factory, empty_store, plugin_file):
-    """A run of one step that knew every secret, and what it printed."""
+    """A run of one step that was given every secret, and its output."""
     folder = tmp_path_factory.mktemp("planted")
     shutil.copy(empty_store, folder / "mlflow.db")
     done = train(folder, "--clip", "keyed", "--plugin", plugin_file, "--steps", "1", settings=[*QUICK, *SECRETS])

@@ -1,4 +1,4 @@
-"""A run as it is seen while it goes on: curves that stay in place on a terminal of any size, lines and JSON elsewhere."""
+"""The display of a running run: curves that stay in place on a terminal of any size, and lines or JSON elsewhere."""
 
 import io
 import json
@@ -20,7 +20,7 @@ def is_bar(line):
 
 
 def drawn(screen, rows, **more):
-    """Show a real run's rows, each at rest for a moment."""
+    """Show a real run's rows, with a pause after each."""
     with Screen(Plain(), TITLE, len(rows) - 1, **more) as display:
         for step, metrics in enumerate(rows):
             display.show(step, metrics)
@@ -48,13 +48,13 @@ def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size
     frames = [frame.split("\n") for frame in screen.frames]
     assert max(len(line) for frame in frames for line in frame) <= size[0]
     assert any(is_bar(line) for frame in frames for line in frame) or size[0] == 40
-    for frame in frames:  # at most one bar, and the view under it
+    for frame in frames:  # at most one bar, with the view below it
         assert sum(bool(is_bar(line)) for line in frame) <= 1
 
 
 def test_nothing_stays_of_a_run_that_did_not_begin(a_terminal):
     screen = a_terminal(80, 24)
-    with Screen(Plain(), TITLE, 40) as display:  # a directory that is taken, say, would end it here
+    with Screen(Plain(), TITLE, 40) as display:  # for example, a directory that is taken would end it here
         display.refresh()
         screen.wait_for("starting")
     Plain().print("the end")
@@ -79,7 +79,7 @@ def test_the_time_left_is_known_from_the_first_step_on_however_long_it_takes(a_t
     with Screen(Plain(), TITLE, 11) as display:
         display.show(0, {})
         (task,) = display.tasks
-        display.get_time = lambda: time.monotonic() + 90  # a step of a minute and a half
+        display.get_time = lambda: time.monotonic() + 90  # a step takes a minute and a half
         display.show(1, {})
         assert task.time_remaining == pytest.approx(10 * 90, rel=0.05)
 
@@ -119,7 +119,7 @@ def test_elsewhere_a_step_is_a_line(trained):
 def test_json_lines_are_the_rows_of_the_run(trained):
     file = io.StringIO()
     rows = [dict(row) for row in trained.metrics]
-    rows[1]["reward/mean"] = math.nan  # which JSON does not have
+    rows[1]["reward/mean"] = math.nan  # JSON has no NaN
     with shown(Plain(file=file, width=20), TITLE, 4, as_json=True) as show:
         for step, metrics in enumerate(rows):
             show(step, metrics)

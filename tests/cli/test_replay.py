@@ -1,4 +1,4 @@
-"""`rlzoo replay` as a user meets it: tables at 80 columns, JSON, a page, and clear refusals."""
+"""`rlzoo replay` on the command line: tables at 80 columns, JSON, a page, and clear errors."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def run(trained, tmp_path):
-    """A copy of a run, since the report is written into it."""
+    """A copy of a run, because the report is written into it."""
     shutil.copytree(trained.path, tmp_path / "run")
     return tmp_path / "run"
 
@@ -33,7 +33,7 @@ def test_replay_as_json_has_everything_the_table_has(rlzoo, run):
     answer = json.loads(out)
     own, other = answer["rules"]
     assert (own["policy"], other["policy"]) == ("fspo", "grpo")
-    assert own["settings"]["width_high"] == 0.015  # as the run was configured
+    assert own["settings"]["width_high"] == 0.015  # as configured for the run
     assert other["settings"]["clip_high"] == 0.2  # the published setting
     parts = own["profile"]["lre"]
     for part in ("conditional", "composition", "total"):
@@ -59,7 +59,7 @@ def test_settings_of_the_rules_come_from_configs_and_overrides(rlzoo, run):
 def test_a_rule_that_cannot_be_matched_stays_as_it_is_with_the_reason(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1", "--no-cosine")
     assert code == 0
-    assert "gpg: clip policy 'gpg' has no width to match a clip fraction with" in out
+    assert "gpg: clip policy 'gpg' has no width that could be scaled to match a clip fraction" in out
 
 
 def test_a_run_without_weights_says_how_to_keep_them(rlzoo, run):

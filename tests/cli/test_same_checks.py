@@ -1,4 +1,4 @@
-"""Training and the dry run ask the same function: what one refuses, the other refuses with the same line."""
+"""Training and the dry run use the same checks: both reject the same configurations with the same line."""
 
 import importlib.util
 import json
@@ -56,7 +56,7 @@ REFUSED = {
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, rlzoo):
-    """The directory commands run in, with files to name; what is optional is not installed."""
+    """The directory in which commands run, with files to name; optional libraries are not installed."""
     here = tmp_path / "here"
     (here / "empty").mkdir()
     (here / "taken").mkdir()
@@ -69,7 +69,7 @@ def here(tmp_path, monkeypatch, rlzoo):
     (here / "large").mkdir()
     (here / "large" / "one.py").write_text("from rlzoo import hookimpl\n@hookimpl\ndef rlzoo_clip_policies():\n    return []\n")
     with (here / "large" / "data.bin").open("wb") as file:
-        file.truncate(LARGEST)  # takes no room
+        file.truncate(LARGEST)  # takes no disk space
     real = importlib.util.find_spec
     gone = ("deepspeed", "vllm", "peft", "bitsandbytes", "gguf")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in gone else real(name, *rest))

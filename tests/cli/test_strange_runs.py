@@ -1,4 +1,4 @@
-"""Commands that read or make runs, on directories with strange things in them and with output that nobody reads."""
+"""Commands that read or make runs, on directories with unexpected content and with output that nobody reads."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def litter(run):
 
 
 def replaced(name):
-    """Put a folder in the place of a file, or a file in the place of a folder."""
+    """Replace a file by a folder, or a folder by a file."""
 
     def replace(run):
         path = run / name

@@ -1,4 +1,4 @@
-"""`rlzoo train` as a whole: on a terminal, quiet, as JSON, on two processes, and how soon the command line answers."""
+"""`rlzoo train` as a whole: on a terminal, quiet, as JSON, on two processes, and its start-up time."""
 
 import fcntl
 import json
@@ -45,7 +45,7 @@ def on_a_terminal(tmp_path, zygote):
 
 
 def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
-    # all but the first of eight updates is clipped, which is said after three steps
+    # all but the first of eight updates is clipped, which is reported after three steps
     narrow = ["--set", "clip.clip_low=1e-5", "--set", "clip.clip_high=1e-5", "--set", "learner.num_epochs=2"]
     arguments = ["train", "--clip", "rloo", "--steps", "5", "--output", "out", "--show-completions", "1", *narrow, *QUICK]
     code, screen = on_a_terminal(80, 24, *arguments)
@@ -53,7 +53,7 @@ def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     lines = screen.text.split("\n")
     assert max(map(len, lines)) <= 80
     assert screen.is_cursor_shown
-    # above the view stay the title, the warning and the responses of each step, in this order
+    # the title, the warning and the responses of each step remain above the view, in this order
     places = ("rloo on arithmetic", "step 1 ", "clip is saturated", "step 5 ", "5 of 5 steps in")
     found = [next(at for at, line in enumerate(lines) if text in line) for text in places]
     assert found == sorted(found)
@@ -63,7 +63,7 @@ def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     last = read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]
     assert [line.split()[-1] for line in view] == [shown.number(last[shown.metric]) for shown in SHOWN]
     assert "run directory out" in lines
-    # what was drawn meanwhile: one bar at most, which only went on
+    # output in between has at most one bar, which only advances
     steps = [re.findall(r"(\d)/5 \d:\d\d:\d\d left", frame) for frame in screen.frames]
     assert max(map(len, steps)) == 1
     assert all(int(now[0]) >= int(before[0]) for before, now in pairwise([step for step in steps if step]))

@@ -1,4 +1,4 @@
-"""MLflow's UI is this machine's alone unless more is asked for, and its own checks stay on."""
+"""MLflow's UI is only reachable from this machine unless configured otherwise, and its own checks stay on."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PORT = "5987"
 
 
 def answer(path, host=f"127.0.0.1:{PORT}", method="GET", **headers):
-    """Status and body of one request to the server, which is told that it was called by that name."""
+    """Return status and body of one request to the server, with that name as its host."""
     body = b"{}" if method == "POST" else None
     request = urllib.request.Request(f"http://127.0.0.1:{PORT}{path}", body, {"Host": host, **headers}, method=method)
     try:
@@ -38,7 +38,7 @@ def answer(path, host=f"127.0.0.1:{PORT}", method="GET", **headers):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_store):
-    """`rlzoo ui` on a store of its own, once it answers."""
+    """`rlzoo ui` on its own store, once it responds."""
     folder = tmp_path_factory.mktemp("ui")
     shutil.copy(empty_store, folder / "mlflow.db")
     poison(folder)
@@ -73,7 +73,7 @@ def test_ui_serves_the_store_on_loopback_only(server):
 def test_mlflow_answers_to_no_name_but_this_machines(server):
     path = "/api/2.0/mlflow/experiments/get?experiment_id=0"
     assert answer(path)[0] == 200
-    status, body = answer(path, host="evil.example")  # a name that somebody else lets point here
+    status, body = answer(path, host="evil.example")  # somebody else can point this name at this machine
     assert (status, b"Invalid Host header" in body) == (403, True)
 
 
@@ -99,12 +99,12 @@ def in_group(process, group):
 
 
 class Started(Exception):  # noqa: N818
-    """The server would run now."""
+    """Raised when the server would run."""
 
 
 @pytest.fixture(autouse=True)
 def stays(monkeypatch):
-    """What would become the server is stopped: these tests' own process is not replaced."""
+    """Raise an exception instead of starting the server, which would replace the tests' own process."""
 
     def execute(program, command, environment):
         raise Started(command, environment)
@@ -114,7 +114,7 @@ def stays(monkeypatch):
 
 @pytest.fixture
 def started():
-    """Ask for the UI; returns what would be run, with its environment."""
+    """Start the UI; returns the command that would run, with its environment."""
 
     def run(host, **options):
         with pytest.raises(Started) as told:

@@ -1,4 +1,4 @@
-"""Modules in the working directory replace nothing that rlzoo imports, in any process that it starts."""
+"""Modules in the working directory do not replace anything that rlzoo imports, in any process that it starts."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def rlzoo(folder, *arguments):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Poisoned, with a reward that is asked for."""
+    """A folder with poisoned modules, and a reward that is requested."""
     poison(tmp_path)
     (tmp_path / "own_reward_of_here.py").write_text(REWARD)
     return tmp_path
@@ -36,7 +36,7 @@ def test_the_worker_of_a_run_imports_no_module_of_the_working_directory_unasked(
 
 
 def test_no_command_imports_a_module_of_the_working_directory_unasked(folder):
-    # the run of a sweep is a process of its own, with a worker for the reward
+    # the run of a sweep is its own process, with a worker for the reward
     rlzoo(folder, "sweep", "--clip", "fspo", "--seeds", "1", "--steps", "1", "--output", "sweep", *SETTINGS)
     (run,) = (file.parent for file in folder.glob("sweep/*/metrics.jsonl"))
     rlzoo(folder, "replay", str(run), "--clip", "gspo")

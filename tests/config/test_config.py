@@ -1,4 +1,4 @@
-"""How a run is composed: what wins over what, and that config.yaml gives the run again."""
+"""How a run is composed: which source takes precedence, and that config.yaml reproduces the run."""
 
 import pytest
 import yaml
@@ -103,7 +103,7 @@ def test_python_mistakes_are_value_errors():
         ("clip: {name: [1]}\n", "clip="),
         ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must hold policy names"),
         ("? \n", "odd.yaml': None is no key"),
-        ("clip: fspo\ntask: {1: 2}\n", "task: 1 is no name of a setting"),
+        ("clip: fspo\ntask: {1: 2}\n", "task: 1 is not the name of a setting"),
         ('clip: fspo\nplugins: ["a\\0b"]\n', "cannot be accessed"),
         ("clip: fspo\nsteps: 2001-99-99\n", "is not valid YAML"),
         ("clip: fspo\nsteps: &a [*a]\n", "is not valid YAML: lists or mappings nested deeper than"),

@@ -1,4 +1,4 @@
-"""The recipes for the papers' models: they compose for each of their rules, and every value says where it is from."""
+"""The recipes for the papers' models compose with each of their rules, and every value names its source."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from rlzoo.training.checks import check_run
 RECIPES = [name for name in config_names() if name.startswith("paper/")]
 RULES = ("fspo", "gspo", "grpo", "rloo")
 SOURCE = re.compile(r"# .*(arXiv \d{4}\.\d{5}|\bours\b|model card|config\.json of)")
-# as BytedTsinghua-SIA/DAPO-Math-17k has its rows
+# the layout of rows in BytedTsinghua-SIA/DAPO-Math-17k
 BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
     "(without quotes) where $Answer is the answer to the problem.\n\n"
@@ -40,7 +40,7 @@ def dapo_row(number):
 
 @pytest.fixture
 def data(tmp_path):
-    """Settings that put local files in the place of the hub's data sets."""
+    """Settings that use local files instead of the hub's datasets."""
     pytest.importorskip("math_verify")
     train, test = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
     train.write_text("".join(json.dumps(dapo_row(number)) + "\n" for number in range(40)))
@@ -57,10 +57,10 @@ def test_the_recipes_are_found_by_their_names():
 def test_every_value_says_where_it_is_from(name):
     file = next(path for folder in config_folders() if (path := folder / f"{name}.yaml").is_file())
     lines = [line for line in file.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    values = [line for line in lines if not re.fullmatch(r"\s*[\w-]+:", line)]  # the others open a section
+    values = [line for line in lines if not re.fullmatch(r"\s*[\w-]+:", line)]  # the other lines open a section
     for line in values:
         assert SOURCE.search(line), line
-    assert len(values) == count(yaml.safe_load(file.read_text()))  # one value a line, so none hides behind another's source
+    assert len(values) == count(yaml.safe_load(file.read_text()))  # one value per line, so that every value has its own source
 
 
 def count(content):

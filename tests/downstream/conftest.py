@@ -1,4 +1,4 @@
-"""Leaves these tests out where the libraries whose trainers they use are not installed."""
+"""Skips these tests if the libraries whose trainers they use are not installed."""
 
 import importlib.util
 

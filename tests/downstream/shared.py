@@ -1,4 +1,4 @@
-"""A small model and an off-policy batch, as our learner and other trainers get them, and the gradient of a step."""
+"""A small model and an off-policy batch for our learner and other trainers, and the gradient of a step."""
 
 import copy
 import re
@@ -10,11 +10,11 @@ from rlzoo import ClipPolicy
 from tests.learner.test_learner import make_learner, relative_error
 
 TOLERANCE = 1e-5  # relative L2 error of a gradient in float32
-WIDTH = 30  # of the response tensors of `tests.off_policy.off_policy_batch`
+WIDTH = 30  # of the response tensors from `tests.off_policy.off_policy_batch`
 
 
 def learner_gradient(model, policy, batch):
-    """Gradient of the loss of one optimizer step on the whole batch, by our learner."""
+    """Return our learner's gradient of the loss of one optimizer step on the whole batch."""
     learner = make_learner(model, policy)
     learner.accumulate(batch, torch.arange(len(batch)))
     return flat_gradient(learner.model)
@@ -25,13 +25,13 @@ def flat_gradient(model):
 
 
 def row_log_probs(model, sequence):
-    """Log-prob of every token of a sequence but the first, ``(N - 1,)``, with a gradient; float32, nothing of ours."""
+    """Return the log-prob of every token but the first, ``(N - 1,)``, with a gradient, in float32 and without our code."""
     logits = model(input_ids=sequence[None]).logits[0].float()
     return logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0]
 
 
 def fresh(model):
-    """A copy without gradients."""
+    """Return a copy without gradients."""
     copied = copy.deepcopy(model)
     copied.zero_grad(set_to_none=True)
     return copied
@@ -43,11 +43,11 @@ def assert_same_gradient(got, expected):
 
 
 def supported(zoo, given):
-    """Names of the rules that a trainer without a state, which fills the fields ``given``, can take."""
+    """Return the names of the rules that a stateless trainer supports if it fills the fields ``given``."""
     return [name for name, rule in zoo.items() if rule.updated is ClipPolicy.updated and rule.needs <= set(given)]
 
 
 def page_block(page, language="python"):
-    """The first block of a how-to in a language."""
+    """Return the first block of a how-to in a language."""
     text = (Path(__file__).parents[2] / "docs" / "how-to" / page).read_text(encoding="utf-8")
     return re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]

@@ -1,8 +1,8 @@
-"""rlzoo's loss for prime-rl, on prime-rl's own `compute_loss` where a checkout of it is at hand.
+"""Tests rlzoo's loss for prime-rl, with prime-rl's own `compute_loss` if a checkout is available.
 
 prime-rl is not on the package index. ``RLZOO_PRIME_RL=CHECKOUT`` names a checkout, whose modules are then imported; tested at
-559b44772e471d1538537b8805cc77f3824a5e64 of 2026-08-21 (version 0.8.0). Without it the inputs are a dataclass with the fields
-that ``prime_rl.trainer.rl.loss.LossInputs`` has at that commit.
+559b44772e471d1538537b8805cc77f3824a5e64 of 2026-08-21 (version 0.8.0). Without it, the inputs are a dataclass with the fields
+of ``prime_rl.trainer.rl.loss.LossInputs`` at that commit.
 """
 
 import importlib
@@ -45,7 +45,7 @@ def real():
         if (path := str(Path(CHECKOUT) / folder)) not in sys.path:
             sys.path.append(path)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its libraries, on import
+        warnings.simplefilter("ignore")  # from its libraries, on import
         return importlib.import_module("prime_rl.trainer.rl.loss")
 
 
@@ -62,7 +62,7 @@ class Inputs:
 
 
 def sample(**replaced):
-    """A sample of two prompt tokens and five of a response, of which the third is an environment's."""
+    """Return a sample of two prompt tokens and five response tokens, the third of which is from an environment."""
     values = {
         "trainer_logprobs": torch.tensor([-4.0, -4.0, -0.5, -1.0, -9.0, -0.2, -0.3], requires_grad=True),
         "inference_logprobs": torch.tensor([-4.0, -4.0, -0.6, -1.0, -3.0, -0.5, -0.3]),
@@ -74,7 +74,7 @@ def sample(**replaced):
 
 
 def test_a_rule_per_token_sums_its_objective_over_the_tokens():
-    # ratios e^0.1, 1, e^0.3, 1 with advantage 2; the third is clipped at 1.2, and so has no gradient
+    # ratios e^0.1, 1, e^0.3, 1 with advantage 2; the third is clipped at 1.2 and has no gradient
     inputs = sample()
     loss, metrics = prime_rl.loss(inputs, "grpo", clip_low=0.2, clip_high=0.2)
     ratio = torch.tensor(0.1).exp().item()
@@ -122,9 +122,9 @@ def test_a_sample_without_tokens_has_a_loss_to_go_back_from():
 
 @pytest.mark.parametrize(
     ("rule", "settings", "message"),
-    [("m2po", {}, "rlzoo:m2po judges a whole step, and prime-rl shows a loss one sample at a time"),
+    [("m2po", {}, "rlzoo:m2po needs a whole step, but prime-rl passes one sample at a time to a loss"),
      ("fspo-adaptive", {}, "fspo-adaptive changes its band"), ("gvpo", {}, "gvpo needs group_ids, rewards"),
-     ("grpo", {"reduction": "token_mean"}, "would be ignored here; set nothing: prime-rl divides"),
+     ("grpo", {"reduction": "token_mean"}, "would be ignored; set nothing, because prime-rl divides"),
      ("grpo", {"width": 1}, "unknown key 'rlzoo:grpo/width'"), ("grop", {}, "did you mean 'grpo'")],
 )  # fmt: skip
 def test_what_would_be_wrong_or_ignored_is_refused(rule, settings, message):
@@ -133,7 +133,7 @@ def test_what_would_be_wrong_or_ignored_is_refused(rule, settings, message):
 
 
 def samples(model, batch):
-    """The rows of a batch as prime-rl has them: one log-prob per token of a whole sequence, the first one a constant."""
+    """Return the rows of a batch in prime-rl's form: one log-prob per token of a whole sequence; the first is a constant."""
     rows = []
     for row, sequence in enumerate(batch.sequences):
         prompt, size = int(batch.prompt_lengths[row]), len(sequence)
@@ -157,7 +157,7 @@ def step_loss(name, policy, rows, num_tokens):
 
 
 def for_prime_rl(name):
-    """A rule with the reduction that prime-rl gives it, and the factor that remains."""
+    """Return a rule with the reduction that prime-rl uses, and the remaining factor."""
     rule = ZOO[name]
     policy = rule() if rule.scope == "sequence" else rule(reduction="token_mean")
     return policy.scaled(0.1) if policy.ratio_to_sampler else policy

@@ -1,6 +1,6 @@
-"""A data batch that SkyRL's own code has written, as a rollout file.
+"""Converts a data batch that SkyRL's own code has written to a rollout file.
 
-Only the file of the package that writes it is loaded: the whole needs Python 3.12.
+Only the package's file that writes it is loaded, because the whole package needs Python 3.12.
 """
 
 import importlib
@@ -17,7 +17,7 @@ def test_the_data_batch_of_skyrl(tmp_path, monkeypatch):
     place = next(iter(importlib.util.find_spec("skyrl").submodule_search_locations))
     for name in ("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", "skyrl.backends.skyrl_train.utils"):
         package = types.ModuleType(name)
-        package.__path__ = [place.removesuffix("skyrl") + name.replace(".", "/")]  # without what the package imports
+        package.__path__ = [place.removesuffix("skyrl") + name.replace(".", "/")]  # without the imports of the package
         monkeypatch.setitem(sys.modules, name, package)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""rlzoo's losses for Tinker, on the real package: its `Datum`, and what its client does with a custom loss."""
+"""Tests rlzoo's losses for Tinker with the real package: its `Datum`, and its client's code for custom losses."""
 
 import inspect
 import warnings
@@ -26,11 +26,11 @@ from tests.off_policy import make_model, off_policy_batch
 
 ZOO = load_zoo()
 TAKEN = supported(ZOO, ["turn_ids", "group_ids", "rewards", "max_length"])
-DRAWS = ("clip-cov",)  # at random: Tinker does not tell the step
+DRAWS = ("clip-cov",)  # random: Tinker does not pass the step
 
 
 def datum(tokens, logprobs, advantages, mask):
-    """A datum as tinker-cookbook's `trajectory_to_data` makes it: all values but the input's are shifted left by one."""
+    """Return a datum like tinker-cookbook's `trajectory_to_data`: all values except the input's are shifted left by one."""
     columns = {"logprobs": logprobs, "advantages": advantages, "mask": mask}
     return Datum(
         model_input=ModelInput.from_ints(tokens.tolist()[:-1]),
@@ -55,9 +55,9 @@ def data_of(batch):
 
 
 def forward_backward_custom(model, data, loss):
-    """What Tinker's client does: a forward pass, the custom loss by its own code, and a backward pass of its weights.
+    """Do what Tinker's client does: a forward pass, the custom loss with its own code, and a backward pass of its weights.
 
-    The model stands in for the server: log-probs of the target tokens, then sum(-logprobs * weights).
+    The model replaces the server: log-probs of the target tokens, then sum(-logprobs * weights).
     """
     rows = [
         row_log_probs(model, torch.tensor([*datum.model_input.to_ints(), int(datum.loss_fn_inputs["target_tokens"].data[-1])]))
@@ -119,7 +119,7 @@ def test_two_optimizer_steps():
 
 
 def hand_worked():
-    """Two responses, of two and one tokens, to a prompt of two; log-ratios 0.4 and -0.1, then -0.7."""
+    """Two responses of two and one tokens to a prompt of two tokens; log-ratios 0.4 and -0.1, then -0.7."""
     data = [
         datum(torch.tensor([7, 8, 3, 4]), torch.tensor([0, 0, -1.0, -2.0]), torch.tensor([0, 0, 1.0, 1]),
               torch.tensor([0, 0, 1.0, 1])),
@@ -156,11 +156,11 @@ def test_a_batch_without_advantages_has_no_metrics():
 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
-    [("fspo-adaptive", {}, "fspo-adaptive changes its band from update to update, and Tinker keeps no such state"),
+    [("fspo-adaptive", {}, "fspo-adaptive adapts its band after every update, but Tinker keeps no state for it"),
      ("top-entropy", {}, "top-entropy needs old_entropy, which Tinker does not give"),
-     ("gvpo", {}, "gvpo needs group_ids, rewards: give loss_fn group_ids="),
-     ("dppo-tv", {}, "dppo-tv has the reduction constant_length: give loss_fn max_length="),
-     ("grpo", {"advantage": "raw"}, r"would be ignored here; set the values of loss_fn_inputs\[\"advantages\"\]"),
+     ("gvpo", {}, "gvpo needs group_ids, rewards: pass group_ids= to loss_fn"),
+     ("dppo-tv", {}, "dppo-tv has the reduction constant_length: pass max_length= to loss_fn"),
+     ("grpo", {"advantage": "raw"}, r"would be ignored; set the values of loss_fn_inputs\[\"advantages\"\]"),
      ("grpo", {"clip_lo": 0.1}, "did you mean 'clip_low'")],
 )  # fmt: skip
 def test_what_would_be_wrong_or_ignored_is_refused(name, settings, message):
@@ -178,7 +178,7 @@ def test_data_that_lack_a_value_are_refused():
         UserError, match=r"datum 0 has loss_fn_inputs\[\"logprobs\"\] of shape \(3,\) and log-probs of shape \(2,"
     ):
         loss_fn("grpo")(data, [logprobs[1], logprobs[0]])
-    with pytest.raises(UserError, match="loss_fn was given 1 group_ids for 2 data"):
+    with pytest.raises(UserError, match="loss_fn got 1 group_ids for 2 data"):
         loss_fn("gvpo", group_ids=[0], rewards=[1.0, 0.0])(data, logprobs)
     uneven = [
         Datum(model_input=each.model_input, loss_fn_inputs={**each.loss_fn_inputs, "advantages": TensorData.from_torch(given)})
@@ -189,7 +189,7 @@ def test_data_that_lack_a_value_are_refused():
 
 
 def test_the_block_of_the_page_makes_a_step():
-    # without tinker-cookbook, whose two functions it imports; the client is given what it makes of them
+    # without tinker-cookbook, whose two functions it imports; the client receives their output
     text = page_block("tinker.md").replace(
         "from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages\n", ""
     )

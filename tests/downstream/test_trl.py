@@ -1,4 +1,4 @@
-"""The rules inside TRL's own trainer: `rlzoo.integrations.trl`."""
+"""Tests the rules inside TRL's own trainer: `rlzoo.integrations.trl`."""
 
 import copy
 import dataclasses
@@ -46,7 +46,7 @@ def share_of_digits(completions, **_):
 
 
 def arguments(folder, model=None, **settings):
-    """Of a trainer on the embedded model, whose weights are noisy, or every response would be as good as the next."""
+    """Return arguments of a trainer on the embedded model, with noisy weights so that responses differ in quality."""
     embedded, tokenizer = load_pretrained("embedded")
     if model is None:
         model = embedded
@@ -80,12 +80,12 @@ def test_a_rule_trains_with_a_kl_and_an_entropy_bonus(name, tmp_path):
     steps = log_of(trainer)
     assert [math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in steps] == [True] * 4
     assert [row["clip/at_ratio_1"] for row in steps] == [1, 0, 1, 0]
-    assert [row["clip/fraction"] for row in steps][::2] == [0, 0]  # the model has not moved since it sampled
+    assert [row["clip/fraction"] for row in steps][::2] == [0, 0]  # the weights have not changed since sampling
     assert steps[1]["kl"] > 0
     assert all("entropy" in row and "policy_loss" in row and "fairness/lre_max" in row for row in steps)
-    assert not any(key.startswith("clip_ratio/") for row in steps for key in row)  # of TRL's own rule
+    assert not any(key.startswith("clip_ratio/") for row in steps for key in row)  # from TRL's own rule
     assert any(not torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
-    if name == "gspo":  # the narrowest
+    if name == "gspo":  # the narrowest rule
         assert steps[1]["clip/fraction"] > 0
         bins = [steps[1].get(f"clip/fraction_length_bin_{k}") for k in range(6)]
         assert max(value for value in bins if value is not None) > 0
@@ -108,7 +108,7 @@ def test_a_rule_trains_where_truncated_responses_are_masked(max_completion_lengt
     trainer.train()
     assert trainer.state.global_step == 4
     assert all(math.isfinite(row["loss"]) for row in log_of(trainer))
-    if max_completion_length == 3:  # some are finished
+    if max_completion_length == 3:  # some responses are finished
         step = RecordedStep.load(tmp_path / "rollouts" / "000001.safetensors")
         assert 0 < int(step.finished.sum()) < 32
         assert torch.equal(step.lengths > 0, step.finished)
@@ -139,7 +139,7 @@ def test_an_adaptive_rule_changes_after_every_step_and_a_checkpoint_keeps_it(tmp
     trainer.train()
     assert len(seen) == 4
     assert len(set(map(repr, seen))) > 1
-    assert any(name.startswith("clip/band_high_length_bin_") for name in log_of(trainer)[-1])  # what it is watched by
+    assert any(name.startswith("clip/band_high_length_bin_") for name in log_of(trainer)[-1])  # the metrics to watch
     resumed = ClipPolicyTrainer(policy="fspo-adaptive", **arguments(tmp_path, **settings))
     resumed._load_optimizer_and_scheduler = lambda checkpoint: (
         ClipPolicyTrainer._load_optimizer_and_scheduler(resumed, checkpoint),
@@ -148,7 +148,7 @@ def test_an_adaptive_rule_changes_after_every_step_and_a_checkpoint_keeps_it(tmp
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert seen[4] == seen[1]
     (tmp_path / "checkpoint-4" / "clip_policy.json").write_text("{")
-    with pytest.raises(UserError, match=r"clip_policy.json' does not hold the state of fspo-adaptive"):
+    with pytest.raises(UserError, match=r"clip_policy.json' does not contain the state of fspo-adaptive"):
         ClipPolicyTrainer(policy="fspo-adaptive", **arguments(tmp_path, **settings)).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-4")
         )
@@ -163,7 +163,7 @@ def test_an_adaptive_rule_is_updated_from_the_whole_step(tmp_path, monkeypatch):
     step = RecordedStep.load(tmp_path / "rollouts" / "000001.safetensors")
     for given, update in zip(stats, step.updates, strict=True):
         moved = update.rows[step.advantages[update.rows] != 0]
-        assert int(given.num_responses.sum()) == len(moved)  # of both micro-batches
+        assert int(given.num_responses.sum()) == len(moved)  # from both micro-batches
         assert float(given.length.sum()) == float(step.lengths[moved].sum())
         assert torch.equal(given.bin_edges, ours.bin_edges(step.lengths))
     assert [given.progress for given in stats] == [0.0, 0.5]
@@ -184,14 +184,14 @@ def with_model(tmp_path, model, **settings):
 
 @pytest.fixture(scope="module")
 def trainers(tmp_path_factory, model):
-    """A step of two micro-batches, and a step of one; each test puts its rule into them."""
+    """A step of two micro-batches and a step of one; each test adds its rule to them."""
     folder = tmp_path_factory.mktemp("trl")
     one = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "num_iterations": 2}
     return {"token": with_model(folder, model), "batch": with_model(folder, model, **one)}
 
 
 def micro_batches(batch, number):
-    """The rows of a learner's batch as TRL pads them and cuts them into micro-batches."""
+    """Return the rows of a learner's batch, padded and cut into micro-batches as in TRL."""
     size, width = len(batch), max(batch.prompt_lengths.tolist())
     prompt, prompt_mask = torch.zeros(size, width, dtype=torch.long), torch.zeros(size, width, dtype=torch.long)
     completion, completion_mask = (torch.zeros(batch.response_mask.shape, dtype=torch.long) for _ in range(2))
@@ -215,7 +215,7 @@ def micro_batches(batch, number):
 
 
 def step_of(trainer, pieces, model=None):
-    """Loss and gradient of one optimizer step; ``model`` is the trainer's, wrapped for several processes."""
+    """Return the loss and the gradient of one optimizer step; ``model`` is the trainer's, wrapped for several processes."""
     trainer.model.train()
     trainer._buffered_inputs, trainer.current_gradient_accumulation_steps = pieces, len(pieces)
     trainer.model.zero_grad()
@@ -262,7 +262,7 @@ OFF = {
 
 
 def like_trl(tmp_path, model, loss_type, **changed):
-    """TRL's own trainer, and ours with the rule grpo; ``changed`` are attributes of both."""
+    """Return TRL's own trainer, and ours with the rule grpo; ``changed`` are attributes of both."""
     theirs = with_model(tmp_path, model, loss_type=loss_type)
     mine = use_policy(with_model(tmp_path, model), "grpo", reduction=REDUCTIONS[loss_type])
     for trainer in (theirs, mine):
@@ -284,7 +284,7 @@ def test_grpo_is_trls_own(loss_type, model, tmp_path):
     assert_same(step_of(mine, micro_batches(batch, 2)), step_of(theirs, micro_batches(batch, 2)))
     mine._end_update()
     assert 0.1 < mine._logged.metrics()["clip/fraction"] < 0.4
-    # whatever else TRL's loss has
+    # with all other terms of TRL's loss
     for changed in (
         {"beta": 0.5},
         {"_entropy_bonus_enabled": True, "entropy_coef": 0.5},
@@ -321,7 +321,7 @@ def test_the_kl_is_the_learners_and_the_entropy_bonus_is_the_float64_one(correct
     trainer.beta, trainer.entropy_coef, trainer._entropy_bonus_enabled = 0.0, 0.5, True
     _, got = step_of(trainer, micro_batches(batch, 2))
     exact = copy.deepcopy(model).double()
-    for rows in torch.arange(len(batch)).chunk(2):  # a mean over the tokens of each micro-batch, and over those
+    for rows in torch.arange(len(batch)).chunk(2):  # a mean over the tokens of each micro-batch, and then over micro-batches
         for row in rows.tolist():
             log_probs = exact(input_ids=batch.sequences[row][None]).logits[0].log_softmax(-1)
             entropy = -(log_probs.exp() * log_probs).sum(-1)[int(batch.prompt_lengths[row]) - 1 : -1]
@@ -336,7 +336,7 @@ def test_the_correction_for_vllm_is_trls_own(by_token, model, tmp_path):
     batch = off_policy_batch(model, ZOO["grpo"]())
     rng = torch.Generator().manual_seed(0)
     ratio = 0.5 + torch.rand(batch.response_mask.shape if by_token else (len(batch), 1), generator=rng)
-    ratio[1] = 0.0  # as the modes that mask have it
+    ratio[1] = 0.0  # as in the modes that mask
 
     def pieces_of(batch):
         pieces = micro_batches(batch, 2)
@@ -348,7 +348,7 @@ def test_the_correction_for_vllm_is_trls_own(by_token, model, tmp_path):
     assert_same(step_of(mine, pieces_of(batch)), step_of(theirs, pieces_of(batch)))
     loss, expected, _ = of_the_learner(model, ZOO["grpo"](), dataclasses.replace(batch, weights=ratio))
     assert_same(step_of(mine, pieces_of(batch)), (loss, expected))
-    # a rule whose ratio is to the sampler needs no correction
+    # a rule whose ratio is relative to the sampler needs no correction
     named = {"name": "to-sampler", "ratio_to_sampler": True, "__doc__": "", "__module__": __name__}
     loss, expected, _ = of_the_learner(model, ZOO["grpo"](), batch)
     assert_same(step_of(use_policy(mine, type("ToSampler", (ZOO["grpo"],), named)()), pieces_of(batch)), (loss, expected))
@@ -367,7 +367,7 @@ def test_a_token_that_vllm_did_not_score_counts_as_on_the_old_model(model, train
     seen = []
 
     class Seeing(ZOO["grpo"]):
-        """Keeps its inputs."""
+        """Stores its inputs."""
 
         name = "seeing"
 
@@ -386,7 +386,7 @@ def test_a_token_that_vllm_did_not_score_counts_as_on_the_old_model(model, train
 
 
 def test_a_large_log_ratio_gives_numbers(model, trainers):
-    # TRL's own rule has NaN there: it takes exp before it clamps
+    # TRL's own rule gives NaN here, because it takes exp before it clamps
     batch = off_policy_batch(model, ZOO["grpo"]())
     batch.old_log_probs[0, 0] = -200.0
     _, gradient = step_of(use_policy(trainers["token"], "grpo"), micro_batches(batch, 2))
@@ -422,7 +422,7 @@ def test_the_counts_are_of_the_whole_step(tmp_path):
     counts = []
     for trainer._step in range(8):
         counts.append(trainer._counts(trainer._buffered_inputs[trainer._step % 4]))
-    # the first step holds 5 + 2 + 1 tokens in 3 responses, the second 5 + 3 + 2 + 0 in 3; then both again
+    # the first step has 5 + 2 + 1 tokens in 3 responses, the second 5 + 3 + 2 + 0 in 3; then both repeat
     assert counts == 2 * [StepCounts(3, 8), StepCounts(3, 8), StepCounts(3, 10), StepCounts(3, 10)]
     trainer.model.eval()
     assert trainer._counts(trainer._buffered_inputs[0]) == StepCounts(2, 7)
@@ -433,13 +433,13 @@ def test_the_counts_are_of_the_whole_step(tmp_path):
 
 def test_an_existing_trainer_and_a_subclass_take_a_rule(model, tmp_path):
     class Louder(GRPOTrainer):
-        """Adds a term of its own to the loss, from TRL's forward pass."""
+        """Adds its own term to the loss, from TRL's forward pass."""
 
         def _compute_loss(self, model, inputs):
             return 2 + super()._compute_loss(model, inputs)
 
     class Both(ClipPolicyTrainer, Louder):
-        """The rule beside that term."""
+        """The rule in addition to that term."""
 
     batch = off_policy_batch(model, ZOO["fspo"](width_low=0.02))
     loss, gradient, _ = of_the_learner(model, ZOO["fspo"](width_low=0.02), batch)
@@ -468,19 +468,19 @@ def test_evaluation_has_a_loss_and_no_clip_metrics(tmp_path):
 def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "rlzoo"):
         ClipPolicyTrainer(policy="fspo", **arguments(tmp_path, steps_per_generation=2))
-    assert "the ratio is 1, and no rule clips anything; set num_iterations=2" in caplog.text
+    assert "the ratio is always 1, so no rule clips anything; set num_iterations=2" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("policy", "settings", "message"),
-    [("grpo", {"epsilon": 0.1, "delta": 2.0}, "delta=2.0, epsilon=0.1: grpo takes the place of TRL's rule"),
+    [("grpo", {"epsilon": 0.1, "delta": 2.0}, "delta=2.0, epsilon=0.1: only TRL's own rule reads this, and grpo replaces it"),
      ("grpo", {"loss_type": "grpo"}, "loss_type='grpo': "),
      ("grpo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='sequence': "),
-     (ZOO["grpo"](advantage="group_mean"), {}, "advantage='group_mean': the advantages are TRL's; set scale_rewards"),
-     ("m2po", {}, "m2po judges the responses of a step together, and a step has 2 micro-batches"),
+     (ZOO["grpo"](advantage="group_mean"), {}, "advantage='group_mean': TRL computes the advantages; set scale_rewards"),
+     ("m2po", {}, "m2po needs all responses of a step together, but a step has 2 micro-batches"),
      ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "which TRL spreads over 2 micro-batches"),
      ("grpo", {"steps_per_generation": 1}, "steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"),
-     ("fspo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 picks tokens, and fspo has one objective"),
+     ("fspo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 selects tokens, but fspo has one objective"),
      ("grop", {}, "unknown clip policy 'grop'.*did you mean 'grpo'")],
     ids=str,
 )  # fmt: skip
@@ -493,22 +493,22 @@ def test_more_that_is_refused(model, trainers, tmp_path):
     trainer = with_model(tmp_path, model)
     with pytest.raises(UserError, match=r"unknown key 'policy\.width'"):
         use_policy(trainer, "fspo", width=0.1)
-    with pytest.raises(UserError, match="width_low: settings go with the name of a rule"):
+    with pytest.raises(UserError, match="width_low: settings can only be passed with the name of a rule"):
         use_policy(trainer, ZOO["fspo"](), width_low=0.1)
-    with pytest.raises(UserError, match="the trainer is a Qwen3ForCausalLM, and must be a GRPOTrainer"):
+    with pytest.raises(UserError, match="the trainer is a Qwen3ForCausalLM; it must be TRL's GRPOTrainer"):
         record(model, tmp_path)
     needs = type("NeedsReference", (ZOO["grpo"],), {"name": "needs-reference", "needs": frozenset({"ref_log_probs"}),
                                                     "__module__": __name__})  # fmt: skip
-    with pytest.raises(UserError, match="needs ref_log_probs, and TRL has a reference model with beta above 0 alone"):
+    with pytest.raises(UserError, match="needs ref_log_probs, but TRL has a reference model only if beta is above 0"):
         use_policy(trainer, needs())
     trainer.args.use_vllm, trainer.args.vllm_importance_sampling_mode = True, "token_truncate"
-    with pytest.raises(UserError, match="mode='token_truncate' has a weight for each token, and fspo one objective"):
+    with pytest.raises(UserError, match="mode='token_truncate' has a weight per token, but fspo has one objective"):
         use_policy(trainer, "fspo")
     assert type(trainer) is GRPOTrainer  # nothing was changed
     use_policy(trainer, "grpo")
 
     class Own(GRPOTrainer):
-        """Computes its log-probs in a way of its own."""
+        """Computes its log-probs without TRL's method."""
 
         def _compute_loss(self, model, inputs):
             return model(input_ids=inputs["prompt_ids"]).logits.sum()
@@ -520,7 +520,7 @@ def test_more_that_is_refused(model, trainers, tmp_path):
             output = super()._generate_and_score_completions(inputs)
             return {name: values if values.ndim == 0 else values[:16] for name, values in output.items()}
 
-    with pytest.raises(UserError, match="graded 32 responses and trains on 16: rlzoo cannot tell which"):
+    with pytest.raises(UserError, match="graded 32 responses and trains on 16, and rlzoo cannot match them"):
         use_policy(Dropping(**arguments(tmp_path)), "grpo").train()
     own = Own(**arguments(tmp_path, copy.deepcopy(model), steps_per_generation=2))
     batch = off_policy_batch(model, ZOO["grpo"]())
@@ -531,7 +531,7 @@ def test_more_that_is_refused(model, trainers, tmp_path):
     for piece, advantages in zip(pieces, batch.advantages.chunk(2), strict=True):
         piece["advantages"] = advantages
     step_of(use_policy(trainers["token"], "grpo"), pieces)
-    with pytest.raises(UserError, match="an advantage for each token, and fspo takes one per response"):
+    with pytest.raises(UserError, match="an advantage per token, but fspo needs one per response"):
         step_of(use_policy(trainers["token"], "fspo"), pieces)
 
 
@@ -549,7 +549,7 @@ def test_without_trl_the_import_says_how_to_install_it():
 
 
 def inputs_of(step, update):
-    """What a rule reads at one update of a rollout file."""
+    """Return a rule's inputs at one update of a rollout file."""
     chosen = torch.split(torch.ones(int(step.lengths.sum())), step.lengths.tolist())
     width = int(step.lengths.max())
 
@@ -564,7 +564,7 @@ def inputs_of(step, update):
 
 
 def clip_fraction(policy, step):
-    """Of the responses with an advantage, over all updates of a rollout file."""
+    """Return the clip fraction of responses with an advantage, over all updates of a rollout file."""
     shares = []
     for update in step.updates:
         inputs = inputs_of(step, update)
@@ -602,7 +602,7 @@ def test_what_is_recorded_clips_as_the_run_did(name, tmp_path):
         assert halves[0] | halves[1] == set(range(32)) == halves[2] | halves[3]
         assert step.group_ids.tolist() == [row // 8 for row in range(32)]
         assert step.policy_versions.tolist() == [4 * number] * 32
-        assert step.rollout_log_probs is None  # transformers' sampler reports none
+        assert step.rollout_log_probs is None  # transformers' sampler does not report them
         assert step.ref_log_probs is not None
         rewards = step.rewards.view(4, 8)
         expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
@@ -627,7 +627,7 @@ def test_what_is_recorded_clips_as_the_run_did(name, tmp_path):
 
 
 def log_probs_of_reference(sequence, length):
-    """Of the model as it is stored: TRL loads its reference from there."""
+    """Return log-probs of the stored model, from which TRL loads its reference."""
     model, _ = load_pretrained("embedded")
     with torch.no_grad():
         log_probs = model(input_ids=sequence[None]).logits[0].log_softmax(-1)[:-1]
@@ -665,7 +665,7 @@ def test_a_folder_with_anything_in_it_is_refused_and_a_resumed_run_goes_on_in_it
     ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train()
     content = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert sorted(content) == ["000001.safetensors", "000002.safetensors"]
-    with pytest.raises(UserError, match=r"holds '000001\.safetensors' already: name a new or an empty folder, or resume"):
+    with pytest.raises(UserError, match=r"already contains '000001\.safetensors': choose a new or empty folder, or resume"):
         ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train()
     again = ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -676,21 +676,21 @@ def test_a_folder_with_anything_in_it_is_refused_and_a_resumed_run_goes_on_in_it
     assert RecordedStep.load(folder / "000002.safetensors").step == 2
     foreign = dataclasses.replace(RecordedStep.load(folder / "000002.safetensors"), writer="another trainer")
     foreign.save(folder / "000002.safetensors")
-    with pytest.raises(UserError, match=r"holds '000002\.safetensors', which no TRL run wrote"):
+    with pytest.raises(UserError, match=r"contains '000002\.safetensors', later than the checkpoint's \d+ and not from TRL"):
         ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-2")
         )
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is no folder that can be written to"):
+    with pytest.raises(UserError, match="is not a writable folder"):
         ClipPolicyTrainer(policy="fspo", record_to=tmp_path / "file", **arguments(tmp_path)).train()
 
 
 def test_turns_of_the_model_and_the_samplers_log_probs_reach_the_rule_and_the_file(tmp_path):
-    # a sampler of one's own: three tokens of the model, two of an environment, four of the model
+    # a custom sampler: three tokens of the model, two of an environment, four of the model
     given, seen = {}, []
 
     class Seeing(ZOO["turn-ratio"]):
-        """Keeps its inputs."""
+        """Stores its inputs."""
 
         name = "seeing"
 
@@ -718,7 +718,7 @@ def test_turns_of_the_model_and_the_samplers_log_probs_reach_the_rule_and_the_fi
     assert step.turn_ids.tolist() == [turn for turn in turns if turn >= 0] * 32
     torch.testing.assert_close(step.rollout_log_probs.view(32, 7), given["log_probs"][:, chosen])
     assert step.lengths.tolist() == [7] * 32
-    for inputs in seen[::2]:  # a rule with needs is asked again at ratio 1, for its weights
+    for inputs in seen[::2]:  # a rule with needs is called again at ratio 1, for its weights
         assert torch.equal(inputs.response_mask, chosen.expand(8, 9))
         rows = torch.stack([(given["log_probs"] - row).abs().sum(1).argmin() for row in inputs.rollout_log_probs])
         torch.testing.assert_close(inputs.rollout_log_probs, given["log_probs"][rows])
@@ -762,7 +762,7 @@ def test_two_processes_have_the_gradient_of_one(model, tmp_path):
         assert_same((got["loss"], got["gradient"]), (loss, gradient))
         expected = trainer._logged.metrics()
         assert got["metrics"] == pytest.approx(expected, rel=1e-5)
-    # a whole run: files of both processes' rows, and one rule in both
+    # a whole run: the file has the rows of both processes, and both have the same rule
     steps = [RecordedStep.load(file) for file in sorted((tmp_path / "rollouts").iterdir())]
     assert [(len(step), len(step.updates), step.rule["name"]) for step in steps] == [(32, 2, "fspo-adaptive")] * 2
     for step in steps:

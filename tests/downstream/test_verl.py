@@ -1,4 +1,4 @@
-"""rlzoo inside verl: rules as policy losses, advantage estimators, its worker's loss on a small model, and what it dumps."""
+"""Tests rlzoo inside verl: policy losses, advantage estimators, its worker's loss on a small model, and its dumps."""
 
 import dataclasses
 import math
@@ -40,7 +40,7 @@ from tests.published.test_verl_losses import MODES, config_of, theirs
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 ZOO = load_zoo()
 TAKEN = supported(ZOO, ["turn_ids"])
-DRAWS = ("clip-cov",)  # at random: verl does not tell the step
+DRAWS = ("clip-cov",)  # random: verl does not pass the step
 
 
 def mode_of(policy):
@@ -48,13 +48,13 @@ def mode_of(policy):
 
 
 def inputs_of(policy, **replaced):
-    """Ragged off-policy inputs as verl has them: turns are gaps of the mask, and there are no log-probs of a sampler."""
+    """Return ragged off-policy inputs in verl's form: turns are gaps of the mask, and there are no sampler log-probs."""
     inputs = dataclasses.replace(shared_inputs(policy), rollout_log_probs=None, **replaced)
     return dataclasses.replace(inputs, turn_ids=turns(inputs.response_mask))
 
 
 def through_verl(name, inputs, mode, weights=None, **info):
-    """Loss, gradient and metrics of a registered loss, called as verl calls it: float32, advantages per token."""
+    """Return loss, gradient and metrics of a registered loss, called as verl calls it: float32, advantages per token."""
     log_probs = inputs.log_probs.detach().clone().requires_grad_()
     loss, metrics = get_policy_loss_fn(name)(
         old_log_prob=inputs.old_log_probs, log_prob=log_probs, advantages=inputs.advantages.expand(log_probs.shape).clone(),
@@ -73,7 +73,7 @@ def test_every_rule_without_needs_and_those_of_turns_are_taken():
 @pytest.mark.parametrize("name", [name for name in TAKEN if name not in DRAWS])
 def test_a_loss_equals_reduce_objective(name, reduction):
     if ZOO[name].scope == "sequence" and reduction == "token_mean":
-        return  # refused, see below
+        return  # rejected, see below
     policy = ZOO[name](reduction=reduction)
     inputs = inputs_of(policy)
     loss, gradient, _ = through_verl(f"rlzoo:{name}", inputs, MODES[reduction])
@@ -112,7 +112,7 @@ def test_rollout_weights_multiply_the_objective():
     (gradient,) = torch.autograd.grad(loss, log_probs)
     got = through_verl("rlzoo:grpo/dual_clip:3.0", inputs, "token-mean", weights)
     assert_agree((loss.item(), gradient), got[:2])
-    # one weight per response suits a rule per response; one per token does not
+    # one weight per response works for a rule per response, but one per token does not
     column = weights[:, :1]
     scaled = dataclasses.replace(inputs, advantages=inputs.advantages * column)
     got = through_verl("rlzoo:gspo", inputs, "seq-mean-token-mean", column.expand(weights.shape).clone())
@@ -128,11 +128,11 @@ def test_rollout_weights_multiply_the_objective():
      ("grpo", "mean", {}, "unknown loss_agg_mode 'mean'"),
      ("m2po", "token-mean", {"batch_num_tokens": 10_000}, "m2po judges a whole step"),
      ("grpo", "token-mean", {"dp_size": 2}, "are needed when dp_size > 1"),
-     ("fspo-adaptive", "token-mean", {}, "fspo-adaptive changes its band from update to update, and verl keeps no such"),
-     ("gvpo", "token-mean", {}, "gvpo needs group_ids, rewards, which verl does not give to a loss"),
+     ("fspo-adaptive", "token-mean", {}, "fspo-adaptive adapts its band after every update, but verl keeps no state"),
+     ("gvpo", "token-mean", {}, "gvpo needs group_ids, rewards, which verl does not pass to a loss"),
      ("top-entropy", "token-mean", {}, "top-entropy needs old_entropy"),
-     ("grpo/reduction:token_mean", "token-mean", {}, r"reduction:token_mean would be ignored here; set actor\.loss_agg_mode"),
-     ("grpo/advantage:raw", "token-mean", {}, r"advantage:raw would be ignored here; set algorithm\.adv_estimator"),
+     ("grpo/reduction:token_mean", "token-mean", {}, r"reduction:token_mean would be ignored; set actor\.loss_agg_mode"),
+     ("grpo/advantage:raw", "token-mean", {}, r"advantage:raw would be ignored; set algorithm\.adv_estimator"),
      ("grpo/clip_lo:0.1", "token-mean", {}, "unknown key 'rlzoo:grpo/clip_lo'.*did you mean 'clip_low'"),
      ("grpo/clip_low:5", "token-mean", {}, "rlzoo:grpo/clip_low=5: input should be less than 1"),
      ("grpo/clip_low", "token-mean", {}, "settings follow the name as /key:value"),
@@ -186,7 +186,7 @@ def test_verl_finds_the_losses_without_an_import_of_ours(settings, tmp_path):
 
 
 def micro_batch(batch, rows, counts):
-    """Rows of a batch as verl's trainer keeps them: without padding, with the counts of the whole step."""
+    """Return rows of a batch in the form of verl's trainer: without padding, with the counts of the whole step."""
 
     def nested(values):
         return torch.nested.as_nested_tensor(values, layout=torch.jagged)
@@ -209,10 +209,10 @@ def worker_config(name, policy):
 
 
 def worker_backward(model, name, policy, batch, num_micro_batches):
-    """Backward passes of one optimizer step through `ppo_loss`; its metrics, joined as verl's worker joins them."""
+    """Run the backward passes of one optimizer step through `ppo_loss`; returns its metrics, joined like verl's worker."""
     counts, config, metrics = StepCounts.of(batch.response_mask), worker_config(name, policy), {}
     for rows in map(torch.Tensor.tolist, torch.arange(len(batch)).chunk(num_micro_batches)):
-        # each token's log-prob stands at the position before it
+        # each token's log-prob is at the position before it
         packed = torch.cat([
             torch.cat([row_log_probs(model, batch.sequences[row]), torch.zeros(1)]) for row in rows
         ])  # fmt: skip
@@ -265,7 +265,7 @@ def test_two_optimizer_steps_through_verls_worker_loss():
     model = fresh(make_model())
     policy = ZOO["fspo"](width_low=0.02)
     batch = off_policy_batch(model, policy)
-    with torch.no_grad():  # as verl has them before the first step
+    with torch.no_grad():  # as in verl before the first step
         for row, sequence in enumerate(batch.sequences):
             size = len(sequence) - int(batch.prompt_lengths[row])
             batch.old_log_probs[row, :size] = row_log_probs(model, sequence)[-size:]
@@ -279,7 +279,7 @@ def test_two_optimizer_steps_through_verls_worker_loss():
     after = torch.cat([weight.detach().flatten() for weight in model.parameters()])
     assert not torch.equal(before, after)
     assert all(math.isfinite(value) for row in rows for value in row.values())
-    assert rows[0]["actor/pg_clipfrac"] == 0  # nothing has moved yet
+    assert rows[0]["actor/pg_clipfrac"] == 0  # nothing has changed yet
     assert rows[1]["actor/pg_clipfrac"] > 0
     assert rows[1]["actor/pg_loss"] < rows[0]["actor/pg_loss"]
 
@@ -305,7 +305,7 @@ UIDS = np.array(["b", "a", "b", "a", "a", "b"], dtype=object)
 
 
 def outcome_rewards(rewards, lengths, width=8):
-    """As verl has them: the reward of a response on its last token."""
+    """Return rewards in verl's form: the reward of a response is on its last token."""
     values = torch.zeros(len(rewards), width)
     values[torch.arange(len(rewards)), torch.tensor(lengths) - 1] = rewards
     return values, torch.arange(width) < torch.tensor(lengths)[:, None]
@@ -332,7 +332,7 @@ def test_estimators_equal_verls_own():
 
 
 def test_token_rewards_reach_estimators_that_take_them_and_are_added_up_for_others():
-    # the second response is paid 0.5 in its first turn and 1 on a token of the environment, after its second
+    # the second response earns 0.5 in its first turn, and 1 on an environment's token after its second turn
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 0]])
     paid = torch.tensor([[0.0, 0, 2, 0], [0.5, 0, 0, 1.0]])
     given = {"token_level_rewards": paid, "response_mask": mask, "index": np.array(["a", "a"]), "config": None}
@@ -344,9 +344,9 @@ def test_token_rewards_reach_estimators_that_take_them_and_are_added_up_for_othe
 
 @pytest.mark.parametrize(
     ("name", "index", "message"),
-    [("gigpo", UIDS, "'gigpo' needs state_ids, which verl does not give"),
+    [("gigpo", UIDS, "'gigpo' needs state_ids, which verl does not pass"),
      ("optimal_token_baseline", UIDS, "needs collision_probs, old_log_probs"),
-     ("group_norm", None, "compares the responses to one prompt, and the batch has no uid"),
+     ("group_norm", None, "compares the responses to one prompt, but the batch has no uid"),
      ("leave_one_out", np.arange(6), r"at least 2 responses per prompt, not 1: raise actor_rollout_ref\.rollout\.n"),
      ("pass_at_k/k:9", UIDS, "at least 9 responses per prompt, not 3"),
      ("pass_at_k/n:9", UIDS, "unknown key .*pass_at_k/n"),
@@ -383,7 +383,7 @@ def test_the_width_of_a_batch_is_no_constant():
     assert MAX_LENGTH != 100
 
 
-# its dumps of rollouts, written by its own code
+# verl's rollout dumps, written by its own code
 
 SIZES = [3, 1, 2]  # of the responses
 
@@ -414,7 +414,7 @@ def test_the_cache_of_verls_trainer(tmp_path, monkeypatch):
         "rm_scores": nested([[0.0, 0.0, 1.0], [0.0], [0.0, 2.0]], torch.float32),
         "uid": NonTensorStack("a", "a", "b"), "reward_model": NonTensorStack(*[{"ground_truth": "2"}] * 3),
     }  # fmt: skip
-    # the queue that the trainer keeps its rollouts in, between processes
+    # the queue in which the trainer keeps its rollouts, between processes
     queue = types.ModuleType("transfer_queue")
     queue.kv_batch_get = lambda keys, partition_id: TensorDict(kept, batch_size=[3])
     monkeypatch.setitem(sys.modules, "transfer_queue", queue)
@@ -465,5 +465,5 @@ def test_verls_texts_are_refused(tmp_path):
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
     RayPPOTrainer._write_generations(["1+1="], ["2"], ["2"], [1.0], {}, str(tmp_path), 3)
-    with pytest.raises(UserError, match="texts and scores, without tokens and log-probs"):
+    with pytest.raises(UserError, match="texts and scores, but no tokens or log-probs"):
         list(read_dumps("verl", [tmp_path]))

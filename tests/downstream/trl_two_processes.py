@@ -1,4 +1,4 @@
-"""What one of two processes does in `test_trl`: ``torchrun -m tests.downstream.trl_two_processes FOLDER RULE...``."""
+"""The code of one of two processes in `test_trl`: ``torchrun -m tests.downstream.trl_two_processes FOLDER RULE...``."""
 
 import dataclasses
 import sys
@@ -33,7 +33,7 @@ def main(folder, names):
     trainer = ClipPolicyTrainer(policy="fspo-adaptive", record_to=folder / "rollouts", **arguments(folder, **settings))
     trainer.train()
     (folder / f"rule-{trainer.accelerator.process_index}.json").write_text(trainer.policy.model_dump_json())
-    trainer.accelerator.wait_for_everyone()  # gloo aborts a process whose peer has gone
+    trainer.accelerator.wait_for_everyone()  # gloo aborts a process whose peer has exited
     torch.distributed.destroy_process_group()
 
 

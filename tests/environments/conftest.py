@@ -1,4 +1,4 @@
-"""Leaves these tests out where the libraries they start are not installed; ``nox -s environments`` installs them."""
+"""Skips these tests if the libraries that they start are not installed; ``nox -s environments`` installs them."""
 
 import importlib.util
 import math
@@ -16,12 +16,12 @@ collect_ignore = [file for file, names in needs.items() if not all(map(importlib
 
 
 WORDS = [f"[{number}] <answer>{number}</answer>" for number in range(1, 13)]
-"""All that the model of these tests says: a number, as TextArena wants it and as the tasks of reasoning-gym do."""
+"""All output of the model in these tests: a number, as TextArena and the tasks of reasoning-gym expect it."""
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A folder with SmolLM2's tokenizer and a tiny model that says numbers; its turns have four on average."""
+    """A folder with SmolLM2's tokenizer and a tiny model that writes numbers; its turns have four tokens on average."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -38,7 +38,7 @@ def model(tmp_path_factory):
     torch.manual_seed(0)
     made = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=False, **shape, **tokens))
     with torch.no_grad():
-        # every state points in about one direction, in which these tokens alone are likely
+        # all states point in about one direction, in which only these tokens are likely
         made.model.embed_tokens.weight += 1.0
         made.lm_head.weight.zero_()
         made.lm_head.weight[tokenizer.convert_tokens_to_ids(WORDS)] = 16.0 / 32

@@ -1,4 +1,4 @@
-"""Environments that tests play: well behaved ones, and ones that are not."""
+"""Environments for tests, well-behaved and misbehaving."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from rlzoo.errors import UserError
 
 
 class Words:
-    """Answers each turn with as many words as the seed and the turn say, and ends after some turns."""
+    """Returns a number of words that depends on the seed and the turn, and ends after some turns."""
 
     def __init__(self, turns=5, least=1, most=6):
         self.turns, self.least, self.most = turns, least, most
@@ -31,7 +31,7 @@ class Words:
 
 
 class Counting:
-    """Counts its own calls; misbehaves in the episodes whose problem says so, in the second turn."""
+    """Counts its own calls; misbehaves in the second turn of episodes whose problem says so."""
 
     def reset(self, problem, seed):
         self.what, self.calls = problem.question, 0
@@ -59,7 +59,7 @@ class Counting:
 
 
 class Odd(Counting):
-    """Answers what no environment may answer, as the problem says."""
+    """Returns what no environment may return, as the problem says."""
 
     ANSWERS: ClassVar = {
         "nothing": None,
@@ -90,7 +90,7 @@ class Unavailable(Counting):
 
 
 class Careless(Counting):
-    """Draws numbers that do not come from its seed."""
+    """Draws random numbers that do not depend on its seed."""
 
     def step(self, message):
         messages, *rest = super().step(message)
@@ -98,7 +98,7 @@ class Careless(Counting):
 
 
 class Chain:
-    """Sums in a row: each is asked for after the one before has been answered."""
+    """Asks a series of sums, each after the answer to the one before."""
 
     def __init__(self, turns=3):
         self.turns = turns
@@ -119,7 +119,7 @@ class Chain:
 
 
 class Killer(Chain):
-    """Kills the process that trains once, in the second turn of an episode of step 2."""
+    """Kills the training process once, in the second turn of an episode of step 2."""
 
     def __init__(self, marker, turns=3):
         super().__init__(turns)
@@ -138,7 +138,7 @@ class Killer(Chain):
 
 
 class Unspeakable(Chain):
-    """Writes what the shipped model's tokenizer cannot, in half of the episodes that follow the first four."""
+    """Writes text that the shipped model's tokenizer does not support, in half of the episodes after the first four."""
 
     def reset(self, problem, seed):
         _, _, index = problem.question.rpartition(":")
@@ -152,14 +152,14 @@ class Unspeakable(Chain):
 
 
 class Whimsical(Chain):
-    """Begins every episode as it likes, whatever the seed."""
+    """Begins every episode at random, whatever the seed."""
 
     def reset(self, problem, seed):
         return super().reset(problem, os.urandom(4))
 
 
 class Unruly(Chain):
-    """Misbehaves in half of the episodes, in the second turn: raises, hangs, or answers a megabyte."""
+    """Misbehaves in the second turn of half of the episodes: raises an error, hangs, or returns a megabyte."""
 
     def reset(self, problem, seed):
         self.kind = ["good", "good", "good", "raise", "hang", "flood"][seed % 6]
@@ -175,7 +175,7 @@ class Unruly(Chain):
 
 
 class Uneven(Chain):
-    """Of seven problems the first three have one turn, the others six; the last two raise or hang in the second turn."""
+    """Of seven problems, the first three have one turn and the others six; the last two raise or hang in the second turn."""
 
     def reset(self, problem, seed):
         self.index = int(problem.question.rpartition(":")[2]) % 7
@@ -191,7 +191,7 @@ class Uneven(Chain):
 
 
 class Leaver(Uneven):
-    """Ends its process in the last two of seven problems."""
+    """Exits its process in the last two of seven problems."""
 
     def reset(self, problem, seed):
         answer = super().reset(problem, seed)

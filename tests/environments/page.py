@@ -1,4 +1,4 @@
-"""What docs/how-to/environments.md says is to be done, and how a test does it."""
+"""The instructions of docs/how-to/environments.md, and functions that follow them in tests."""
 
 import itertools
 import re
@@ -18,19 +18,19 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "environments.md").read_
 
 
 def section(title):
-    """The text below a heading."""
+    """Return the text below a heading."""
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def write_file(title, folder):
-    """Write the file that a section shows; gives its path."""
+    """Write the file that a section shows; returns its path."""
     name, text = re.search(r"<!-- file: (.+?) -->\n```python\n(.*?)```", section(title), re.DOTALL).groups()
     (folder / name).write_text(text)
     return folder / name
 
 
 def train(title, folder, model, changed=()):
-    """Run a section's command in a folder, with another model; gives the run directory and the metrics of both its steps."""
+    """Run a section's command in a folder, with another model; returns the run directory and the metrics of both its steps."""
     (command,) = re.findall(r"```\n(rlzoo train .*?)```", section(title), re.DOTALL)
     for before, after in [("model.path=smollm2", f"model.path={model}"), *changed]:
         assert before in command
@@ -46,7 +46,7 @@ def train(title, folder, model, changed=()):
 
 
 def check_training(path, rows):
-    """Both steps learned from episodes of several turns, of which none failed and the model's tokens alone are in the mask."""
+    """Check that both steps used episodes of several turns without failures, and only the model's tokens are in the mask."""
     for row in rows:
         assert row["env/failed"] == 0
         assert row["env/turns_mean"] > 1
@@ -65,13 +65,13 @@ def check_training(path, rows):
 
 
 def written(turns):
-    """What an episode's tokens are to say: the turns of the model, and between them the observations in SmolLM2's template."""
+    """Return the expected text of an episode: the model's turns, with the observations in SmolLM2's template between them."""
     between = [f"\n<|im_start|>user\n{turn['observation']}<|im_end|>\n<|im_start|>assistant\n" for turn in turns[:-1]]
     return [text for pair in zip([turn["text"] for turn in turns], [*between, ""], strict=True) for text in pair][:-1]
 
 
 def recorded(ids, turn_ids, tokenizer):
-    """What the tokens of an episode say behind its prompt: those of each turn, and those between two turns that have none."""
+    """Return the text of an episode's tokens after its prompt: of each turn, and between turns."""
     while turn_ids[-1] < 0:  # padding
         turn_ids = turn_ids[:-1]
     places = [list(run) for _, run in itertools.groupby(range(len(turn_ids)), turn_ids.__getitem__)]

@@ -1,4 +1,4 @@
-"""Environments run side by side: what one of them does wrong costs its own episode, and no other."""
+"""Environments in parallel: a mistake of one fails its own episode and no other."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from tests.environments.games import Careless, Counting, Odd, Unavailable, Words
 
 
 def played(kind, problems, workers, timeout=20.0, turns=3):
-    """What each episode was paid for each turn, and why it failed."""
+    """Return the rewards of each episode by turn, and why it failed."""
     host = Host(kind, workers=workers, timeout=timeout)
     try:
         numbers, seen = host.begin([Problem(problem, "") for problem in problems], [0] * len(problems))
@@ -55,29 +55,33 @@ def test_an_episode_that_fails_costs_no_other(bad):
 
 
 def test_an_environment_that_cannot_be_made_is_named_in_one_line():
-    with pytest.raises(UserError, match=r"^the environment does not start: boards is not installed: pip install boards$"):
+    with pytest.raises(UserError, match=r"^the environment cannot start: boards is not installed: pip install boards$"):
         played(Unavailable, ["good"], workers=1)
 
 
 def test_an_episode_that_cannot_be_played_again_fails_when_its_worker_was_lost():
     paid, failures = played(Careless, ["good", "crash", "good"], workers=1)
-    # the second crashes in its second turn, after the first has made its own and before the third
+    # the second crashes in its second turn, after the first has taken its own and before the third
     assert [len(each) for each in paid] == [2, 1, 1]
-    assert failures[0] == failures[2] == "another episode ended its process, and played again it went otherwise"
+    assert (
+        failures[0]
+        == failures[2]
+        == "another episode ended the worker process, and the replay of this episode gave different results"
+    )
 
 
 @pytest.mark.parametrize(
     ("what", "problem"),
     [
-        ("nothing", "step returned no tuple (messages, reward, done, info)"),
-        ("number", "step returned no tuple (messages, reward, done, info)"),
-        ("pair", "step returned no tuple (messages, reward, done, info)"),
-        ("no role", "not a text or messages with a role and a content"),
+        ("nothing", "step did not return a tuple (messages, reward, done, info)"),
+        ("number", "step did not return a tuple (messages, reward, done, info)"),
+        ("pair", "step did not return a tuple (messages, reward, done, info)"),
+        ("no role", "not a string or messages with a role and a content"),
         ("no number", "returned the reward 'much', not a number between -1e6 and 1e6"),
         ("not finite", "returned the reward nan, not a number between -1e6 and 1e6"),
         ("too much", "returned 1,200,000 characters (at most 200,000)"),
-        ("info", "returned the information [1], not a mapping whose 'state', if any, is a text"),
-        ("state", "returned the information {'state': 5}, not a mapping whose 'state', if any, is a text"),
+        ("info", "returned the information [1], not a mapping whose 'state', if present, is a string"),
+        ("state", "returned the information {'state': 5}, not a mapping whose 'state', if present, is a string"),
         ("done", "returned done='no', not True or False"),
         ("reward in words", "returned the reward '1.0', not a number between -1e6 and 1e6"),
         ("huge", "returned the reward 1000"),

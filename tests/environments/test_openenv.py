@@ -21,7 +21,7 @@ EPISODE = Problem("episode 0:0", "")
 
 @contextmanager
 def serving(folder, log):
-    """The page's server, on a free port."""
+    """The page's server on a free port."""
     name = write_file("OpenEnv", folder).stem
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -91,7 +91,7 @@ def test_what_does_not_fit_the_server_is_refused(server):
         OpenEnv(server, observation="board").reset(EPISODE, 0)
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:8000"):
         OpenEnv("127.0.0.1:8000")
-    with pytest.raises(UserError, match="no OpenEnv server answers there"):
+    with pytest.raises(UserError, match="no OpenEnv server responds; start it or correct the address"):
         OpenEnv("http://127.0.0.1:9")
 
 

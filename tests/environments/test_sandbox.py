@@ -1,4 +1,4 @@
-"""Programs that attack what runs them get nowhere, and the next program runs."""
+"""Programs that attack the sandbox fail, and the next program runs."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ def test_no_file_can_be_written(tmp_path):
     target = tmp_path / "new"
     for path in (target, "new", "/tmp/new"):
         assert "FileNotFoundError" in python(f"open({str(path)!r}, 'w').write('x')")
-    for descriptor in range(3, 12):  # what the process that runs it has open
+    for descriptor in range(3, 12):  # files that the host process has open
         assert "OSError" in python(f"import os; os.write({descriptor}, b'x')")
     assert [*tmp_path.iterdir()] == []
 
@@ -109,7 +109,7 @@ def test_an_endless_loop_is_stopped_and_what_was_printed_is_kept():
 
 @pytest.fixture
 def few_steps(monkeypatch):
-    """A tenth of the work, for what would use up any number."""
+    """A tenth of the work, for programs that would use up any amount."""
     monkeypatch.setattr(sandbox, "WORK", sandbox.WORK // 10)
 
 
@@ -189,12 +189,12 @@ def test_the_process_that_runs_a_program_survives_every_one_of_them():
     assert len({answer.rsplit(" ", 1)[1] for answer in answers}) == 1
 
 
-# --- what it needs
+# --- requirements
 
 
 @pytest.fixture
 def anew():
-    """The interpreter is loaded anew, before and after."""
+    """Load the interpreter again, before and after."""
     sandbox._loaded.cache_clear()
     yield
     sandbox._loaded.cache_clear()

@@ -20,7 +20,7 @@ GAMES = {
 
 
 def played(game, seed, moves, **options):
-    """All that an episode shows and pays."""
+    """Return all observations and rewards of an episode."""
     environment = TextArena(game, **options)
     seen = [environment.reset(EPISODE, seed)]
     for move in moves:
@@ -72,15 +72,15 @@ def test_an_observation_is_new_text_without_the_models_own():
     ("game", "said"),
     [
         ("GuessTheNumber", "GuessTheNumber-v0"),
-        ("", "no game of that name"),
-        ("TicTacToe-v0", "not for a single player"),
+        ("", "no game with that name"),
+        ("TicTacToe-v0", "does not support a single player"),
         ("Wordle-v0", "python -m nltk.downloader words averaged_perceptron_tagger_eng"),
     ],
 )
 def test_a_game_that_cannot_be_played_is_refused(game, said, monkeypatch, tmp_path):
     import nltk
 
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])  # a machine without the word lists
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])  # without the word lists
     with pytest.raises(UserError, match=said):
         TextArena(game).reset(EPISODE, 0)
 

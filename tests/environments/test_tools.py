@@ -1,4 +1,4 @@
-"""Functions that the model calls: what is run, what comes back, and how both are put to a model."""
+"""Functions that the model calls: execution, results, and how both appear in the model's prompt."""
 
 import json
 import textwrap
@@ -39,7 +39,7 @@ def begun(*tools):
 
 
 def answer_to(message, *tools):
-    """What comes back for a turn with one call, and the errors so far."""
+    """Return the reply to a turn with one call, and the number of errors so far."""
     (answer,), reward, done, info = begun(*tools).step(message)
     assert (answer["role"], reward, done) == ("tool", 0.0, False)
     return answer["content"], info["tool_errors"]
@@ -193,7 +193,7 @@ number = 3
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Makes a task with some tools of `TOOLS`, in a module of its own."""
+    """Make a task with some tools of `TOOLS`, in a separate module."""
     (tmp_path / f"tools_of_{tmp_path.name}.py").write_text(textwrap.dedent(TOOLS))
     monkeypatch.chdir(tmp_path)
     tasks = []
@@ -257,7 +257,7 @@ def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made
         (["unannotated"], {}, "an annotation for every argument"),
         (["searc"], {}, "did you mean 'search'?"),
         (["number"], {}, "is a int, not a function"),
-        (["calculator", CALCULATOR], {}, "two tools are called 'calculator'"),
+        (["calculator", CALCULATOR], {}, "two tools are named 'calculator'"),
         (["calculator.py"], {}, "task.tools="),
         ([CALCULATOR], {"reward": f"{__name__}:length"}, "set task.problems.reward instead"),
         ([CALCULATOR], {"template": "{question}?"}, "set task.problems.template instead"),
@@ -266,7 +266,7 @@ def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made
         (
             [CALCULATOR],
             {"problems": {"name": "tools", "problems": {"name": "arithmetic"}, "tools": [CALCULATOR]}},
-            "several turns already",
+            "already has several turns",
         ),
         ([], {}, "task.tools"),
     ],
@@ -308,11 +308,11 @@ def test_a_mistake_in_the_tools_is_one_line_of_the_command(rlzoo):  # noqa: F811
     assert "did you mean 'calculator'?" in err
 
 
-# --- how it is put to a model
+# --- how tools appear in the prompt
 
 
 def tokenizer_with(template):
-    """A tokenizer of bytes with the given chat template."""
+    """Return a byte tokenizer with the given chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={character: place for place, character in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -324,7 +324,7 @@ def tokenizer_with(template):
 
 
 def put(template, first, *answers):
-    """What a model with this template reads first, and behind its first turn."""
+    """Return the model's prompt with this template, and the text after its first turn."""
     tokenizer = tokenizer_with(template)
     (schema,) = build_task({"name": "tools", "problems": {"name": "arithmetic"}, "tools": [CALCULATOR], "workers": 0}).schemas
     dialogue = Dialogue(tokenizer, frozenset([tokenizer.eos_token_id]), chat_template=template is not None, tools=[schema])

@@ -1,4 +1,4 @@
-"""Runs on environments, from configuration to metrics: what goes wrong in an episode is counted, and ends no run."""
+"""Runs on environments, from configuration to metrics: failures in an episode are counted and do not end a run."""
 
 import logging
 

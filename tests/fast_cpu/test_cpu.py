@@ -1,4 +1,4 @@
-"""Products by oneDNN against float64, and memory that stays."""
+"""Products by oneDNN compared with float64, and memory that is kept."""
 
 import ctypes
 import subprocess
@@ -132,7 +132,7 @@ def test_a_model_keeps_names_weights_and_gradients_and_loads_as_before(tmp_path:
     kinds = {name.rsplit(".")[-1]: type(module) for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     assert kinds["gate_proj"] is OneDnnLinear
     assert kinds["lm_head"] is OneDnnLinear
-    assert kinds["k_proj"] is nn.Linear  # 64 x 128 numbers: too small
+    assert kinds["k_proj"] is nn.Linear  # 64 x 128 elements are too few
     ids = torch.randint(0, 300, (3, 40))
     exact = LlamaForCausalLM(config).double()
     exact.load_state_dict({name: tensor.double() for name, tensor in plain.state_dict().items()})
@@ -187,7 +187,7 @@ print(held.hblkhd - before.hblkhd, held.arena - before.arena, freed.fordblks)
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs mallinfo2 of glibc 2.33")
 def test_freed_memory_is_used_again_without_the_kernel() -> None:
-    """Reads the C library's own counts. The kernel's page faults would depend on the size of its pages."""
+    """Read the C library's own counts. The kernel's page faults would depend on the size of its pages."""
     counts = {}
     for how in ("keep", "as it is"):
         done = subprocess.run([sys.executable, "-c", COUNTS, how], capture_output=True, text=True, check=True)
@@ -196,6 +196,6 @@ def test_freed_memory_is_used_again_without_the_kernel() -> None:
     size = 4 * 2**24
     assert mapped["as it is"] >= size  # the kernel maps, and clears, each large tensor
     assert mapped["keep"] == 0
-    assert grown["keep"] == 0  # the last tensor lies in the memory of those before it
+    assert grown["keep"] == 0  # the last tensor uses the memory of earlier ones
     assert free["keep"] >= size
     assert free["as it is"] < size

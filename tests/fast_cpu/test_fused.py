@@ -1,4 +1,4 @@
-"""The joined step of Llama-like models: where it is used, in every type of number, and never past an adapter."""
+"""The joined step of Llama-like models: where it is used, in every number type, and never with an adapter."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def sampled(model, **settings):
 
 
 def plain(model, decoded):
-    """Log-probs of what was drawn, a row at a time, without a cache; 0 behind the end."""
+    """Return log-probs of the sampled tokens, one row at a time, without a cache; 0 after the end."""
     expected = torch.zeros(decoded.log_probs.shape)
     for row, (prompt, tokens) in enumerate(zip(ROWS, decoded.tokens, strict=True)):
         number = int((decoded.log_probs[row] != 0).sum())
@@ -82,7 +82,7 @@ def test_in_bfloat16_it_is_as_near_as_the_model_is_to_itself(name):
     ours = sampled(half, fuses=True)
     theirs = plain(half, decoded)
     spread = float((theirs - reference).abs().max())  # of the model's own bfloat16
-    same = (ours.tokens == decoded.tokens).cumprod(dim=1).bool() & (ours.log_probs != 0)  # until the texts part
+    same = (ours.tokens == decoded.tokens).cumprod(dim=1).bool() & (ours.log_probs != 0)  # until the texts differ
     assert same.sum() > len(ROWS)
     assert float((ours.log_probs - reference)[same].abs().max()) < 3 * spread
 

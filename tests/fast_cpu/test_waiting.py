@@ -1,4 +1,4 @@
-"""Threads of one operation wait asleep beside other busy processes, and spin otherwise, unless the user decides."""
+"""Threads of one operation sleep while they wait if other processes are busy, and spin otherwise, unless the user decides."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def test_the_command_line_sets_how_threads_wait_unless_the_user_does(setting):
 
 
 def until(condition, seconds=20):
-    """Wait for it; False if it does not come."""
+    """Wait for a condition; returns False if it does not become true."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
@@ -78,7 +78,7 @@ print(spinning, asleep, sleeps(), result == numbers.exp().sum().item())
 def test_one_more_thread_lets_the_others_sleep_and_changes_no_sum():
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | SETTINGS
     seen = []
-    for _ in range(3):  # other processes on the machine put spinning threads to sleep too: one quiet half second is enough
+    for _ in range(3):  # other processes put spinning threads to sleep too: one quiet half second is enough
         done = subprocess.run([sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, check=True)
         spinning, asleep, after, is_same = done.stdout.split()
         assert is_same == "True"

@@ -1,4 +1,4 @@
-"""The attacks: one line each where one line is enough."""
+"""The attacks, in one line each where possible."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GIGABYTES = 2**40
 
 
 def flip(name: str):
-    """One bit changed in a file of the newest checkpoint."""
+    """Flip one bit in a file of the newest checkpoint."""
     return lambda case: case.edit(
         case.newest() / name,
         lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
@@ -40,12 +40,12 @@ def flip(name: str):
 
 
 def metrics(change):
-    """Changed lines of ``metrics.jsonl``, given and returned as a list of bytes with line ends."""
+    """Change lines of ``metrics.jsonl``, which are passed and returned as a list of bytes with line ends."""
     return lambda case: case.edit("metrics.jsonl", lambda data: b"".join(change(data.splitlines(keepends=True))))
 
 
 def away(name: str):
-    """Something that is missing from the run directory."""
+    """Remove something from the run directory."""
 
     def remove(case: Case) -> None:
         path = case.run / name
@@ -55,7 +55,7 @@ def away(name: str):
 
 
 def instead(name: str, make):
-    """Something else in the place of a file or folder of the run directory."""
+    """Replace a file or folder of the run directory."""
 
     def replace(case: Case) -> None:
         path = case.run / name
@@ -96,7 +96,7 @@ def spoiled(folder: Path) -> None:
 
 
 def resealed(change, name: str = "state/state.json"):
-    """The newest checkpoint with a file changed, and a manifest that fits the change."""
+    """Change a file of the newest checkpoint, with a manifest that matches the change."""
 
     def do(case: Case) -> None:
         folder = case.newest()
@@ -117,7 +117,7 @@ def resealed(change, name: str = "state/state.json"):
 
 
 def unfinished(*names: str):
-    """Checkpoints of this run that a killed process has not finished, with files of the user's in them."""
+    """Add unfinished checkpoints of a killed process of this run, with files of the user in them."""
 
     def make(case: Case) -> None:
         key = json.loads((case.run / "run.json").read_text())["id"][:16]
@@ -179,7 +179,7 @@ def no_state(case: Case) -> None:
 
 
 def pasted_from(variant: str):
-    """The newest checkpoint is that of another run."""
+    """Replace the newest checkpoint with another run's."""
 
     def paste(case: Case) -> None:
         other = case.box.parent / f"{variant}-finished" / "run" / "checkpoints"
@@ -191,14 +191,14 @@ def pasted_from(variant: str):
 
 
 def future_pasted(case: Case) -> None:
-    """A checkpoint of another run beyond the newest one."""
+    """Add a checkpoint of another run after the newest one."""
     other = case.box.parent / "adaptive-finished" / "run" / "checkpoints" / "step-000008"
     pasted = Path(shutil.copytree(other, case.run / "checkpoints" / "step-000008"))
     case.undone_by(lambda: case.take_away(pasted))
 
 
 def immutable(name: str, flag: str = "+i"):
-    """``chattr``, which holds for root too, where permissions do not."""
+    """Use ``chattr``, which also applies to root, unlike permissions."""
 
     def change(case: Case) -> None:
         path = case.run / name
@@ -209,7 +209,7 @@ def immutable(name: str, flag: str = "+i"):
 
 
 def on_a_disk(options: str):
-    """The run directory on a file system of its own; undone by making it large and writable."""
+    """Put the run directory on a separate file system; undone by making it large and writable."""
 
     def move(case: Case) -> None:
         disk = case.mount(case.box / "disk", "size=64m")
@@ -230,7 +230,7 @@ def on_a_disk(options: str):
 
 
 def named(name: str):
-    """A run directory with such a name, from the beginning."""
+    """Give a run directory this name, from the beginning."""
 
     def do(case: Case) -> None:
         case.run = case.box / name
@@ -243,7 +243,7 @@ def moved_to(name: str):
 
 
 def copied(case: Case) -> None:
-    """The copy and the original are both resumed."""
+    """Resume both the copy and the original."""
     shutil.copytree(case.run, case.box / "copy")
     case.is_watched = False
     assert case.rlzoo(*case.resuming(case.box / "copy")).code == 0
@@ -255,7 +255,7 @@ def from_elsewhere(case: Case) -> None:
 
 
 def relative(path: str):
-    """The run directory by a relative path."""
+    """Use a relative path of the run directory."""
 
     def do(case: Case) -> None:
         case.is_watched = False
@@ -274,7 +274,7 @@ def cwd_deleted(case: Case) -> None:
 
 
 def poisoned(case: Case) -> None:
-    """Modules of the standard library's names in the current directory, which must not be imported."""
+    """Add modules with names of the standard library to the current directory; they must not be imported."""
     for module in (
         "pickle",
         "string",
@@ -294,7 +294,7 @@ def poisoned(case: Case) -> None:
 
 
 def stopping_clock(jump: float):
-    """The wall clock jumps by so many seconds, forth and back, ten times a second."""
+    """Let the wall clock jump by this many seconds, back and forth, ten times a second."""
 
     def do(case: Case) -> None:
         text = f"import time\nreal = time.time\ntime.time = lambda: real() + {jump} * (int(real() * 10) % 2)\n"
@@ -305,7 +305,7 @@ def stopping_clock(jump: float):
 
 
 def streams(**names: str | None):
-    """Standard streams that are closed (None) or a device."""
+    """Use standard streams that are closed (None) or a device."""
 
     def do(case: Case) -> None:
         for name, file in names.items():
@@ -325,7 +325,7 @@ def masked(case: Case) -> None:
 
 
 def shell(case: Case, script: str, seconds: float = 90.0) -> None:
-    """A pipeline around a command; ``RLZOO`` stands for the command that trains."""
+    """Run a pipeline around a command; ``RLZOO`` is replaced by the command that trains."""
     python = Path(psutil.Process().exe()).name
     assert python
     command = " ".join(f"'{word}'" for word in (str(rlzoo_script()), *case.training()))
@@ -344,7 +344,7 @@ def rlzoo_script() -> Path:
 
 
 def was_finished(case: Case, command: Command) -> str | None:
-    """The run came to its end without being resumed."""
+    """Whether the run finished without being resumed."""
     return None if says_finished(case.run) else "the run did not end by itself"
 
 
@@ -352,7 +352,7 @@ def was_finished(case: Case, command: Command) -> str | None:
 
 
 def at_row(row: int, *numbers: int, pause: float = 0.0):
-    """Signals to a run that has so many rows, some seconds between them."""
+    """Send signals to a run that has this many rows, some seconds apart."""
 
     def do(case: Case) -> None:
         command = case.start(*case.training())
@@ -366,7 +366,7 @@ def at_row(row: int, *numbers: int, pause: float = 0.0):
 
 
 def in_a_checkpoint(*numbers: int, pause: float = 0.0):
-    """Signals while a checkpoint is written."""
+    """Send signals while a checkpoint is written."""
 
     def do(case: Case) -> None:
         command = case.start(*case.training())
@@ -380,7 +380,7 @@ def in_a_checkpoint(*numbers: int, pause: float = 0.0):
 
 
 def terminal_closed(case: Case) -> None:
-    """The window in which a run shows its progress is closed."""
+    """Close the window in which a run shows its progress."""
     ours, theirs = os.openpty()
     case.stdin = case.stdout = case.stderr = os.ttyname(theirs)
     command = case.start(*case.training())
@@ -389,21 +389,21 @@ def terminal_closed(case: Case) -> None:
     case.reach(command, 4)
     os.close(theirs)
     os.close(ours)
-    command.signal(signal.SIGHUP)  # as the kernel does when the terminal is gone
+    command.signal(signal.SIGHUP)  # as the kernel does when the terminal is closed
     command.wait(30)
     case.stdin, case.stdout, case.stderr = os.devnull, "", ""
     assert resumable(case.run), "nothing was saved"
 
 
 def read_all(descriptor: int) -> None:
-    """Show what is printed to nobody."""
+    """Read the output and discard it."""
     with contextlib.suppress(OSError):
         while os.read(descriptor, 65536):
             pass
 
 
 def after_seconds(seconds: float, number: int):
-    """A signal so long after the start, wherever that is."""
+    """Send a signal a fixed time after the start, whatever the run is doing."""
 
     def do(case: Case) -> None:
         command = case.start(*case.training())
@@ -415,7 +415,7 @@ def after_seconds(seconds: float, number: int):
 
 
 def twice_in_steps(number: int, times: int):
-    """Stopped at once within a step, by two signals, and resumed, several times."""
+    """Stop immediately within a step with two signals, and resume, several times."""
 
     def do(case: Case) -> None:
         case.is_watched = False
@@ -470,7 +470,7 @@ def stopped_in_a_checkpoint(case: Case) -> None:
 
 
 def a_worker(case: Case, number: int) -> None:
-    """A signal to the grading worker of a run that is held in grading."""
+    """Send a signal to the grading worker of a run that is held in grading."""
     case.is_watched = False
     command = case.start(*case.resuming())
     case.reach(command, case.rows() + 1)
@@ -484,7 +484,7 @@ def a_worker(case: Case, number: int) -> None:
 
 
 def run_killed_in_a_reward(case: Case) -> None:
-    """The run is killed while a reward hangs: its worker must not stay."""
+    """Kill the run while a reward hangs; its worker must not survive."""
     case.is_watched = False
     command = case.start(*case.resuming())
     case.hold(command)
@@ -505,7 +505,7 @@ def two_at_once(case: Case) -> None:
 
 
 def lock_removed(case: Case) -> None:
-    """A cleaner removes the lock file of a running run; a second process must not get in."""
+    """A cleaner removes the lock file of a running run; a second process must not start."""
     case.is_watched = False
     command = case.start(*case.resuming())
     case.reach(command, case.rows() + 1)
@@ -532,7 +532,7 @@ def ranks(case: Case) -> dict[int, psutil.Process]:
 
 
 def of_two(who: int | None, *numbers: int, pause: float = 0.0, row: int = 2):
-    """Signals to a rank, or to the launcher, of a run on two processes."""
+    """Send signals to a rank, or to the launcher, of a run on two processes."""
 
     def do(case: Case) -> None:
         command = case.start(*case.training(steps=40))
@@ -567,7 +567,7 @@ def sweep_is_whole(case: Case, command: Command) -> str | None:
 
 
 def sweep_stopped(number: int, seconds: float = 0.0):
-    """The sweep gets a signal once a child has a row; then the same command again, at once."""
+    """Signal the sweep once a child has a row, and then immediately repeat the same command."""
 
     def do(case: Case) -> None:
         case.is_watched = False
@@ -600,7 +600,7 @@ def sweep_child_killed(case: Case) -> None:
 
 
 def store(do, *, begin=None):
-    """Something happens to MLflow's store while the run is held."""
+    """Disturb MLflow's store while the run is held."""
 
     def attacked(case: Case) -> None:
         case.is_watched = False
@@ -629,7 +629,7 @@ def follower_killed(case: Case, database: Path) -> None:
 
 
 class Endless:
-    """A server that answers without end, drips, or says nothing."""
+    """A server that responds without end, drips, or does not respond."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -658,7 +658,7 @@ class Endless:
 
 
 def server(kind: str):
-    """A tracking server that misbehaves; a run of it ends within the time limit of the attack."""
+    """A tracking server that misbehaves; a run with it ends within the time limit of the attack."""
 
     def do(case: Case) -> None:
         made = Endless(kind)
@@ -692,7 +692,7 @@ def server(kind: str):
 
 
 def reward_that(text: str, *settings: str, code: int = 0, says: str = ""):
-    """A run of four steps with a reward of the user's that misbehaves; what it prints must not spoil ``--json``."""
+    """Run four steps with a misbehaving reward of the user; its output must not break ``--json``."""
 
     def do(case: Case) -> None:
         case.plant("my_reward.py", f"import os, sys, time\n{text}\n")
@@ -716,7 +716,7 @@ def reward_that(text: str, *settings: str, code: int = 0, says: str = ""):
 
 
 def one_in(number: int, what: str) -> str:
-    """A reward that does something for a part of the responses."""
+    """A reward that does something for part of the responses."""
     return f"def reward(problem, response):\n    if len(response) % {number} == 0:\n        {what}\n    return len(response) / 10\n"
 
 
@@ -735,7 +735,7 @@ def edited(name: str, before: str, after: str):
 
 
 def settings(**changes: object):
-    """``config.yaml`` edited by hand between stop and resume."""
+    """Edit ``config.yaml`` by hand between stop and resume."""
 
     def change(case: Case) -> None:
         for key, (old, new) in changes.items():
@@ -790,7 +790,7 @@ def nan_weights(case: Case) -> None:
 
 
 def header(path: Path) -> None:
-    """A safetensors file whose header is said to be of 2^62 bytes."""
+    """A safetensors file whose header claims a size of 2^62 bytes."""
     path.write_bytes(struct.pack("<Q", 2**62) + path.read_bytes()[8:])
 
 
@@ -1091,7 +1091,7 @@ SIGNALS = [
 
 
 def worker_stopped(case: Case) -> None:
-    """Stopped for a second, less than the time limit of an answer."""
+    """Stop a worker for a second, less than the time limit of an answer."""
     case.is_watched = False
     command = case.start(*case.resuming())
     case.reach(command, case.rows() + 1)

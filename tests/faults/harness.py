@@ -1,15 +1,15 @@
 """Attacks on runs, and the laws that hold after each of them.
 
-An attack damages a copy of a prepared run, or runs commands in a hostile way; `judge` then runs the command that follows and
-checks every law. The sandbox always has the same path, since a run's configuration holds absolute paths.
+An attack damages a copy of a prepared run, or runs commands in a hostile way. `judge` then runs the next command and checks
+every law. The sandbox always has the same path, because a run's configuration contains absolute paths.
 
-Laws, whatever the attack:
-    - A command ends with 0, 1, 2, 130 or 143, in time, in bounded memory, without a traceback; a refusal is one line.
+Laws for every attack:
+    - A command exits with 0, 1, 2, 130 or 143, in time, in bounded memory and without a traceback; an error is one line.
     - Files that rlzoo did not write are neither changed nor deleted.
     - The newest resumable checkpoint, and metrics and rollouts up to its step, are still in the run directory.
-    - The run then ends with the metrics, rollouts and weights of the uninterrupted run, bit for bit. If a command was refused,
-      it does so once the damage is undone.
-    - No process is left, and no partial output beside the run directory.
+    - The run then finishes with the metrics, rollouts and weights of the uninterrupted run, bit for bit. If a command reported
+      an error, it does so once the damage is undone.
+    - No process survives, and there is no partial output next to the run directory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tests.zygote import Zygote
 ALLOWED = (0, 1, 2, 130, 143)
 MARKER = "RLZOO_ATTACKED_BY"
 MEMORY = 2 * 2**30
-"""Bytes that a command may hold; a run of the embedded model takes 0.6 GB."""
+"""Memory limit of a command in bytes; a run of the embedded model takes 0.6 GB."""
 PATIENCE = 20.0
-"""Seconds for the processes of a command to end after it."""
+"""Time limit in seconds for the processes of a command to exit after it."""
 
 STEPS, EVERY = 8, 2
 DONE, REFUSED, EITHER = "done", "refused", "either"
@@ -93,7 +93,7 @@ def rlzoo_clip_policies():
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of run to attack: its arguments for ``rlzoo train``, and the user's files it needs."""
+    """A kind of run to attack: its arguments for ``rlzoo train``, and the user's files that it needs."""
 
     settings: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack: what is done to a case, and what is expected of the command that follows.
+    """One attack: its effect on a case, and the expected result of the next command.
 
     Example:
         ``attack("a text file in checkpoints", lambda case: case.plant("run/checkpoints/notes.txt"), expect=DONE)``
@@ -136,23 +136,24 @@ class Attack:
     do: Callable[[Case], object]
     then: tuple[str, ...] = (
         "resume",
-    )  # words of the command; "resume", "again" and "new" stand for `rlzoo train`; () for none
+    )  # words of the command; "resume", "again" and "new" mean `rlzoo train`; () for no command
     expect: str = EITHER
-    says: str = ""  # a regular expression, found in what is printed
+    says: str = ""  # a regular expression that the output must match
     on: str = "plain"  # the variant
-    beside: tuple[str, ...] = ()  # variants whose runs it needs too
+    beside: tuple[str, ...] = ()  # further variants whose runs it needs
     begin: str = "stopped"  # "stopped", "finished", or "nothing"
     quick: bool = False  # part of the ordinary suite
     environment: tuple[tuple[str, str | None], ...] = ()
-    fresh: bool = False  # a new interpreter, for what acts on its start
+    fresh: bool = False  # a new interpreter, for attacks on its start-up
     seconds: float = 90.0
-    kills_a_rank: bool = False  # then the launcher ends with 137, and others may print a traceback of the library they speak by
-    same: bool = True  # the run ends as the uninterrupted one
-    check: Callable[[Case, Command], str | None] = lambda case, command: None  # one more law; says what is wrong
+    # the launcher then exits with 137, and others may print a traceback of the communication library
+    kills_a_rank: bool = False
+    same: bool = True  # the run ends like the uninterrupted one
+    check: Callable[[Case, Command], str | None] = lambda case, command: None  # one more law; returns what is wrong
 
 
 class Command:
-    """A command that runs, or has ended."""
+    """A command that is running or has ended."""
 
     def __init__(self, case: Case, words: Sequence[str], pid: int, look: Callable[[int], list[int] | None]) -> None:
         self.case, self.words, self.pid, self._look = case, list(words), pid, look
@@ -179,7 +180,7 @@ class Command:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """``kill -9`` of this process alone."""
+        """``kill -9`` only this process."""
         self.signal(signal.SIGKILL)
         self.wait(20)
 
@@ -193,7 +194,7 @@ class Command:
 
     def _printed(self, index: int) -> str:
         file = self.files[index]
-        return file.read_text(errors="replace") if file is not None and file.exists() else ""  # it may not have come so far
+        return file.read_text(errors="replace") if file is not None and file.exists() else ""  # it may not exist yet
 
 
 class Case:
@@ -222,18 +223,18 @@ class Case:
         self.fresh = False
         self.seconds = 90.0
         self.said: list[str] = []
-        self.damaged: list[Path] = []  # what an attack has changed of what was prepared
-        self.given_up: set[str] = set()  # files of rollouts that an attack has deleted, one at a time
+        self.damaged: list[Path] = []  # prepared files that the attack has changed
+        self.given_up: set[str] = set()  # rollout files that the attack has deleted
         self.planted: dict[Path, str] = {}
         self.mounted: list[Path] = []
-        self.is_watched = True  # whatever an attack adds is the user's
+        self.is_watched = True  # everything that an attack adds belongs to the user
         self.obstacles: list[Callable[[], object]] = []
         self.logs = box.parent / "logs"
 
-    # what an attack is made of
+    # building blocks of attacks
 
     def plant(self, name: str, content: bytes | str = b"mine\n") -> Path:
-        """A file of the user's, relative to the sandbox."""
+        """Write a file of the user, relative to the sandbox."""
         path = self.box / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -241,13 +242,13 @@ class Case:
         return path
 
     def mine(self, path: Path) -> Path:
-        """Remember a path as the user's, with everything beneath."""
+        """Register a path and everything below it as the user's."""
         for each in [path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())]:
             self.planted[each] = description(each)
         return path
 
     def take_away(self, path: Path) -> None:
-        """What a user does with what stands in the way: it is no longer there, and not missed."""
+        """Remove something as a user would who wants it out of the way; it is not expected to remain."""
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for planted in [each for each in self.planted if each.is_relative_to(path)]:
             del self.planted[planted]
@@ -296,7 +297,7 @@ class Case:
         (self.box / "gate").unlink(missing_ok=True)
 
     def undone_by(self, action: Callable[[], object]) -> None:
-        """What the user does after a refusal, beside putting the run directory back as it was."""
+        """What the user does after an error, in addition to restoring the run directory."""
         self.obstacles.append(action)
 
     # commands
@@ -361,7 +362,7 @@ class Case:
         return process.pid, look
 
     def rlzoo(self, *words: str) -> Command:
-        """Run a command to its end."""
+        """Run a command to completion."""
         return self.start(*words).wait(self.seconds)
 
     def resume(self) -> Command:
@@ -372,7 +373,7 @@ class Case:
         return file.read_bytes().count(b"\n") if os.path.isfile(file) else 0
 
     def reach(self, command: Command, rows: int, path: Path | None = None) -> bool:
-        """Wait until so many rows are written; False if the command ended before."""
+        """Wait until this many rows are written; returns False if the command ended before."""
         until = time.monotonic() + self.seconds
         while self.rows(path) < rows and command.poll() is None and time.monotonic() < until:
             time.sleep(0.001)
@@ -387,10 +388,10 @@ class Case:
                     return True
         return False
 
-    # what is looked at
+    # observations
 
     def children(self) -> list[psutil.Process]:
-        """Processes that were started by this case's commands, by the mark in their environment."""
+        """Return processes that this case's commands started, by the marker in their environment."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -400,7 +401,7 @@ class Case:
         return [*found, *(psutil.Process(pid) for pid in alive)]
 
     def clean(self) -> None:
-        """Take away what an attack left: mounts, attributes and processes."""
+        """Remove what an attack left: mounts, attributes and processes."""
         self.let_go()
         subprocess.run(["chattr", "-R", "-f", "-i", "-a", str(self.box)], check=False, capture_output=True)
         for process in self.children():
@@ -414,7 +415,7 @@ class Case:
 
 
 def description(path: Path) -> str:
-    """What a path is, to see whether it was changed."""
+    """Return a description of a path that shows whether it was changed."""
     try:
         found = path.lstat()
     except OSError:
@@ -427,7 +428,7 @@ def description(path: Path) -> str:
 
 
 def contents(folder: Path) -> dict[Path, str]:
-    """Everything beneath a folder; links are not followed."""
+    """Return everything below a folder, without following links."""
     return {path: description(path) for path in walked(folder)}
 
 
@@ -438,7 +439,7 @@ def walked(folder: Path) -> Iterable[Path]:
 
 
 def resumable(run: Path) -> list[int]:
-    """Steps of the whole checkpoints of a run that hold its state: all files of the manifest, unchanged."""
+    """Return the steps of the complete checkpoints of a run: they have all files of the manifest, unchanged."""
     if not os.path.isdir(run / "checkpoints"):
         return []
     return sorted(
@@ -461,7 +462,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def recorded(run: Path, until: int) -> set[str]:
-    """What is kept of the steps until one: rows of metrics and rollouts, wherever in the run directory they are."""
+    """Return what is kept of the steps up to one: rows of metrics and rollouts, anywhere in the run directory."""
     found = set()
     for path in walked(run):
         is_metrics = path.name.startswith("metrics") and ".jsonl" in path.name
@@ -477,7 +478,7 @@ def recorded(run: Path, until: int) -> set[str]:
 
 
 def problems_of(case: Case, command: Command, *, kills_a_rank: bool = False) -> list[str]:
-    """Laws on how a command ended."""
+    """Check the laws on how a command ended."""
     if kills_a_rank and command.code == 128 + signal.SIGKILL:
         return [] if "was killed (SIGKILL)" in command.err else ["does not name the process that was killed"]
     words = " ".join(word for word in command.words[:2] if not word.startswith("/"))
@@ -495,7 +496,7 @@ def problems_of(case: Case, command: Command, *, kills_a_rank: bool = False) -> 
 
 
 def left_over(case: Case) -> list[str]:
-    """Processes that are still there after a while."""
+    """Return processes that still exist after a while."""
     until = time.monotonic() + PATIENCE
     while (alive := case.children()) and time.monotonic() < until:
         time.sleep(0.1)
@@ -507,20 +508,20 @@ def left_over(case: Case) -> list[str]:
 
 
 def says_finished(run: Path) -> bool:
-    """Whether ``summary.json`` says so."""
+    """Whether ``summary.json`` says that the run is finished."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return bool(json.loads((run / "summary.json").read_text()).get("finished"))
     return False
 
 
 def changed(case: Case) -> list[str]:
-    """Files of the user's that are not as they were."""
+    """Return the user's files that have changed."""
     found = {path.relative_to(case.box): description(path) for path, what in case.planted.items() if description(path) != what}
     return [f"{path}, which is the user's, is changed: {what[:20]}" for path, what in found.items()][:3]
 
 
 def same(run: Path, whole: Path, steps: int, given_up: Iterable[str] = ()) -> list[str]:
-    """How a run differs from the uninterrupted one."""
+    """Return how a run differs from the uninterrupted one."""
     try:
         rows, expected = lines(run / "metrics.jsonl"), lines(whole / "metrics.jsonl")
     except (OSError, ValueError) as error:
@@ -538,7 +539,7 @@ def same(run: Path, whole: Path, steps: int, given_up: Iterable[str] = ()) -> li
 
 
 class Range:
-    """Where attacks take place: keeps the prepared runs, and lays one out in the sandbox for each attack."""
+    """Runs the attacks: keeps the prepared runs, and copies one into the sandbox for each attack."""
 
     def __init__(self, folder: Path, zygote: Zygote) -> None:
         self.folder, self.box, self.zygote = folder, folder / "box", zygote
@@ -559,7 +560,7 @@ class Range:
         return self.folder / f"{name}-{state}"
 
     def prepare(self, name: str) -> None:
-        """Make the uninterrupted run, and the one that was stopped half way."""
+        """Make the uninterrupted run, and the one that was stopped half-way."""
         if name in self._prepared:
             return
         steps = VARIANTS[name].steps
@@ -585,7 +586,7 @@ class Range:
         self._prepared.add(name)
 
     def begin(self, attack: Attack) -> Case:
-        """A case for an attack."""
+        """Make a case for an attack."""
         for name in (*attack.beside, *((attack.on,) if attack.begin != "nothing" or attack.same else ())):
             self.prepare(name)
         case = self._lay_out(None if attack.begin == "nothing" else self.template(attack.on, attack.begin), attack.on)
@@ -598,10 +599,10 @@ class Range:
         return case
 
     def judge(self, attack: Attack) -> None:
-        """Attack, run the command that follows, and check the laws.
+        """Attack, run the next command, and check the laws.
 
         Raises:
-            AssertionError: with every law that was broken.
+            AssertionError: lists every broken law.
         """
         case = self.begin(attack)
         try:
@@ -659,7 +660,7 @@ class Range:
         return list(dict.fromkeys([*broken, *left_over(case)]))
 
     def _kept(self, case: Case, usable: Sequence[int], kept: set[str]) -> list[str]:
-        """Whether what could be resumed from before the command still can be."""
+        """Check that everything that could be resumed before the command can still be resumed."""
         if not usable:
             return []
         if max(resumable(case.run), default=-1) < max(usable):
@@ -668,7 +669,7 @@ class Range:
         return [f"{len(lost)} records lost, such as {min(lost)}"] if lost else []
 
     def _ends_well(self, attack: Attack, case: Case, command: Command, whole: Path, prepared: dict[Path, str]) -> list[str]:
-        """Whether the run ends as the uninterrupted one, after a refusal once the damage is undone."""
+        """Check that the run ends like the uninterrupted one; after an error, once the damage is undone."""
         if command.code != 0:
             self._undo(attack, case, prepared)
         case.environment = {**case.environment, **{"HOME": os.environ.get("HOME", "/root"), "OMP_NUM_THREADS": "1"}}
@@ -683,7 +684,7 @@ class Range:
             return same(case.run, whole, case.variant.steps, case.given_up)
         if os.path.isfile(case.run / "config.yaml"):
             final = case.rlzoo(*case.resuming())
-            if final.code != 0 and command.code == 0:  # a command that did not look at the damage
+            if final.code != 0 and command.code == 0:  # a command that did not check the damaged files
                 self._undo(attack, case, prepared)
                 final = case.rlzoo(*case.resuming())
         else:
@@ -697,7 +698,7 @@ class Range:
         return says_finished(case.run) and case.rows() > case.variant.steps
 
     def _undo(self, attack: Attack, case: Case, prepared: dict[Path, str]) -> None:
-        """Put back what the attack took or changed, and take away what it put in rlzoo's way."""
+        """Restore what the attack removed or changed, and remove what it put in rlzoo's way."""
         for action in case.obstacles:
             action()
         if attack.begin == "nothing":
@@ -718,5 +719,5 @@ class Range:
 
 
 def attack(name: str, do: Callable[[Case], object], **details: object) -> Attack:
-    """One attack; see `Attack`."""
+    """Make one attack; see `Attack`."""
     return Attack(name, do, **details)

@@ -1,4 +1,4 @@
-"""A run that is killed with ``kill -9`` in the middle of an episode, by its own environment, and resumed: bit for bit."""
+"""A run that its own environment kills with ``kill -9`` in the middle of an episode resumes bit for bit."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def test_a_run_that_is_killed_in_an_episode_resumes_bit_for_bit(tmp_path):
     assert not (tmp_path / "killed-run" / "rollouts" / "000003.jsonl").exists()
     resumed = command(tmp_path / "killed-run", marker, "--resume")
     assert resumed.returncode == 0, resumed.stderr
-    whole = command(tmp_path / "whole-run", marker)  # the marker is there: nothing is killed
+    whole = command(tmp_path / "whole-run", marker)  # the marker exists, so nothing is killed
     assert whole.returncode == 0, whole.stderr
     first, second = tmp_path / "killed-run", tmp_path / "whole-run"
     assert without_times(lines(first / "metrics.jsonl")) == without_times(lines(second / "metrics.jsonl"))

@@ -1,6 +1,6 @@
-"""A run that is killed with ``kill -9`` again and again ends as the run that never was: bit for bit, in the store too.
+"""A run that is killed with ``kill -9`` repeatedly ends like an uninterrupted run: bit for bit, also in the store.
 
-``RLZOO_KILLS`` sets how often; `nox -s faults` asks for more than the ordinary suite.
+``RLZOO_KILLS`` sets the number of kills; `nox -s faults` uses more than the ordinary suite.
 """
 
 import json
@@ -22,14 +22,14 @@ KILLS = int(os.environ.get("RLZOO_KILLS", "2"))
 STEPS, EVERY = 24, 3
 SETTINGS = [*QUICK, f"checkpoint.every={EVERY}", "eval.every=6", "tracking.figure_every=6", "learner.schedule=cosine"]
 CASES = {
-    "fspo-adaptive": (),  # a rule with a state of its own
-    "ahead": ("rollout.max_staleness=1", "learner.kl_coef=0.01"),  # a batch that is sampled already, a reference model
+    "fspo-adaptive": (),  # a rule with state
+    "ahead": ("rollout.max_staleness=1", "learner.kl_coef=0.01"),  # a batch that is sampled ahead, and a reference model
     "dynamic": ("rollout.dynamic_sampling=2", "rollout.num_prompts=6"),
 }
 
 
 def start(folder, store, *arguments, zygote=None):
-    """Start the command in a process group of its own: a new interpreter, or a fork of the zygote."""
+    """Start the command in its own process group: a new interpreter, or a fork of the zygote."""
     words = ["train", "--output", str(folder), *arguments]
     environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{store}", "OMP_NUM_THREADS": "1"}
     if zygote is not None:
@@ -48,7 +48,7 @@ def first(case, processes=1):
 
 
 def moment(folder):
-    """Where a run is, as far as can be seen from outside."""
+    """Return what a run is doing, as far as it can be seen from outside."""
     checkpoints = folder / "checkpoints"
     if not (folder / "config.yaml").exists():
         return "before the run directory"
@@ -60,7 +60,7 @@ def moment(folder):
 
 
 def wait_for_the_moment(process, folder, kind, rng):
-    """Sleep until the run is to be killed; False if it ended before."""
+    """Sleep until the run should be killed; returns False if it ended before."""
     deadline, began = time.monotonic() + 120, time.time()
     rows = len(lines_of(folder)) + rng.randint(-EVERY, EVERY)
     while process.poll() is None and time.monotonic() < deadline:
@@ -77,7 +77,7 @@ def wait_for_the_moment(process, folder, kind, rng):
 
 
 def started_anew(folder, began):
-    """Whether the run has written a row since."""
+    """Whether the run has written a row since then."""
     file = folder / "metrics.jsonl"
     return file.exists() and file.stat().st_mtime > began
 
@@ -88,7 +88,7 @@ def lines_of(folder):
 
 
 def run_killed(folder, store, case, *, kills, seed, processes=1, zygote=None):
-    """Kill it so often, then let it end; returns at which moments it was."""
+    """Kill it repeatedly, then let it end; returns at which moments it was killed."""
     rng, moments = random.Random(seed), Counter()
     kinds = ["any time", "within a checkpoint", "in a step"]
     for number in range(10 * kills):
@@ -104,7 +104,7 @@ def run_killed(folder, store, case, *, kills, seed, processes=1, zygote=None):
         assert process.wait(timeout=300) == 0, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
         if is_last:
             return moments
-        # it was too quick for us: let it have more to do
+        # it was too fast: give it more to do
         forget_the_last_checkpoint(folder)
     raise AssertionError("the run always ended before it could be killed")
 
@@ -148,7 +148,7 @@ def assert_store_is_complete(store, killed):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, zygote):
-    """Uninterrupted runs, made when first asked for."""
+    """Uninterrupted runs, made on first use."""
     made = {}
 
     def make(case, processes=1):
@@ -168,7 +168,7 @@ def whole(tmp_path_factory, zygote):
 def test_a_run_killed_again_and_again_is_the_run_that_never_was(case, whole, zygote, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder, store = tmp_path / f"{case}-killed", tmp_path / "mlflow.db"
-    # new interpreters in nox -s faults, which are killed while they import too
+    # nox -s faults uses new interpreters, which are also killed during imports
     moments = run_killed(folder, store, case, kills=KILLS, seed=case, zygote=zygote if KILLS <= 5 else None)
     print(f"{case}: killed {dict(moments)}")
     assert_same(folder, whole(case))

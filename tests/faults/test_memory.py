@@ -1,4 +1,4 @@
-"""A long run leaves nothing behind: no memory, threads, files or processes."""
+"""A long run does not leak memory, threads, files or processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""MLflow's own server goes down in the middle of a run and comes back: nothing is missing and nothing is there twice."""
+"""MLflow's own server goes down during a run and comes back: nothing is missing or duplicated."""
 
 import contextlib
 import os
@@ -71,7 +71,7 @@ def test_a_server_that_goes_down_is_told_everything_once(tmp_path, comes_back):
         for line in process.stdout:
             said.append(line)
             if line.startswith("step 20/"):
-                process.send_signal(signal.SIGSTOP)  # while the server goes down or comes up, which takes longer than steps
+                process.send_signal(signal.SIGSTOP)  # while the server goes down or starts, which takes longer than steps
                 stop(server)
                 process.send_signal(signal.SIGCONT)
             if line.startswith("step 100/") and comes_back == "during the run":

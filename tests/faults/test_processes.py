@@ -1,4 +1,4 @@
-"""One process of several that dies, or is asked to stop, takes the others with it, and the run goes on from there."""
+"""If one of several processes dies or is asked to stop, the others stop too, and the run can be resumed."""
 
 import os
 import re
@@ -23,7 +23,7 @@ SETTINGS = ["--clip", "fspo", "--steps", "400", "--processes", "2"] + [
 
 @pytest.fixture
 def running(tmp_path):
-    """Two processes that have saved something; the launcher, the ranks by number, the run directory and the log."""
+    """Two processes that have saved a checkpoint; the launcher, the ranks by number, the run directory and the log."""
     folder = tmp_path / "run"
     process = start(folder, tmp_path / "mlflow.db", *SETTINGS)
     until = time.monotonic() + 240

@@ -1,4 +1,4 @@
-"""A vLLM server that stalls, drips or answers nonsense while it is given new weights: the run waits, or stops resumable."""
+"""A vLLM server stalls, drips or responds with nonsense during a weight update: the run waits, or stops and can be resumed."""
 
 import os
 import time
@@ -16,7 +16,7 @@ EVERYTHING = int(os.environ.get("RLZOO_KILLS", "2")) > 5
 
 
 def dripping(handler):
-    """A byte every tenth of a second, for ever."""
+    """Send a byte every tenth of a second, without end."""
     handler.send_response(200)
     handler.end_headers()
     for _ in range(600):
@@ -25,7 +25,7 @@ def dripping(handler):
 
 
 def endless(handler):
-    """As many bytes as are taken."""
+    """Send as many bytes as are accepted."""
     handler.send_response(200)
     handler.end_headers()
     while True:
@@ -33,7 +33,7 @@ def endless(handler):
 
 
 class Answers(dict):
-    """The server's answers by path; the next ``times`` requests to load weights get another one."""
+    """The server's responses by path; the next ``times`` requests to load weights get another one."""
 
     def __init__(self, answers, wrong, times):
         super().__init__(answers)

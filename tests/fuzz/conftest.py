@@ -1,4 +1,4 @@
-"""A small run for the tests to spoil, and the count of the cases at the end."""
+"""A small run that tests can damage, and a report of the number of cases at the end."""
 
 import logging
 
@@ -11,7 +11,7 @@ from tests.quick import quick_run
 @pytest.fixture(autouse=True)
 def _limited():
     level = logging.getLogger("rlzoo").level
-    logging.getLogger("rlzoo").setLevel(logging.CRITICAL)  # thousands of warnings of damaged checkpoints
+    logging.getLogger("rlzoo").setLevel(logging.CRITICAL)  # thousands of warnings about damaged checkpoints
     with memory_limit():
         yield
     logging.getLogger("rlzoo").setLevel(level)

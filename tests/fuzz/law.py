@@ -1,6 +1,6 @@
-"""The law of bad input, and the count of what was held to it.
+"""The law of bad input, and the number of cases that were checked against it.
 
-Input is taken, or refused by a `UserError` of one line that names what was given; in less than 5 s and with less than 1 GB.
+Input is accepted, or rejected by a `UserError` of one line that names what was given, in less than 5 s and less than 1 GB.
 """
 
 import gc
@@ -21,8 +21,8 @@ from rlzoo.errors import UserError
 
 MAX_SECONDS = 5.0
 MAX_BYTES = 2**30
-LONGEST_MESSAGE = 4000  # characters: what fits on a screen
-SHARES = {  # of the cases; what is cheap gets most of them
+LONGEST_MESSAGE = 4000  # characters; what fits on a screen
+SHARES = {  # of the cases; cheap surfaces get most of them
     "model outputs, read in process": 0.580,
     "data lines": 0.280,
     "config files": 0.040,
@@ -39,24 +39,24 @@ SEED = int(os.environ.get("RLZOO_FUZZ_SEED", "0"))
 
 @dataclass
 class Surface:
-    """What was tried on one part of rlzoo that reads what others wrote."""
+    """The cases that were tried on one part of rlzoo that reads files or text from others."""
 
     name: str
     cases: int = 0
     refused: int = 0
     worst_seconds: float = 0.0
-    tried_again: int = 0  # cases that took too long on the clock the first time
-    clock: Callable[[], float] = time.process_time  # computing time: a busy machine breaks no law
-    peak_bytes: int = 0  # above what the process had before; of worker processes, all they had
+    tried_again: int = 0  # cases that took too long by the clock the first time
+    clock: Callable[[], float] = time.process_time  # CPU time, so that a busy machine does not break the law
+    peak_bytes: int = 0  # above the process's memory before; for worker processes, all their memory
 
     def check(self, act: Callable[[], object], *names: str, parts: int = 1, again: bool = False) -> object:
-        """Hold one case to the law; returns what ``act`` returned, None if it was refused.
+        """Check one case against the law; returns what ``act`` returned, or None if it was rejected.
 
         Args:
-            act: what reads the input.
-            names: one of these must stand in a refusal.
-            parts: how many inputs it reads one after the other, each of which has the time limit.
-            again: the first try took too long on the clock.
+            act: reads the input.
+            names: an error must contain one of these.
+            parts: number of inputs that it reads one after the other; each has the time limit.
+            again: whether the first try took too long by the clock.
         """
         refusal, taken = None, None
         before = _peak_reset()
@@ -68,7 +68,7 @@ class Surface:
             refusal = str(error)
         seconds = (self.clock() - began) / parts
         grown = _memory("VmHWM") - before
-        if seconds >= MAX_SECONDS and self.clock is time.perf_counter and not again:  # perhaps the machine is busy
+        if seconds >= MAX_SECONDS and self.clock is time.perf_counter and not again:  # the machine may be busy
             self.tried_again += 1
             return self.check(act, *names, parts=parts, again=True)
         self.cases += 1
@@ -83,12 +83,12 @@ class Surface:
         return taken
 
     def counts(self) -> dict[str, object]:
-        """As plain JSON."""
+        """Return plain JSON."""
         return {key: value for key, value in vars(self).items() if key != "clock"}
 
     @contextmanager
     def watching_workers(self) -> Iterator[None]:
-        """Count the memory of processes that this one starts; looked at often, for some are killed."""
+        """Count the memory of child processes; polled often, because some are killed."""
         over = threading.Event()
 
         def watch() -> None:
@@ -106,23 +106,23 @@ class Surface:
 
 
 SURFACES = {name: Surface(name) for name in SHARES}
-SURFACES["model outputs, graded in a worker"].clock = time.perf_counter  # what another process computes
+SURFACES["model outputs, graded in a worker"].clock = time.perf_counter  # another process does the computing
 
 
 def held_to_the_law(
     surface: str, share: float = 1.0, **strategies: object
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A property test with its share of the surface's cases.
+    """Decorate a property test with its share of the surface's cases.
 
     Args:
         surface: a key of `SHARES`.
-        share: of the surface's cases.
+        share: fraction of the surface's cases.
         strategies: as for `given`.
     """
     number = max(5, round(TOTAL * SHARES[surface] * share))
     chosen = settings(
         max_examples=number,
-        deadline=None,  # the law has a time limit of its own
+        deadline=None,  # the law has its own time limit
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.explicit, Phase.generate, Phase.shrink],
@@ -132,7 +132,7 @@ def held_to_the_law(
 
 @contextmanager
 def memory_limit() -> Iterator[None]:
-    """Let the process have no more than twice what the law allows, so that a defect costs a test and not the machine."""
+    """Limit the process's memory to twice the law's limit, so that a defect fails a test and not the machine."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_memory("VmData") + 2 * MAX_BYTES, hard))
     try:
@@ -142,7 +142,7 @@ def memory_limit() -> Iterator[None]:
 
 
 def report() -> str:
-    """A line per surface; as JSON too, in the file that ``RLZOO_FUZZ_REPORT`` names."""
+    """Print one line per surface, and write JSON to the file in ``RLZOO_FUZZ_REPORT`` if it is set."""
     tried = [surface for surface in SURFACES.values() if surface.cases]
     if name := os.environ.get("RLZOO_FUZZ_REPORT"):
         Path(name).write_text(json.dumps([surface.counts() for surface in tried], indent=2) + "\n", encoding="utf-8")
@@ -156,7 +156,7 @@ def report() -> str:
 
 @contextmanager
 def _others_left_alone() -> Iterator[None]:
-    """Collect garbage among what comes now only: a hundred thousand cases leave more than can be walked over in a second."""
+    """Collect only garbage among new objects: a hundred thousand cases leave more objects than a second is enough to visit."""
     gc.freeze()
     try:
         yield
@@ -166,7 +166,7 @@ def _others_left_alone() -> Iterator[None]:
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Break off what computes for too long; pytest-timeout has the other clock."""
+    """Interrupt computations that take too long by CPU time; pytest-timeout uses the other clock."""
 
     def stop(signum: int, frame: object) -> None:
         raise AssertionError(f"computes for more than {MAX_SECONDS} s")
@@ -181,8 +181,8 @@ def _time_limit() -> Iterator[None]:
 
 
 def _peak_reset() -> int:
-    """Start the count of the process's peak memory anew; returns what it has."""
-    with suppress(OSError):  # a kernel without it: the peak since the start of the process counts
+    """Reset the process's peak memory; returns the current memory."""
+    with suppress(OSError):  # if the kernel does not support it, the peak since the start of the process is used
         Path("/proc/self/clear_refs").write_text("5")
     return _memory("VmRSS")
 
@@ -190,7 +190,7 @@ def _peak_reset() -> int:
 def _memory(what: str, process: str = "self") -> int:
     try:
         status = Path(f"/proc/{process}/status").read_text()
-    except OSError:  # it ended
+    except OSError:  # the process has ended
         return 0
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{what}:")), 0)
 
@@ -198,13 +198,14 @@ def _memory(what: str, process: str = "self") -> int:
 def _children() -> list[str]:
     found = []
     for thread in Path("/proc/self/task").glob("*"):
-        with suppress(OSError):  # a thread that is over
+        with suppress(OSError):  # the thread has ended
             found += (thread / "children").read_text().split()
-    return [child for child in found if _command(child) != _command("self")]  # as long as it is a copy, it has our memory
+    # until it runs its own command, a child is a copy with our memory
+    return [child for child in found if _command(child) != _command("self")]
 
 
 def _command(process: str) -> bytes:
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:  # it ended
+    except OSError:  # the process has ended
         return b""

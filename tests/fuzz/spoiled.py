@@ -1,4 +1,4 @@
-"""Inputs that nobody would write: from scratch, and real ones with something wrong in them."""
+"""Strategies for bad input: random, and real input with something wrong in it."""
 
 import copy
 import json
@@ -78,7 +78,7 @@ _REMOVED = object()
 
 @st.composite
 def spoiled_bytes(draw, good):
-    """One of some real inputs, with one to four pieces cut, doubled, changed or put in; seldom a megabyte of something."""
+    """Return one of some real inputs, with one to four pieces cut, doubled, changed or inserted; rarely a megabyte."""
     data = draw(st.sampled_from(good))
     for _ in range(draw(st.integers(1, 4))):
         begin = draw(st.integers(0, len(data)))
@@ -101,7 +101,7 @@ def spoiled_bytes(draw, good):
 
 @st.composite
 def spoiled_trees(draw, good):
-    """One of some nested settings, with one to three values replaced, removed, wrapped or renamed."""
+    """Return one of some nested settings, with one to three values replaced, removed, wrapped or renamed."""
     tree = copy.deepcopy(draw(st.sampled_from(good)))
     for _ in range(draw(st.integers(1, 3))):
         places = list(_places(tree))
@@ -131,18 +131,18 @@ def _places(tree):
 
 
 def as_json(tree):
-    """A line of JSON, with NaN and lone surrogates as Python writes them."""
+    """Format a line of JSON, with NaN and lone surrogates as Python writes them."""
     return json.dumps(tree)
 
 
 def spoiled_json(good):
-    """A JSON file with something wrong in its bytes, or in what they say."""
+    """Return a JSON file with something wrong in its bytes or its content."""
     return spoiled_bytes([good]) | spoiled_trees([json.loads(good)]).map(lambda tree: json.dumps(tree).encode())
 
 
 @contextmanager
 def holding(file, content):
-    """A file that holds something else within the block."""
+    """Replace a file's content inside the block."""
     good = file.read_bytes()
     file.write_bytes(content)
     try:

@@ -1,4 +1,4 @@
-"""Model outputs read in process: an answer or none, whatever a model wrote, without an error and in no time."""
+"""Answer extraction in process: any model output gives an answer or none, quickly and without an error."""
 
 from contextlib import suppress
 
@@ -85,14 +85,14 @@ responses = st.lists(st.sampled_from(TOKENS) | st.text(max_size=5), max_size=12)
 
 @st.composite
 def long_responses(draw):
-    """Up to a megabyte: the same few words again and again, and something at the end."""
+    """Return up to a megabyte of the same few words, with something at the end."""
     words = "".join(draw(st.lists(st.sampled_from(TOKENS), min_size=1, max_size=3)))
     times = draw(st.sampled_from([100, 10_000, 1_000_000])) // len(words)
     return draw(responses) + words * times + draw(responses)
 
 
 def read(response):
-    """Everything that looks at a response in the process that trains."""
+    """Run everything that reads a response in the training process."""
     for found in (last_boxed(response), after_hashes(response), math_grading.response_answer(response)):
         assert found is None or found in response
     final_answer(response)

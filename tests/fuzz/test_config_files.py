@@ -1,4 +1,4 @@
-"""Config files: whatever stands in one, a run is composed of it or one line says why not."""
+"""Config files: a run is composed from any content, or one line says why not."""
 
 import yaml
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ def compose(file):
     config = RunConfig.compose([file])
     again = file.with_name("again.yaml")
     again.write_text(config.to_yaml(), encoding="utf-8")
-    assert RunConfig.compose([again]) == config  # what is taken is also written, and read again
+    assert RunConfig.compose([again]) == config  # accepted configurations can be written and read again
 
 
 @held_to_the_law("config files", 0.45, content=spoiled_bytes(TEXTS))

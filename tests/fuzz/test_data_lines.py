@@ -1,4 +1,4 @@
-"""Data files: every line gives a problem, or one line names the file and the line that does not."""
+"""Data files: every line gives a problem, or an error of one line names the file and the line."""
 
 import json
 import os
@@ -30,7 +30,7 @@ ROWS = [
 
 
 def real_rows():
-    """Some lines of each file that ``RLZOO_DATA`` has; nothing without it."""
+    """Return some lines of each file in ``RLZOO_DATA``; none without it."""
     for file in sorted(Path(os.environ["RLZOO_DATA"]).glob("*.jsonl")) if "RLZOO_DATA" in os.environ else ():
         with file.open(encoding="utf-8") as stream:
             yield from map(json.loads, islice(stream, 5))
@@ -82,5 +82,5 @@ def test_tasks_on_spoiled_files(tmp_path_factory, trees):
 def test_names_of_data_files_and_suites(tmp_path_factory, name):
     folder = tmp_path_factory.getbasetemp()
     SURFACE.check(lambda: find_suite(name, folder), "suite")
-    if is_file_name(name):  # others are asked for on the hub
+    if is_file_name(name):  # other names are looked up on the hub
         SURFACE.check(lambda: read_problems(name, "train", None), "is not a file", ": cannot be read")

@@ -1,4 +1,4 @@
-"""Evaluation directories: what was answered before is gone on from, or one line says why not."""
+"""Evaluation directories: rlzoo resumes from the recorded answers, or one line says why not."""
 
 import json
 
@@ -24,7 +24,7 @@ SETTINGS = EvaluationConfig.compose("embedded", ["rollout.group_size=2"], suites
 
 
 def go_on(folder):
-    """What ``rlzoo eval`` does with a directory that is there already."""
+    """Resume from an existing directory as ``rlzoo eval`` does."""
     directory = EvaluationDirectory(folder)
     directory.check(SETTINGS)
     answered = directory.read("mine", PROBLEMS)

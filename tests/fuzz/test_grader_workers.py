@@ -1,6 +1,6 @@
-"""Model outputs graded in a worker process: a reward, whatever was written, and the next answer is graded as ever.
+"""Model outputs graded in a worker process: any text gets a reward, and the next answer is graded as usual.
 
-A worker's own time limit (`task.timeout`, by default 5 s an answer) is 1 s here: a case of 5 s is one in which it does not hold.
+A worker's own time limit (`task.timeout`, by default 5 s per answer) is 1 s here; a case of 5 s means that it does not work.
 """
 
 import pytest
@@ -139,14 +139,14 @@ PUZZLES += ["polynomial_equations", "letter_counting", "fraction_simplification"
 @pytest.fixture(scope="module")
 def grader():
     found = MathGrader(math_worker_process(TIMEOUT))
-    found.grade(PROBLEMS[:1], ["\\boxed{1}"])  # it is started before the clock
+    found.grade(PROBLEMS[:1], ["\\boxed{1}"])  # started before the clock
     with SURFACE.watching_workers():
         yield found
     found.close()
 
 
 def grade(grader, problem, response):
-    """The answer, and another one after it: two parts."""
+    """Grade the answer and then another one: two parts."""
     rewards = grader.grade([problem, PROBLEMS[1]], [response, "\\boxed{2+2}"])
     assert rewards[0] in (0.0, 1.0)
     assert rewards[1] == 1.0, f"the answer after it is graded wrong; the worker's last failure: {grader.worker.last_failure}"
@@ -165,7 +165,7 @@ def test_long_mathematics(grader, response, end):
 
 @held_to_the_law("model outputs, graded in a worker", 0.03, texts=st.lists(outputs, min_size=2, max_size=4))
 def test_the_same_answers(grader, texts):
-    parts = len(texts) * (len(texts) + 1) // 2  # each is compared with itself, and with those before it
+    parts = len(texts) * (len(texts) + 1) // 2  # each is compared with itself and with those before it
     groups = SURFACE.check(lambda: grader.answer_groups(texts, [0.0] * len(texts)), parts=parts)
     assert len(groups) == len(texts)
 

@@ -1,4 +1,4 @@
-"""`--set KEY=VALUE`: any text is taken, or refused in one line that names it."""
+"""`--set KEY=VALUE`: any text is accepted, or rejected in one line that names it."""
 
 import json
 
@@ -52,7 +52,7 @@ def compose(*overrides):
 
 @held_to_the_law("overrides", 0.5, text=spoiled_bytes([text.encode() for text in REAL]))
 def test_spoiled_overrides(text):
-    override = text.decode(errors="surrogateescape")  # as Python reads its arguments
+    override = text.decode(errors="surrogateescape")  # as Python decodes its arguments
     SURFACE.check(lambda: compose(override), *_names(override))
 
 
@@ -68,5 +68,5 @@ def test_overrides_from_nothing(text, value):
 
 
 def _names(*overrides):
-    """What of them a refusal may name: the option, or a section of the configuration."""
+    """Return what an error may name: the option, or a section of the configuration."""
     return "--set", *RunConfig.model_fields, "clip policy", "per_clip", "plugin '"

@@ -1,4 +1,4 @@
-"""Recorded rollouts: a file that is torn or changed is replayed, or refused by its name."""
+"""Recorded rollouts: a torn or changed file is replayed, or rejected by name."""
 
 import math
 import shutil
@@ -54,7 +54,7 @@ def read(folder, policies=()):
 
 @st.composite
 def spoiled_tensors(draw):
-    """Changes to one to three tensors: cut, stretched, of another type or shape, or with other values."""
+    """Change one to three tensors: cut, stretched, with another type or shape, or with other values."""
     changes = []
     for _ in range(draw(st.integers(1, 3))):
         kind = draw(st.sampled_from(["value", "value", "value", "cut", "double", "dtype", "shape", "drop", "copy", "add"]))
@@ -63,7 +63,7 @@ def spoiled_tensors(draw):
 
 
 def _fitting(value, dtype):
-    """The value, or what comes nearest to it in a type."""
+    """Return the value, or the nearest value of a type."""
     if dtype.is_floating_point or dtype.is_complex:
         return torch.tensor(value, dtype=torch.float64).to(dtype)
     if dtype == torch.bool or not math.isfinite(value):
@@ -101,7 +101,7 @@ def changed(tensors, changes):
     return tensors
 
 
-@pytest.mark.filterwarnings("default")  # complex numbers that are made real
+@pytest.mark.filterwarnings("default")  # complex numbers are converted to real ones
 @held_to_the_law("recorded rollouts", 0.6, changes=spoiled_tensors())
 def test_rollouts_with_other_tensors(one_step, zoo, changes):
     file = one_step / "rollouts" / "000002.safetensors"

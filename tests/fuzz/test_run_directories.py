@@ -1,4 +1,4 @@
-"""Run directories: one that is torn or changed is read, left out with a note, or refused by its name."""
+"""Run directories: a torn or changed one is read, skipped with a note, or rejected by name."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ SURFACE = SURFACES["run directories"]
 
 @pytest.fixture(scope="module")
 def run(small_run, tmp_path_factory):
-    """A copy of the run to be spoiled file by file."""
+    """A copy of the run, to be damaged file by file."""
     folder = tmp_path_factory.mktemp("fuzz") / "runs" / "spoiled"
     shutil.copytree(small_run, folder, ignore=shutil.ignore_patterns("replay"))
     Record.new("mine", "run", tags={}, params={"a": 1}).write(folder)
@@ -35,14 +35,14 @@ def run(small_run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scores(run, tmp_path_factory):
-    """The run without what it recorded, which has tests of its own: its scores alone are compared."""
+    """The run without its recordings, which have their own tests: only its scores are compared."""
     folder = tmp_path_factory.mktemp("fuzz") / "scores"
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints", "*.safetensors"))
     return folder
 
 
 def compare(folder):
-    """What ``rlzoo compare`` does."""
+    """Do what ``rlzoo compare`` does."""
     result = race([folder], match=None)
     json.dumps(result.as_dict(), allow_nan=False)
     for contender in result.contenders:
@@ -53,7 +53,7 @@ def compare(folder):
 
 
 def resume(folder):
-    """What ``rlzoo train --resume`` reads before it loads a model."""
+    """Read what ``rlzoo train --resume`` reads before it loads a model."""
     config = RunConfig.compose(run_to_resume(folder))
     check_unchanged(config, RunConfig.compose(run_to_resume(folder), steps=100))
     state = RunState.read(newest_state(folder))
@@ -65,7 +65,7 @@ def resume(folder):
 
 
 def restored(folder):
-    """The files that a case may change, as they were."""
+    """Restore the files that a case may change."""
     kept = {
         file: file.read_bytes() for pattern in ("*.yaml", "*.json*", "rollouts/*", "*/*.json") for file in folder.glob(pattern)
     }
@@ -101,7 +101,7 @@ def test_files_with_other_values_are_compared(scores, data, name):
         SURFACE.check(lambda: compare(scores), str(scores))
 
 
-@pytest.mark.filterwarnings("default")  # a glyph that the font of a figure lacks
+@pytest.mark.filterwarnings("default")  # a figure's font lacks a glyph
 @held_to_the_law("run directories", 0.05, data=st.data())
 def test_two_runs_of_which_one_is_spoiled(scores, tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp() / "two"
@@ -120,7 +120,7 @@ def test_two_runs_of_which_one_is_spoiled(scores, tmp_path_factory, data):
 
 @held_to_the_law("run directories", 0.05, name=st.sampled_from(ODD_TEXTS) | st.text(max_size=20))
 def test_names_of_run_directories(scores, name):
-    assume(name.strip("./\0") or not name)  # of / every folder would be looked through
+    assume(name.strip("./\0") or not name)  # for / every folder would be searched
     SURFACE.check(lambda: find_runs([Path(name)]), "is not a folder", "no finished run")
 
 

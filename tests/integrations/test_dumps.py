@@ -1,6 +1,6 @@
-"""Dumps of other trainers, in the form that their source gives them, as rollout files.
+"""Dumps of other trainers, in the form that their source code defines, as rollout files.
 
-tests/downstream has files that were written by the trainers' own code, as far as that can be installed.
+tests/downstream has files that were written by the trainers' own code, where they can be installed.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 from rlzoo.errors import UserError
 from rlzoo.integrations.dumps import READERS, read_dumps
 
-# two responses to the prompt 7 8 and one to the prompt 9; the first has a token of the environment, 5, in its middle
+# two responses to the prompt 7 8 and one to the prompt 9; the first has an environment's token, 5, in its middle
 TOKENS = [[7, 8, 3, 5, 4], [7, 8, 6], [9, 2, 1]]
 CHOSEN = [[0, 0, 1, 0, 1], [0, 0, 1], [0, 1, 1]]
 SAMPLER = [[0.0, 0.0, -1.0, 0.0, -2.0], [0.0, 0.0, -3.0], [0.0, -4.0, -5.0]]
@@ -76,11 +76,11 @@ def test_tokens_that_prime_rl_learns_from_by_another_loss_are_left_out(tmp_path)
 
 @pytest.mark.parametrize(
     ("replaced", "message"),
-    [({"schema_version": 2}, "schema_version 2, and this rlzoo reads 1"),
-     ({"inference_logprobs": [0, 0, None, 0, -1]}, "null on a token that was learned from"),
+    [({"schema_version": 2}, "schema_version 2, but this rlzoo reads 1"),
+     ({"inference_logprobs": [0, 0, None, 0, -1]}, "null log-prob or advantage on a token that was trained on"),
      ({"trainer_logprobs": [1.0]}, "is it a dump of prime-rl"), ({"token_ids": "x"}, "is it a dump of prime-rl"),
      ({"token_ids": [1, 2]}, r"mask of shape \(5,\) for 2 tokens"), ({"advantages": [1e39] * 5}, "advantages has a value"),
-     ({"token_ids": [7, 8, 3, 5, -4]}, "makes no rollout file: token_ids has a value below 0")],
+     ({"token_ids": [7, 8, 3, 5, -4]}, "cannot be converted to a rollout file: token_ids has a value below 0")],
 )  # fmt: skip
 def test_a_token_export_that_does_not_fit_is_refused(replaced, message, tmp_path):
     write_lines(tmp_path / "step_1" / "rank_0.jsonl", [prime_rl_row(0, **replaced)])
@@ -88,7 +88,7 @@ def test_a_token_export_that_does_not_fit_is_refused(replaced, message, tmp_path
         list(read_dumps("prime-rl", [tmp_path]))
 
 
-# NeMo-RL: nemo_rl.algorithms.grpo and Logger.log_batched_dict_as_jsonl at 7ea279a: each value a list of one
+# NeMo-RL: nemo_rl.algorithms.grpo and Logger.log_batched_dict_as_jsonl at 7ea279a: each value is a list of one
 
 
 def nemo_rl_row(index, **replaced):
@@ -117,12 +117,12 @@ def test_samples_that_nemo_rl_masks_are_left_out(tmp_path):
     (step,) = read_dumps("nemo-rl", [tmp_path])
     assert (len(step), step.rollout_log_probs.tolist()) == (1, [-3])
     write_lines(tmp_path / "train_data_step1.jsonl", [nemo_rl_row(0, sample_loss_mask=0.0)])
-    with pytest.raises(UserError, match="holds no response that was learned from"):
+    with pytest.raises(UserError, match="contains no response that was trained on"):
         list(read_dumps("nemo-rl", [tmp_path]))
 
 
 def test_zeros_are_no_old_log_probs(tmp_path):
-    # NeMo-RL writes them with force_on_policy_ratio, where it computes none
+    # NeMo-RL writes zeros with force_on_policy_ratio, for which it computes no log-probs
     write_lines(tmp_path / "train_data_step1.jsonl", [nemo_rl_row(index, prev_logprobs=[0.0] * 6) for index in range(3)])
     (step,) = read_dumps("nemo-rl", [tmp_path])
     check_common(step)
@@ -171,12 +171,12 @@ def test_a_missing_loss_mask_is_a_response_of_one_turn(tmp_path):
         list(read_dumps("slime", [tmp_path]))
 
 
-# SkyRL: skyrl.backends.skyrl_train.training_batch at a956457: sequences and responses are aligned on the right
+# SkyRL: skyrl.backends.skyrl_train.training_batch at a956457: sequences and responses are right-aligned
 
 
 @pytest.fixture
 def skyrl(monkeypatch):
-    """A module of SkyRL's name whose batch pickles as its own does."""
+    """A module with SkyRL's name, whose batch pickles like SkyRL's."""
     module = types.ModuleType("skyrl.backends.skyrl_train.training_batch")
 
     def _rebuild_tensor_batch(cls, state):
@@ -200,7 +200,7 @@ def skyrl(monkeypatch):
         each.__module__, each.__qualname__ = module.__name__, each.__name__
         setattr(module, each.__name__, each)
     names = module.__name__.split(".")
-    for end in range(1, len(names)):  # pickle imports the packages around it, which need not be installed
+    for end in range(1, len(names)):  # pickle imports the parent packages, which need not be installed
         name = ".".join(names[:end])
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -238,7 +238,7 @@ def test_skyrls_data_batch(skyrl, tmp_path):
 
 
 class Runs:
-    """Pickled, it would write a file."""
+    """Would write a file when unpickled."""
 
     def __init__(self, file):
         self.file = file
@@ -260,17 +260,17 @@ def test_the_code_that_a_pickle_names_is_not_run(trainer, name, tmp_path):
     else:
         dump.write_bytes(pickle.dumps(Runs(trace)))
     (tmp_path / "meta.json").write_text('{"global_steps": 1}')
-    with pytest.raises(UserError, match=r"is not read[,:] "):
+    with pytest.raises(UserError, match=r"was not read[,:] "):
         list(read_dumps(trainer, [tmp_path]))
     assert not trace.exists()
 
 
-# what is refused
+# what is rejected
 
 
 @pytest.mark.parametrize("trainer", READERS)
 def test_a_folder_without_dumps_is_refused(trainer, tmp_path):
-    with pytest.raises(UserError, match=r"holds no .*, which"):
+    with pytest.raises(UserError, match=r"contains no .*, which"):
         list(read_dumps(trainer, [tmp_path]))
     with pytest.raises(UserError, match="does not exist; name a dump"):
         list(read_dumps(trainer, [tmp_path / "missing"]))
@@ -279,7 +279,7 @@ def test_a_folder_without_dumps_is_refused(trainer, tmp_path):
 def test_texts_of_verl_are_refused_with_what_to_set(tmp_path):
     write_lines(tmp_path / "1.jsonl", [{"input": "1+1=", "output": "2", "score": 1.0, "step": 1}])
     for path in (tmp_path, tmp_path / "1.jsonl"):
-        with pytest.raises(UserError, match=r"texts and scores, without tokens and log-probs; set skip\.rollout_tq\.enable"):
+        with pytest.raises(UserError, match=r"texts and scores, but no tokens or log-probs; set skip\.rollout_tq\.enable"):
             list(read_dumps("verl", [path]))
 
 
@@ -312,7 +312,7 @@ BAD = [None, -1, float("inf"), 10**30, 2**63, "x", "\ud800", True, [], {}, [[]],
 
 
 def broken(values, rng):
-    """A copy with one value that is missing or bad, or one element of one."""
+    """Return a copy with one value, or one element of one, missing or bad."""
     values, key = {**values}, rng.choice(sorted(values))
     kind, value = rng.randrange(5), values.pop(key)
     if kind == 0:

@@ -1,4 +1,4 @@
-"""What the integrations share: names with settings, refusals, turns from a mask, clip counts by length."""
+"""The shared code of the integrations: names with settings, errors, turns from a mask, clip counts by length."""
 
 import pytest
 import torch
@@ -34,16 +34,16 @@ def test_a_rule_has_its_settings_whichever_way_they_are_given():
 
 
 def test_what_the_trainer_decides_on_is_refused():
-    with pytest.raises(UserError, match=r"rlzoo:grpo/reduction:token_mean would be ignored here; set loss_agg_mode"):
+    with pytest.raises(UserError, match=r"rlzoo:grpo/reduction:token_mean would be ignored; set loss_agg_mode"):
         rule("grpo/reduction:token_mean", {"reduction": "loss_agg_mode"})
     assert rule("grpo/reduction:token_mean").reduction == "token_mean"
 
 
 def test_rules_that_lack_something_in_a_trainer_are_refused():
     check_supported(rule("fspo-turn"), "T", ["turn_ids"])
-    with pytest.raises(UserError, match="fspo-turn needs turn_ids, which T does not give to a loss"):
+    with pytest.raises(UserError, match="fspo-turn needs turn_ids, which T does not pass to a loss"):
         check_supported(rule("fspo-turn"), "T")
-    with pytest.raises(UserError, match="fspo-adaptive changes its band from update to update, and T keeps no such state"):
+    with pytest.raises(UserError, match="fspo-adaptive adapts its band after every update, but T keeps no state for it"):
         check_supported(rule("fspo-adaptive"), "T")
 
 
@@ -67,12 +67,12 @@ def result(clipped):
 
 
 def test_clip_counts_by_length_leave_out_responses_without_an_advantage():
-    # 64 and 65 tokens: the first bin and the second; 300: the third; 2 tokens without an advantage
+    # 64 and 65 tokens: the first and the second bin; 300: the third; 2 tokens have no advantage
     mask = torch.arange(300) < torch.tensor([64, 65, 300, 2])[:, None]
     advantages = torch.tensor([[1.0], [-1.0], [0.5], [0.0]])
     number, clipped = clipped_by_length(result(torch.tensor([[True], [False], [True], [True]])), advantages, mask)
     assert (number.tolist(), clipped.tolist()) == ([1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0])
-    # a token rule's response counts with its share of clipped tokens; what is masked does not
+    # a token rule's response counts with its share of clipped tokens; masked ones do not count
     cut = torch.zeros(mask.shape, dtype=torch.bool)
     cut[0, :16] = cut[1, 65:] = True
     number, clipped = clipped_by_length(result(cut), advantages, mask)

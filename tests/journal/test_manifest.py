@@ -1,4 +1,4 @@
-"""A torn or changed folder is told from a whole one."""
+"""A torn or changed folder is detected."""
 
 import json
 import logging
@@ -65,7 +65,7 @@ def test_a_manifest_that_cannot_be_followed_is_damage(folder, content):
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(file, tmp_path, caplog):
     whole = rlzoo.train(config("fspo", tmp_path / "run"))
     damaged = whole.path / "checkpoints" / "step-000004" / file
-    damaged.write_bytes(damaged.read_bytes()[:-7])  # as the loss of power leaves it
+    damaged.write_bytes(damaged.read_bytes()[:-7])  # as after a loss of power
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
     assert f"step-000004 is damaged: {file}" in caplog.text

@@ -38,7 +38,7 @@ OVERRIDES = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=2
 
 @pytest.fixture(autouse=True)
 def _interrupts():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with SIGINT ignored
     yield
     signal.signal(signal.SIGINT, before)
 
@@ -76,7 +76,7 @@ def names(run):
 
 
 def change_state(run, changes):
-    """Change the state of a checkpoint and seal it again."""
+    """Change the state of a checkpoint and update its manifest."""
     folder = run / "checkpoints" / "step-000004"
     file = folder / "state" / "state.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
@@ -84,7 +84,7 @@ def change_state(run, changes):
 
 
 def refuses(run, *parts, **settings):
-    """A resume that is refused in one line and changes nothing."""
+    """A resume that is rejected in one line and changes nothing."""
     before = tree(run)
     with pytest.raises(UserError) as refused:
         rlzoo.train(config(run, **settings), resume=True)
@@ -96,7 +96,7 @@ def refuses(run, *parts, **settings):
     return line
 
 
-# what is stopped
+# stopped runs
 
 
 def test_ctrl_c_twice_in_two_different_steps_leaves_what_can_be_resumed(whole, tmp_path, monkeypatch):
@@ -221,7 +221,7 @@ def test_rotation_looks_at_no_step_after_the_newest(run):
 
 
 def test_the_checkpoint_of_a_stop_serves_until_the_next_and_pushes_none_out(run):
-    change_state(run, {"periodic": False})  # as of Ctrl-C in a run with other checkpoints
+    change_state(run, {"periodic": False})  # as after Ctrl-C in a run with other checkpoints
     rotate(run, 4, keep=1, scores={})
     assert names(run) == ["step-000002", "step-000004"]
     resume(run, steps=6)
@@ -249,7 +249,7 @@ class Killed(BaseException):
 
 
 def killed_at(monkeypatch, call, moment):
-    """Make a call, and end it before one of its changes to the file system; False if it makes fewer."""
+    """Make a call, and end it before one of its changes to the file system; returns False if it makes fewer."""
     changes = itertools.count()
 
     def dying(change):
@@ -270,7 +270,7 @@ def killed_at(monkeypatch, call, moment):
 
 @pytest.mark.parametrize("mine", [(), ("notes.txt", "state/notes.txt", "tokenizer.model")], ids=["", "a user's files"])
 def test_a_kill_while_a_checkpoint_is_removed_leaves_neither_part_of_it_nor_less_of_a_users_files(run, monkeypatch, mine):
-    for name in mine:  # added later, one by a name that a checkpoint may hold
+    for name in mine:  # added later, one with a name that a checkpoint may contain
         (run / "checkpoints" / "step-000002" / name).write_text("mine")
     newest = tree(run / "checkpoints" / "step-000004")
     was_killed, moment = True, 0
@@ -386,7 +386,7 @@ def test_what_a_killed_process_left_of_this_run_is_removed(run):
     folders, left = ([temporary_path(run / name, identity(run)) for name in part] for part in (FOLDERS, names))
     for folder in folders:
         folder.mkdir(parents=True)
-        (folder / ".tmpAb1Cd2").write_text("half of it")  # as safetensors names it
+        (folder / ".tmpAb1Cd2").write_text("half of it")  # safetensors uses such names
     shutil.copytree(run / "checkpoints" / "step-000004", folders[0], dirs_exist_ok=True)
     (folders[0] / "state" / ".tmpAb1Cd2").write_text("half of it")
     for file in left:
@@ -595,7 +595,7 @@ def test_the_settings_of_a_rule_that_does_not_adapt_are_checked(run):
     refuses(run, "has other settings than this run's clip policy")
 
 
-# strange things in it
+# unexpected content
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "run.json", "rollouts", "checkpoints", "tracking"])
@@ -612,7 +612,7 @@ def test_a_folder_where_a_file_belongs_and_the_other_way_is_refused(run, name):
 
 
 def litter(run):
-    """What desktops, cleaners and people leave."""
+    """Files that desktops, cleaners and people leave."""
     for folder in (run, run / "rollouts", run / "checkpoints"):
         (folder / ".DS_Store").write_text("mine")
         (folder / ".part").write_text("mine")
@@ -645,7 +645,7 @@ def test_a_missing_folder_of_rollouts_is_made_again(run):
     assert [path.name for path in sorted((run / "rollouts").iterdir())] == ["000005.jsonl", "000005.safetensors"]
 
 
-# where it lies
+# location
 
 
 @pytest.mark.parametrize("kind", ["empty folder", "link to an empty folder", "current folder", "volume"])
@@ -761,7 +761,7 @@ def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch):
     (tmp_path / ".lock").unlink()
     other = Lock(tmp_path)
     with pytest.raises(UserError, match="lock' was moved or replaced"):
-        lock.check()  # before it writes, so that one process writes
+        lock.check()  # checks before it writes, so that only one process writes
     other.check()
     for each in (lock, other):
         each.release()
@@ -771,7 +771,7 @@ def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch):
 
 
 class Full:
-    """Limits how large a file may grow, and removes the limit: what a process meets on a full disk, without being root."""
+    """Limits the size of files, and removes the limit: a full disk without root rights."""
 
     def __init__(self):
         self.before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Correct rules, written as an outside author would write them; the kit must refuse none of them."""
+"""Correct rules, written as an outside author would write them; the kit must accept all of them."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -25,7 +25,7 @@ class Token(ClipPolicy):
 
 
 class DualClip(Token):
-    """PPO's clip with a ceiling where A < 0."""
+    """PPO's clip with a ceiling for A < 0."""
 
     name = "dual-clip"
     dual_clip: float = Field(3.0, gt=1, le=100, description="largest ratio where A < 0")
@@ -50,7 +50,7 @@ class Mean(ClipPolicy):
 
 
 class Root(ClipPolicy):
-    """A band on the summed log-ratio that grows with the root of the length."""
+    """A band on the summed log-ratio that grows with the square root of the length."""
 
     name, paper, scope = "root", "none", "sequence"
 
@@ -75,7 +75,7 @@ class PlainGradient(ClipPolicy):
 
 
 class LogRatioTimesAdvantage(ClipPolicy):
-    """The log-ratio times the advantage, which nobody has detached."""
+    """The log-ratio times the advantage, without detaching the advantage."""
 
     name, paper, scope = "log-ratio", "none", "token"
 
@@ -103,7 +103,7 @@ class Weighted(ClipPolicy):
 
 
 class Parabola(ClipPolicy):
-    """A quadratic penalty that turns the gradient round where PPO would cut it."""
+    """A quadratic penalty that reverses the gradient where PPO would cut it."""
 
     name, paper, scope = "parabola", "none", "token"
     exempt: ClassVar = {"clipped_means_no_gradient": "the gradient turns round and is never cut"}
@@ -120,7 +120,7 @@ class Parabola(ClipPolicy):
 
 
 class Shared(ClipPolicy):
-    """A band whose edge is a multiple of the step's mean distance: what batch rules do."""
+    """A band whose edge is a multiple of the step's mean distance, like batch rules."""
 
     name, paper, scope = "shared", "none", "batch"
 
@@ -134,7 +134,7 @@ class Shared(ClipPolicy):
 
 
 class GroupBand(ClipPolicy):
-    """A band on the mean log-ratio of a response, less that of its group."""
+    """A band on the mean log-ratio of a response minus that of its group."""
 
     name, paper, scope = "group-band", "none", "batch"
     needs = frozenset({"group_ids"})
@@ -165,14 +165,14 @@ class Adaptive(Mean):
 
 
 class Kind(Token):
-    """A setting that is a word, with "int" in it."""
+    """A setting that is a word and contains "int"."""
 
     name = "kind"
     measure: Literal["interval", "point"] = Field("interval", description="what the band is about")
 
 
 class Optional(ClipPolicy):
-    """A width that may be null, and is."""
+    """A width that may be null and is null."""
 
     name, paper, scope = "optional", "none", "sequence"
 
@@ -187,7 +187,7 @@ class Optional(ClipPolicy):
 
 
 class OneSide(Token):
-    """Two widths of which one is null: no ceiling where A < 0."""
+    """Two widths, one of which is null: no ceiling for A < 0."""
 
     name = "one-side"
     dual: Annotated[float | None, Width()] = Field(None, gt=1, le=100, description="largest ratio where A < 0; null for none")
@@ -199,7 +199,7 @@ class OneSide(Token):
 
 
 class Loop(Mean):
-    """A loop over the rows that leaves the graph: slow, and right."""
+    """A loop over the rows that leaves the graph: correct but slow."""
 
     name = "loop"
 
@@ -231,7 +231,7 @@ class Soft(ClipPolicy):
 
 
 class Textbook(Token):
-    """PPO as the textbooks print it, by hand and without `ops`."""
+    """PPO as in textbooks, without `ops`."""
 
     name = "textbook"
 
@@ -262,13 +262,13 @@ class Penalised(Token):
 
 
 def undetached(inputs, before):
-    """The masked difference of log-probabilities, with nothing detached: the engine gives the others without gradient."""
+    """Return the masked difference of log-probabilities, without detaching; the engine's other inputs have no gradient."""
     mask = inputs.response_mask
     return torch.where(mask, inputs.log_probs.float(), 0.0) - torch.where(mask, before.float(), 0.0)
 
 
 class Undetached(Token):
-    """PPO's clip on a difference that is not detached, times advantages that are not."""
+    """PPO's clip on a difference that is not detached, times advantages that are not detached."""
 
     name = "undetached"
 
@@ -284,7 +284,7 @@ class Undetached(Token):
 
 
 class ToTheSampler(Token):
-    """PPO's clip on the ratio to the sampler, or to the old model where it reported nothing."""
+    """PPO's clip on the ratio to the sampler, or to the old model for tokens without sampler log-probs."""
 
     name = "to-the-sampler"
     ratio_to_sampler = True
@@ -297,7 +297,7 @@ class ToTheSampler(Token):
 
 
 class Corrected(Token):
-    """PPO's clip, each token weighed by the capped ratio of the old model to the sampler."""
+    """PPO's clip, with each token weighted by the capped ratio of the old model to the sampler."""
 
     name = "corrected"
     ratio_to_sampler = True
@@ -312,7 +312,7 @@ class Corrected(Token):
 
 
 class Gate(ClipPolicy):
-    """A weight that halves at a width, and never cuts."""
+    """A weight that halves at a width and never cuts."""
 
     name, paper, scope = "gate", "none", "token"
     exempt: ClassVar = {"clipped_means_no_gradient": "the weight fades and is never cut"}
@@ -327,7 +327,7 @@ class Gate(ClipPolicy):
 
 
 class Turns(Token):
-    """PPO's clip on the mean log-ratio of a turn, of which each token carries its own gradient."""
+    """PPO's clip on the mean log-ratio of a turn; each token has its own gradient."""
 
     name = "turns"
     needs = frozenset({"turn_ids"})
@@ -341,7 +341,7 @@ class Turns(Token):
 
 
 class Prefix(ClipPolicy):
-    """The ratio up to each token, in a band that grows with the root of its place."""
+    """The ratio up to each token, in a band that grows with the square root of its position."""
 
     name, paper, scope = "prefix", "none", "token"
 
@@ -355,7 +355,7 @@ class Prefix(ClipPolicy):
 
 
 class Pooled(ClipPolicy):
-    """The log-ratio of a response, pooled as a word says; with a ceiling that may be null."""
+    """The log-ratio of a response, pooled as a word says, with a ceiling that may be null."""
 
     name, paper, scope = "pooled", "none", "sequence"
 
@@ -374,7 +374,7 @@ class Pooled(ClipPolicy):
 
 
 class Drawn(Token):
-    """PPO's clip, of which a tenth of the cut tokens is spared, drawn by the seed."""
+    """PPO's clip, except for a tenth of the cut tokens, drawn by the seed."""
 
     name, scope = "drawn", "batch"
     exempt: ClassVar = {

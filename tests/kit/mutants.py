@@ -1,4 +1,4 @@
-"""Broken rules: each is a correct one with one defect, of the kind that an author overlooks."""
+"""Broken rules: each is a correct rule with one defect that an author may overlook."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def mutant(base: type[ClipPolicy], **members: object) -> Callable[[Callable], ty
 
 
 def register(kind: type[ClipPolicy]) -> type[ClipPolicy]:
-    """Register a class that is broken in another place than ``__call__``."""
+    """Register a class with a defect outside ``__call__``."""
     MUTANTS.append(kind)
     return kind
 
@@ -40,7 +40,7 @@ def surrogate(log_ratio, inputs, width, advantages=None):
 
 
 def ppo(self, log_ratio, inputs, advantages=None):
-    """The clipped surrogate of `Token`, of another log-ratio or other advantages."""
+    """Return the clipped surrogate of `Token`, with another log-ratio or other advantages."""
     band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
     return ops.clipped_surrogate(log_ratio, inputs.advantages if advantages is None else advantages, band)
 
@@ -331,7 +331,7 @@ def dual_clip_not_reported(self, inputs):
     return dataclasses.replace(result, clipped=result.clipped & ~((inputs.advantages < 0) & (log_ratio > 0)))
 
 
-# what is reported
+# what it reports
 
 
 @mutant(Token)
@@ -504,7 +504,7 @@ def weight_before_the_cap(self, inputs):
     log_ratio = ops.log_ratio(inputs).detach()
     ratio = log_ratio.exp()
     objective = ratio.clamp(max=self.cap) * inputs.advantages.detach().float() * ops.log_probs(inputs)
-    weight = ratio / ratio  # of a ratio that has overflowed
+    weight = ratio / ratio  # the ratio has overflowed
     return ClipResult(objective * weight, log_ratio, (inputs.advantages > 0) & (ratio > self.cap))
 
 
@@ -580,7 +580,7 @@ def divides_by_the_drift(self, inputs):
 
 @register
 class UnknownEstimator(Token):
-    """Names an estimator that there is not."""
+    """Names an estimator that does not exist."""
 
     name = "unknown-estimator"
     advantage: Literal["grpo_norm"] = Field("grpo_norm", description="how the rewards of a group become advantages")
@@ -588,7 +588,7 @@ class UnknownEstimator(Token):
 
 @register
 class UnknownReduction(Token):
-    """Names a reduction that there is not."""
+    """Names a reduction that does not exist."""
 
     name = "unknown-reduction"
     reduction: str = Field("mean", description="how the objective becomes a scalar")
@@ -604,7 +604,7 @@ class NoBound(Token):
 
 @register
 class NoDescription(Token):
-    """A setting that nobody explains."""
+    """A setting without a description."""
 
     name = "no-description"
     strength: float = Field(1.0, gt=0)
@@ -612,7 +612,7 @@ class NoDescription(Token):
 
 @register
 class NarrowsWhenScaled(Token):
-    """Multiplies what is one over a width."""
+    """Multiplies a field that is one divided by a width."""
 
     name = "narrows-when-scaled"
     sharpness: Annotated[float, Width()] = Field(5.0, gt=0, le=1e6, description="one over the half-width of the band")
@@ -623,7 +623,7 @@ class NarrowsWhenScaled(Token):
 
 @register
 class UnknownLaw(Token):
-    """Opts out of a law that there is not."""
+    """Opts out of a law that does not exist."""
 
     name = "unknown-law"
     exempt: ClassVar = {"clips_are_zero": "a law of another name"}
@@ -631,7 +631,7 @@ class UnknownLaw(Token):
 
 @register
 class DriftsToInvalid(Adaptive):
-    """Updates its width without validating it: it passes zero after some tens of updates."""
+    """Updates its width without validation; it falls below zero after some tens of updates."""
 
     name = "drifts-to-invalid"
 
@@ -643,7 +643,7 @@ class DriftsToInvalid(Adaptive):
 
 @register
 class GrowsWithoutEnd(Adaptive):
-    """Its width leaves the bound of its field after some tens of updates."""
+    """Its width exceeds the bound of its field after some tens of updates."""
 
     name = "grows-without-end"
 
@@ -654,7 +654,7 @@ class GrowsWithoutEnd(Adaptive):
 
 @register
 class DividesByNoResponses(Adaptive):
-    """Fails where an update had no response with an advantage."""
+    """Fails if an update had no response with an advantage."""
 
     name = "divides-by-no-responses"
 
@@ -665,7 +665,7 @@ class DividesByNoResponses(Adaptive):
 
 @register
 class UpdatesInPlace(Adaptive):
-    """Changes itself in place of giving another policy."""
+    """Changes itself instead of returning another policy."""
 
     name = "updates-in-place"
 
@@ -676,7 +676,7 @@ class UpdatesInPlace(Adaptive):
 
 @register
 class UpdatesAtRandom(Adaptive):
-    """Draws its next width."""
+    """Draws its next width at random."""
 
     name = "updates-at-random"
 
@@ -686,7 +686,7 @@ class UpdatesAtRandom(Adaptive):
 
 @register
 class BandsReadTheWord(Kind):
-    """A word of its settings turns the cut round."""
+    """A word in its settings reverses the cut."""
 
     name = "bands-read-the-word"
 
@@ -712,7 +712,7 @@ def penalty_that_is_not_declared(self, inputs):
     return dataclasses.replace(result, objective=result.objective - penalty)
 
 
-# what only other inputs, options or calls show
+# defects that only show with other inputs, options or calls
 
 
 FIRST: list[bool] = []
@@ -825,7 +825,7 @@ def later_turns_are_one(self, inputs):
 
 @register
 class OneSideIsNoWidth(Token):
-    """Its ceiling is not marked as a width, so that `scaled` leaves it alone."""
+    """Its ceiling is not marked as a width, so `scaled` does not change it."""
 
     name = "one-side-is-no-width"
     clip_high: float = Field(0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high")
@@ -833,7 +833,7 @@ class OneSideIsNoWidth(Token):
 
 @register
 class ScaledPastItsBound(Token):
-    """Scales without validating: a floor below a ratio of 0."""
+    """Scales without validation: a floor below a ratio of 0."""
 
     name = "scaled-past-its-bound"
 
@@ -859,7 +859,7 @@ class NullIsZero(Mean):
 
 @register
 class OtherWordUpsideDown(Pooled):
-    """Only the word that is not the default turns the ratio round."""
+    """Only the non-default word inverts the ratio."""
 
     name = "other-word-upside-down"
 
@@ -871,7 +871,7 @@ class OtherWordUpsideDown(Pooled):
 
 @register
 class SwitchFails(Mean):
-    """Fails as soon as a switch is on."""
+    """Fails if a switch is on."""
 
     name = "switch-fails"
     strict: bool = Field(False, description="whether to judge strictly")
@@ -901,7 +901,7 @@ class KeepsItsWidthElsewhere(Adaptive):
 
 @register
 class CountsInPlaceOfShares(Adaptive):
-    """Compares the number of responses that were clipped with a share."""
+    """Compares the number of clipped responses with a share."""
 
     name = "counts-in-place-of-shares"
 

@@ -1,4 +1,4 @@
-"""The conformance kit against rules that are known to be correct, and against rules that are known to be broken."""
+"""The conformance kit with rules that are known to be correct, and with rules that are known to be broken."""
 
 import dataclasses
 import warnings
@@ -12,11 +12,11 @@ from rlzoo.testing.laws import LawWarning
 from tests.kit.correct import CORRECT, Adaptive, Loop, Token
 from tests.kit.mutants import MUTANTS
 
-SLOW = "compiles"  # a second per rule, and what it finds is advice
+SLOW = "compiles"  # takes a second per rule, and only gives advice
 
 
 def broken_laws(policy):
-    """The names of the laws that a policy breaks, in their order."""
+    """Return the names of the laws that a policy breaks, in order."""
     found = []
     for law in testing.LAWS:
         if law.name != SLOW and law.name not in policy.exempt:
@@ -31,7 +31,7 @@ def broken_laws(policy):
 def caught():
     """The laws that each mutant breaks."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a broken rule is warned of besides
+        warnings.simplefilter("ignore")  # other warnings about a broken rule
         return {mutant.name: broken_laws(mutant()) for mutant in MUTANTS}
 
 
@@ -44,8 +44,8 @@ def test_a_correct_rule_is_not_refused(rule):
 def test_a_loop_that_leaves_the_graph_is_advised_against_and_not_refused():
     outcomes = {outcome.law: outcome for outcome in testing.check(Loop())}
     assert outcomes["compiles"].status == "warn"
-    assert outcomes["compiles"].detail.startswith("has no one graph and runs uncompiled: ")
-    with pytest.warns(LawWarning, match="has no one graph"):
+    assert outcomes["compiles"].detail.startswith("does not compile to one graph and runs uncompiled: ")
+    with pytest.warns(LawWarning, match="does not compile to one graph"):
         next(law for law in testing.LAWS if law.name == "compiles")(Loop())
 
 
@@ -145,7 +145,7 @@ def test_feedback_that_pushes_the_wrong_way_is_pointed_out():
             return self.replace(width=max(0.01, self.width * (1.1 - 0.2 * float(stats.num_clipped.sum() > 0))))
 
     law = next(law for law in testing.LAWS if law.name == "updates_pull_back")
-    with pytest.warns(LawWarning, match="is its feedback upside down"):
+    with pytest.warns(LawWarning, match="does its feedback have the wrong sign"):
         law(PushesOn())
 
 
@@ -175,7 +175,7 @@ def test_a_zero_gradient_is_told_from_one_that_points_the_wrong_way():
             return dataclasses.replace(result, objective=torch.where(inputs.advantages > 0, result.objective, 0.0))
 
     law = next(law for law in testing.LAWS if law.name == "ratio_one_is_reinforce")
-    with pytest.raises(AssertionError, match="is zero, though its advantage is not"):
+    with pytest.raises(AssertionError, match="a response with a nonzero advantage has a zero gradient"):
         law(Silent())
 
 
@@ -198,7 +198,7 @@ def test_an_error_is_told_with_its_line_and_with_the_input_that_is_missing():
     line = Forgetful.__call__.__code__.co_firstlineno + 1
     assert outcome.detail == (
         f"TypeError: unsupported operand type(s) for *: 'Tensor' and 'NoneType' (test_kit.py line {line}); "
-        "it reads old_entropy, which only a rule that names it in `needs` is given"
+        "it reads old_entropy, but does not name it in `needs`"
     )
 
     class Misspelt(Token):

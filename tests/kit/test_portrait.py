@@ -1,4 +1,4 @@
-"""Portraits: edges and weights with numbers worked by hand; swapped edges and a missing square root are seen."""
+"""Portraits: edges and weights with numbers worked by hand; swapped edges and a missing square root are visible."""
 
 import math
 
@@ -49,5 +49,5 @@ def test_what_is_never_cut_has_no_edge(rule):
 @pytest.mark.parametrize("name", load_zoo())
 def test_every_rule_of_the_zoo_has_a_portrait_and_weighs_1_at_ratio_1(name):
     drawn = portrait(load_zoo()[name](), lengths=(1, 16))
-    assert drawn.positive[1.0] in (None, 1.0)  # None: no gradient there at all
+    assert drawn.positive[1.0] in (None, 1.0)  # None: it has no gradient there
     assert all(edge.inward is None for edge in drawn.edges.values())

@@ -1,4 +1,4 @@
-"""Calibration ends with a width that was seen to clip the wanted share, and says what it could not find."""
+"""Calibration ends with a width that was measured to clip the target share, and reports what it could not find."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def pilots(clip, *overrides, target=0.1, max_pilots=5, steps=3):
 
 
 def test_a_pilot_with_the_width_found_clips_the_wanted_share(tmp_path):
-    # the paper's widths clip more than twice too much here
+    # the paper's widths clip more than twice the target here
     config, found = pilots("gspo", "clip.clip_low=3e-4", "clip.clip_high=4e-4")
     assert found[0].clip_fraction > 0.2
     best = nearest(found)

@@ -1,4 +1,4 @@
-"""The cosine is that of gradients taken by plain autograd through the whole objective, one row at a time."""
+"""The cosine equals that of gradients by plain autograd through the whole objective, one row at a time."""
 
 import math
 import shutil
@@ -25,7 +25,7 @@ def policies():
 
 
 def plain_gradient(model, update, objective, rows):
-    """d/dtheta of the mean over the update's responses of an objective, by autograd, row by row."""
+    """Return d/dtheta of the mean over the update's responses of an objective, by autograd, row by row."""
     total = torch.zeros(())
     for row in rows:
         length = int(update.inputs.response_mask[row].sum())
@@ -64,7 +64,7 @@ def test_the_cosine_is_that_of_plain_autograd(recorded):
                 return policy(of(row, length, log_probs)).objective.mean()  # per token: the mean over the response
 
             for rows, kept_in in ((everything, expected), (second, in_bin)):
-                if not rows:  # no response of this update has such a length
+                if not rows:  # no response of this update is in this bin
                     kept_in[name].append(math.nan)
                     continue
                 first, other = (plain_gradient(model, update, objective, rows) for objective in (clipped, unclipped))
@@ -91,7 +91,7 @@ def test_weights_of_another_run_are_refused(recorded, tmp_path):
         save_file({name: tensor * 1.1 for name, tensor in load_file(file).items()}, file)
     run = RecordedRun.read(copy)
     assert has_weights(run)
-    with pytest.raises(UserError, match="do not belong together"):
+    with pytest.raises(UserError, match="the weights do not belong to this recording"):
         cosines(run, {"grpo": replay(run, load_zoo()["grpo"]())}, (0, 1, 2, 3, 4, 5, 100))
     shutil.rmtree(copy / "replay")
     assert not has_weights(run)

@@ -1,4 +1,4 @@
-"""Evaluation: the same bytes however often it is stopped, results that follow from them, and nothing logged twice."""
+"""Evaluation gives the same bytes however often it is interrupted, consistent results, and logs nothing twice."""
 
 import json
 
@@ -12,7 +12,7 @@ from rlzoo.lab.evaluation import EvaluationConfig, evaluate
 from rlzoo.measure.at_k import Completion
 from rlzoo.types import Problem
 
-SIX = ["rollout.group_size=4", "rollout.max_new_tokens=64", "rollout.batch_size=8"]  # two problems in a batch
+SIX = ["rollout.group_size=4", "rollout.max_new_tokens=64", "rollout.batch_size=8"]  # two problems per batch
 
 
 def config(*overrides, suites=("arithmetic",), limit=6, model="embedded", **settings):
@@ -21,7 +21,7 @@ def config(*overrides, suites=("arithmetic",), limit=6, model="embedded", **sett
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An evaluation that was never stopped."""
+    """An evaluation that was never interrupted."""
     return evaluate(config(), tmp_path_factory.mktemp("whole") / "eval")
 
 
@@ -62,7 +62,7 @@ def test_an_evaluation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path, whol
     assert completions(whole.path).startswith(kept)
     seen = []
     evaluate(config(), tmp_path / "eval", told=lambda suite, done, total, so_far: seen.append(done))
-    assert seen == list(range(stop_at, 7, 2))  # what was there is not sampled again
+    assert seen == list(range(stop_at, 7, 2))  # existing completions are not sampled again
     assert completions(tmp_path / "eval") == completions(whole.path)
 
 
@@ -76,7 +76,8 @@ def test_a_line_that_was_cut_by_a_kill_is_made_again(tmp_path, whole, lines):
     seen = []
     evaluate(config(), folder, told=lambda suite, done, total, so_far: seen.append(done))
     assert completions(folder) == b"".join(everything)
-    assert seen == sorted({lines, *range(lines // 2 * 2 + 2, 7, 2)})  # the same batches: a half one is drawn again as a whole
+    # the same batches: a partly finished one is sampled again as a whole
+    assert seen == sorted({lines, *range(lines // 2 * 2 + 2, 7, 2)})
 
 
 def test_every_row_draws_its_own_numbers_whatever_the_batch(tmp_path, whole):
@@ -102,19 +103,19 @@ def test_another_seed_draws_other_responses(tmp_path, whole):
 @pytest.mark.parametrize(
     ("overrides", "settings", "named"),
     [
-        (["rollout.temperature=0.5"], {}, "rollout.temperature (1.0 there, 0.5 asked)"),
-        (["rollout.group_size=8"], {}, "rollout.group_size (4 there, 8 asked)"),
-        (["model.dtype=bfloat16"], {}, "model.dtype (float32 there, bfloat16 asked)"),
-        ([], {"seed": 5}, "seed (0 there, 5 asked)"),
-        ([], {"model": "smollm2"}, "model.path (embedded there, smollm2 asked)"),
+        (["rollout.temperature=0.5"], {}, "rollout.temperature (was 1.0, now 0.5)"),
+        (["rollout.group_size=8"], {}, "rollout.group_size (was 4, now 8)"),
+        (["model.dtype=bfloat16"], {}, "model.dtype (was float32, now bfloat16)"),
+        ([], {"seed": 5}, "seed (was 0, now 5)"),
+        ([], {"model": "smollm2"}, "model.path (was embedded, now smollm2)"),
     ],
 )
 def test_other_settings_are_refused(whole, overrides, settings, named):
     before = completions(whole.path)
     message = error_of(config(*overrides, **settings), whole.path)
     assert message == (
-        f"--output {str(whole.path)!r} was begun with another {named}; "
-        "give the same settings to continue, or name another --output"
+        f"--output {str(whole.path)!r} was created with different settings: {named}; "
+        "use the same settings to resume, or choose another --output"
     )
     assert completions(whole.path) == before
 
@@ -125,7 +126,7 @@ def test_other_problems_are_refused(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluate(config(data=tmp_path), tmp_path / "eval")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
-    assert "line 1 answers another question than suite 'arithmetic' has" in error_of(config(data=tmp_path), tmp_path / "eval")
+    assert "line 1 answers a different question than suite 'arithmetic'" in error_of(config(data=tmp_path), tmp_path / "eval")
     lines = tmp_path / "eval" / "completions" / "arithmetic.jsonl"
     lines.write_text("{}\n")
     assert f"{lines} line 1: not a completion of an evaluation" in error_of(config(data=tmp_path), tmp_path / "eval")
@@ -171,5 +172,5 @@ def test_a_damaged_line_of_completions_is_named(tmp_path):
             directory.read("mine", problems)
     rows = [Answered("1+1?", "2", (Completion("2", 1.0, 0, 1, True),) * (1 + place)) for place in range(2)]
     (tmp_path / "completions" / "mine.jsonl").write_text("".join(row.to_line(0) for row in rows))
-    with pytest.raises(UserError, match=r"mine.jsonl line 2: not the completions that the first has"):
+    with pytest.raises(UserError, match=r"mine.jsonl line 2: completions differ from the first line's"):
         directory.read("mine", problems * 2)

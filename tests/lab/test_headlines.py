@@ -23,13 +23,13 @@ def runs():
 
 
 def paired(values):
-    """Mean and 95 % interval of Student's t, from scipy."""
+    """Return the mean and the 95 % interval of Student's t, from scipy."""
     low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
     return float(np.mean(values)), float(low), float(high)
 
 
 def gap(runs, first, second, column, matched, learners):
-    """The difference of two rules on the same rollouts: means of a seed's runs, then over seeds."""
+    """Return the difference of two rules on the same rollouts: means over a seed's runs, then over seeds."""
 
     def error(rule, made, seed):
         (row,) = [r for r in runs if (r["rule"], r["rollouts_of"], r["seed"], r["matched"]) == (rule, made, seed, matched)]

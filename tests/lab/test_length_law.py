@@ -1,4 +1,4 @@
-"""The fit of the length law finds the variances that made the data, and its prediction fails where the law does not hold."""
+"""The fit of the length law finds the variances that generated the data, and its prediction fails if the law does not hold."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SIGMA, TAU = 0.02, 0.001  # they are equal at 400 tokens
 
 
 def drawn(num_documents, seed, *, sigma=SIGMA, tau=TAU):
-    """Windows of documents whose tokens are independent but for a drift that each document has of its own."""
+    """Draw windows of documents whose tokens are independent except for a drift per document."""
     rng = np.random.default_rng(seed)
     documents, lengths, totals = [], [], []
     for document in range(num_documents):

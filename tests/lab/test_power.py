@@ -1,4 +1,4 @@
-"""The plan of a race says what it can show, from what is known of seeds and evaluation."""
+"""The plan of a comparison says what it can detect, based on known noise of seeds and evaluation."""
 
 import pytest
 
@@ -20,12 +20,12 @@ def record(policy, seed, accuracy, error=None):
 
 
 def test_a_plan_adds_the_variance_of_seeds_and_of_two_evaluations():
-    # of an accuracy of .75, 1,000 x 3 responses have the error sqrt(.1875 / 3000) = .0079, a difference sqrt(2) of it: .01118
+    # at accuracy .75, 1,000 x 3 responses have the error sqrt(.1875 / 3000) = .0079, a difference sqrt(2) times that: .01118
     found = plan(config(num_problems=1000, num_samples=3), 3, 5)
     assert found.evaluation_error == pytest.approx(0.0079057, rel=1e-4)
     assert (found.num_pairs, found.seed_deviation) == (3, USUAL_DEVIATION)
     assert found.detects == pytest.approx(detectable((USUAL_DEVIATION**2 + 0.011180**2) ** 0.5, 5, 3), rel=1e-4)
-    # a run's share of the variance of a difference is .01^2 / 2; half of that .000025: .1875 / (1000 k) from k = 7.5 on
+    # a run's share of the variance of a difference is .01^2 / 2; half of that is .000025: .1875 / (1000 k) from k = 7.5 on
     assert found.samples_needed == 8
 
 
@@ -35,19 +35,19 @@ def test_more_seeds_and_fewer_pairs_detect_less():
 
 
 def test_finished_runs_give_the_deviation_of_paired_differences():
-    # differences .02 .04 .06: deviation .02; each run's evaluation has the error .01, the difference sqrt(2) of it
+    # differences .02 .04 .06: deviation .02; each run's evaluation has the error .01, the difference sqrt(2) times that
     scores = {"a": (0.52, 0.64, 0.76), "b": (0.5, 0.6, 0.7)}
     records = [record(name, seed, value, 0.01) for name, values in scores.items() for seed, value in enumerate(values)]
     found = plan(config(num_problems=100, num_samples=4), 2, 5, records)
     assert found.seed_deviation == pytest.approx((0.02**2 - 2 * 0.01**2) ** 0.5)
     assert found.evaluation_error == pytest.approx(0.01)
     assert found.source == "measured on 6 finished runs"
-    with pytest.raises(UserError, match="no two rules with an evaluation on three common seeds"):
+    with pytest.raises(UserError, match="no two rules among the finished runs have evaluations on three common seeds"):
         plan(config(num_problems=100), 2, 5, records[:4])
 
 
 def test_what_has_no_power_is_refused():
     with pytest.raises(UserError, match="--power needs an evaluation: the run has eval"):
         plan(config(num_problems=0), 2, 5)
-    with pytest.raises(UserError, match="1 rule and 5 seed were given, at least 2 each"):
+    with pytest.raises(UserError, match="it needs at least 2 of each, not 1 rule and 5 seed"):
         plan(config(num_problems=10), 1, 5)

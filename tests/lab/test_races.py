@@ -1,4 +1,4 @@
-"""Runs are read, labelled by what differs, and compared by numbers that stand in their files."""
+"""Runs are read, labelled by what differs, and compared by the numbers in their files."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from tests.quick import quick_run
 
 
 def variant(source, folder, **changes):
-    """A copy of a run directory under another seed or setting, as if it had been run so."""
+    """Copy a run directory with another seed or setting, as if it had been run that way."""
     shutil.copytree(source, folder)
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     for key, value in changes.items():
@@ -41,13 +41,13 @@ def folder(tmp_path_factory, trained):
 def test_runs_are_found_at_any_depth_and_unfinished_ones_are_told(folder):
     records, notes = find_runs([folder, folder / "fspo-0"])
     assert sorted((record.policy, record.seed) for record in records) == [("fspo", 0), ("fspo", 1), ("grpo", 0), ("grpo", 1)]
-    assert notes == [f"left out, not finished: {folder / 'fspo-2'}"]
+    assert notes == [f"skipped, not finished: {folder / 'fspo-2'}"]
 
 
 def test_a_run_that_was_resumed_with_more_steps_is_finished(trained, tmp_path):
     copy = shutil.copytree(trained.path, tmp_path / "run")
     config = copy / "config.yaml"
-    config.write_text(config.read_text().replace("steps: 4", "steps: 3"))  # as it was started; its summary says 4
+    config.write_text(config.read_text().replace("steps: 4", "steps: 3"))  # its original number of steps; its summary says 4
     (record,), notes = find_runs([copy])
     assert notes == []
     assert record.settings["steps"] == 4
@@ -57,7 +57,7 @@ def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
     result = race([folder], match=0.1)
     (fspo,) = [contender for contender in result.contenders if contender.label == "fspo"]
     rewards = [row["reward/mean"] for row in trained.metrics[1:]]
-    assert fspo.score.mean == pytest.approx(rewards[-1])  # the last quarter of four steps, with no evaluation
+    assert fspo.score.mean == pytest.approx(rewards[-1])  # the last quarter of four steps; there is no evaluation
     assert result.metric == "reward/mean"
     assert fspo.mean("clip/fraction") == pytest.approx(sum(row["clip/fraction"] for row in trained.metrics[1:]) / 4)
     run = RecordedRun.read(trained.path)
@@ -78,7 +78,7 @@ def test_runs_of_one_policy_that_differ_are_told_apart(folder, tmp_path, trained
 
 def test_the_same_policy_and_seed_twice_is_refused(folder, tmp_path, trained):
     again = variant(trained.path, tmp_path / "again")
-    with pytest.raises(UserError, match="are both fspo with seed 0; give one of them"):
+    with pytest.raises(UserError, match="are both fspo with seed 0; name one of them"):
         race([folder, again])
 
 
@@ -87,7 +87,7 @@ def test_runs_of_different_tasks_are_called_not_comparable(folder, tmp_path, tra
     _, *notes = race([folder, other]).notes
     assert notes == [
         "not comparable: task.num_operands_max differs between the runs (20, 3)",
-        "not the policy alone: rollout.num_prompts differs between the runs (12, 99)",
+        "not only the policy: rollout.num_prompts differs between the runs (12, 99)",
     ]
 
 
@@ -99,7 +99,7 @@ def test_what_is_tracked_and_what_older_runs_did_not_have_makes_no_variant(folde
     (older / "config.yaml").write_text(yaml.safe_dump(settings))
     result = race([folder, tracked, older], match=None)
     assert {contender.label for contender in result.contenders} == {"fspo", "grpo"}
-    assert [note for note in result.notes if "left out" not in note] == []
+    assert [note for note in result.notes if "skipped" not in note] == []
 
 
 def test_a_run_named_in_two_ways_is_one_run(folder, monkeypatch):
@@ -130,7 +130,7 @@ def test_a_run_without_its_last_steps_is_not_finished_whatever_its_summary_says(
     (foreign / "config.yaml").write_text("[no: yaml")
     records, notes = find_runs([tmp_path])
     assert [record.path for record in records] == [none]
-    assert notes == [f"left out, not finished: {foreign}", f"left out, not finished: {short}"]
+    assert notes == [f"skipped, not finished: {foreign}", f"skipped, not finished: {short}"]
     rows = [json.loads(line) for line in (none / "metrics.jsonl").read_text().splitlines()]
     spent = sum(row["time/rollout"] + row["time/learner"] for row in rows[1:])
     assert records[0].seconds == pytest.approx(spent)
@@ -166,7 +166,7 @@ def test_a_damaged_run_is_left_out_with_a_note(folder, tmp_path, trained):
         "not JSON: Unterminated string starting at at column 13",
         "'reward/mean' is 'high', not a number",
     ]
-    with pytest.raises(UserError, match=r"no finished run in .* \(left out, damaged: "):
+    with pytest.raises(UserError, match=r"no finished run in .* \(skipped, damaged: "):
         race([tmp_path / "torn"])
 
 

@@ -1,4 +1,4 @@
-"""Replay gives back what the run itself saw, whatever the rule, and finds widths for a clip fraction."""
+"""Replay reproduces what the run itself measured, for every rule, and finds widths for a clip fraction."""
 
 import dataclasses
 import json
@@ -14,12 +14,12 @@ from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fractio
 from rlzoo.testing.data import filled
 from tests.quick import quick_run
 
-DENSE = {"top-entropy": {"top_share": 0.5}}  # of a fifth of the tokens, no width clips a tenth of all
+DENSE = {"top-entropy": {"top_share": 0.5}}  # with a fifth of the tokens, no width clips a tenth of all
 WIDE = [name for name, policy in load_zoo().items() if policy().width_fields()]
 
 
 def by_step(run, policy):
-    """Mean of the step's clip decisions over responses with an advantage, step by step."""
+    """Return the mean of the step's clip decisions over responses with an advantage, step by step."""
     steps = sorted({update.step for update in run.updates})
     return {step: replay(one_step(run, step), policy).profile for step in steps}
 
@@ -39,7 +39,7 @@ def test_replaying_the_runs_own_rule_gives_the_metrics_it_logged(trained, record
 
 @pytest.fixture(scope="module")
 def four_epochs(tmp_path_factory):
-    """A run that learns from every response four times, in eight updates a step."""
+    """A run that trains on every response four times, in eight updates per step."""
     settings = ["learner.num_epochs=4", "learner.num_minibatches=2"]
     return quick_run(tmp_path_factory.mktemp("epochs") / "run", "fspo", *settings, steps=2)
 
@@ -120,7 +120,7 @@ def test_an_adaptive_rule_is_judged_by_bands_from_earlier_updates_only(recorded)
 
 
 def with_needs(run, policy):
-    """A recorded run with what the policy needs, as if its own rule had needed that."""
+    """Return a recorded run with the policy's needs, as if its own rule had needed them."""
     updates = (dataclasses.replace(update, inputs=filled(policy, update.inputs)) for update in run.updates)
     return dataclasses.replace(run, updates=tuple(updates))
 
@@ -133,7 +133,7 @@ def test_every_rule_with_a_width_is_matched(recorded, name):
     policy = match_clip_fraction(policy, 0.1, fraction)
     found = replay(recorded, policy).profile.clip_fraction
     assert found == pytest.approx(fraction(policy), abs=1e-6)
-    adaptive = name == "fspo-adaptive"  # it is told the share, and 16 updates are few to find it in
+    adaptive = name == "fspo-adaptive"  # it aims at the share by itself, and 16 updates are few to reach it
     assert found == pytest.approx(0.1, abs=0.1 if adaptive else 0.01)
 
 
@@ -141,8 +141,8 @@ def test_a_rule_without_a_width_or_with_a_share_out_of_reach_says_so(recorded):
     fraction = clip_fraction_of(recorded)
     with pytest.raises(UserError, match="'gpg' has no width"):
         match_clip_fraction(load_zoo()["gpg"](), 0.1, fraction)
-    # the first of four updates has ratio 1: never more than about three quarters are clipped
-    with pytest.raises(UserError, match=r"'fspo' clips .* whatever its width, not 0.89"):
+    # the first of four updates has ratio 1, so at most about three quarters are clipped
+    with pytest.raises(UserError, match=r"'fspo' clips .* at any width, not 0.89"):
         match_clip_fraction(load_zoo()["fspo"](), 0.89, fraction)
 
 
@@ -164,7 +164,7 @@ def test_a_sequence_rule_cannot_read_advantages_per_token(tmp_path):
     run = RecordedRun.read(quick_run(tmp_path / "run", "grpo", *settings, steps=1).path)
     assert run.updates[0].inputs.advantages.shape == run.updates[0].inputs.log_probs.shape
     replay(run, load_zoo()["grpo"]())
-    with pytest.raises(UserError, match="has an advantage per token, and fspo takes one per response"):
+    with pytest.raises(UserError, match="has an advantage per token, but fspo needs one per response"):
         replay(run, load_zoo()["fspo"]())
 
 
@@ -181,7 +181,7 @@ def test_recorded_rows_are_laid_out_as_they_were(recorded):
     lengths = update.inputs.response_mask.sum(-1)
     assert [len(sequence) > length for sequence, length in zip(update.sequences, lengths.tolist(), strict=True)]
     assert bool((update.inputs.log_probs[update.inputs.response_mask] <= 0).all())
-    # before its first update the model is the one that sampled
+    # before its first update, the model is the one that sampled
     torch.testing.assert_close(update.inputs.log_probs, update.inputs.old_log_probs, atol=1e-5, rtol=0)
 
 
@@ -193,9 +193,9 @@ def test_matched_by_sign_either_sign_clips_the_share_and_no_row_is_lost(recorded
     assert sorted(rows.length.tolist()) == sorted(whole.length.tolist())
     for sign, judge in ((-1, matched.policy), (1, matched.above)):
         side = rows.advantage * sign > 0
-        # a share of few responses is a step function; of tokens it is nearly continuous
+        # the share of few responses is a step function; that of tokens is nearly continuous
         assert float(rows.clipped[side].mean()) == pytest.approx(target, abs=max(0.02, 1.5 / float(side.sum())))
-        alone = replay(recorded, judge).table.judged()  # the side is judged as by the rule with these widths
+        alone = replay(recorded, judge).table.judged()  # the side has the same decisions as the rule with these widths
         of_side = alone.advantage * sign > 0
         assert sorted(rows.clipped[side].tolist()) == sorted(alone.clipped[of_side].tolist())
 
@@ -208,5 +208,5 @@ def test_a_rule_that_adapts_to_a_share_is_matched_by_sign_as_it_is(recorded):
 
 
 def test_a_rule_that_never_clips_one_sign_is_refused_with_that_sign(recorded):
-    with pytest.raises(UserError, match="where A < 0: clip policy 'cispo' clips 0 to 0 of these responses whatever its width"):
+    with pytest.raises(UserError, match="for A < 0: clip policy 'cispo' clips 0 to 0 of these responses at any width"):
         match_by_sign(recorded, load_zoo()["cispo"](), 0.2)

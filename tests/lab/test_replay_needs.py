@@ -1,4 +1,4 @@
-"""A recording gives a rule the inputs that it needs, as the run's own rule saw them; what was not recorded is refused."""
+"""A recording gives a rule the inputs that it needs, as the run's own rule received them; missing inputs are an error."""
 
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from tests.quick import quick_run
 
 
 class Watching(GRPO):
-    """GRPO that keeps what it reads, and cuts tokens of low entropy."""
+    """GRPO that stores its inputs, and cuts tokens of low entropy."""
 
     name, scope, needs = "watching", "batch", frozenset(NEEDS)
     seen: ClassVar[list] = []
@@ -25,7 +25,7 @@ class Watching(GRPO):
 
 
 class Modest(GRPO):
-    """GRPO that needs what every run records."""
+    """GRPO that needs only what every run records."""
 
     name, needs = "modest", frozenset(NEEDS) - {"group_ids", "old_entropy", "ref_log_probs"}
 
@@ -44,13 +44,13 @@ class Grouped(GRPO):
 
 @hookimpl
 def rlzoo_clip_policies():
-    """So that this file can be named as a plugin."""
+    """Return the rules, so that this file can be used as a plugin."""
     return [Watching]
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """A run of the rule that needs everything, with what it read in each update."""
+    """A run of the rule that needs everything, with the rule's inputs in each update."""
     file = tmp_path_factory.mktemp("plugin") / "watching.py"
     file.write_text("from tests.lab.test_replay_needs import rlzoo_clip_policies as rlzoo_clip_policies\n")
     Watching.seen.clear()
@@ -77,12 +77,12 @@ def test_a_recording_gives_what_the_rule_of_the_run_read(watched):
 def test_what_was_not_recorded_is_refused(recorded):
     assert replay(recorded, Modest()).table.length.numel() == recorded.num_responses
     with pytest.raises(
-        UserError, match=r"entropic needs old_entropy, which .* did not record; replay a run whose rule needs it"
+        UserError, match=r"entropic needs old_entropy, which .* did not record; replay a run whose rule also needs it"
     ):
         replay(recorded, Entropic())
     for function in (lambda: replay(recorded, Grouped()), lambda: clip_fraction_of(recorded)(Grouped())):
         with pytest.raises(
-            UserError, match=r"grouped compares the responses to a prompt, and the minibatches of .* split them"
+            UserError, match=r"grouped compares the responses to a prompt, but the minibatches of .* split them"
         ):
             function()
 

@@ -1,4 +1,4 @@
-"""Rescored files have the log-probs that the checkpoints give, computed apart, and nothing that was there is lost."""
+"""Rescored files have the checkpoints' log-probs, computed independently, and keep everything else."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory):
 
 
 def by_hand(folder, step, temperature):
-    """Log-probs and entropies of the chosen tokens by one plain pass of transformers for each response, in float64."""
+    """Return log-probs and entropies of the generated tokens by one plain transformers pass per response, in float64."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     log_probs, entropies = [], []
     sequences = step.token_ids.split(step.sequence_lengths.tolist())
@@ -66,7 +66,7 @@ def test_the_checkpoint_that_a_batch_was_sampled_from_gives_its_old_log_probs(ru
     made, source = (RecordedStep.load(folder / "000003.safetensors") for folder in (tmp_path / "new", run / "rollouts"))
     torch.testing.assert_close(made.old_log_probs, source.old_log_probs, atol=1e-4, rtol=0)
     assert [update.rows.tolist() for update in made.updates] == [update.rows.tolist() for update in source.updates]
-    assert torch.equal(made.updates[1].log_probs, source.updates[1].log_probs)  # the recorded updates stay
+    assert torch.equal(made.updates[1].log_probs, source.updates[1].log_probs)  # the recorded updates are kept
 
 
 def test_a_dump_with_only_the_samplers_log_probs_is_replayed_at_two_distances(run, tmp_path):

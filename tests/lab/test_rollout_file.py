@@ -1,4 +1,4 @@
-"""Rollout files: what is written is read again, torn or changed files are refused, and any trainer's are replayed."""
+"""Rollout files can be written and read back, torn or changed files are rejected, and any trainer's can be replayed."""
 
 import dataclasses
 import json
@@ -127,7 +127,7 @@ def test_a_torn_recording_and_one_of_no_step_are_refused(run):
 
 def test_a_run_whose_config_is_spoiled_is_refused_by_its_name(run):
     (run / "config.yaml").write_text("clip: fspo\nlearner: 3\n")
-    with pytest.raises(UserError, match=r"/run' has a config.yaml that describes no run: learner=3"):
+    with pytest.raises(UserError, match=r"/run' has a config.yaml that is not a run configuration: learner=3"):
         RecordedRun.read(run)
 
 
@@ -148,7 +148,7 @@ def test_what_is_saved_is_loaded(run, tmp_path):
 
 
 def test_the_files_of_a_run_are_replayed_as_the_run_is(run, trained):
-    """Outside their run directory, one by one or as a folder: the same numbers from the same files."""
+    """Outside their run directory, one by one or as a folder, the same files give the same numbers."""
     whole, files = RecordedRun.read(trained.path), sorted((run / "rollouts").glob("*.safetensors"))
     for paths in ([run / "rollouts"], files[::-1]):
         found = RecordedRun.read(paths)
@@ -158,12 +158,12 @@ def test_the_files_of_a_run_are_replayed_as_the_run_is(run, trained):
         for name in ("fspo", "grpo", "gspo"):
             rule = load_zoo()[name]()
             assert repr(replay(found, rule).profile) == repr(replay(whole, rule).profile)  # NaN is not equal to itself
-    with pytest.raises(UserError, match="two of the rollout files hold step"):
+    with pytest.raises(UserError, match="two rollout files have step"):
         RecordedRun.read([files[0], *files])
 
 
 def padded(chosen=None):
-    """Two prompts of 1 and 2 tokens, padded on the left, with two responses each of 3, 1, 2 and 3 tokens."""
+    """Return two prompts of 1 and 2 tokens, left-padded, with two responses each of 3, 1, 2 and 3 tokens."""
     present = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None]
     rng = torch.Generator().manual_seed(0)
     old = -1 - torch.rand(4, 3, generator=rng)
@@ -231,7 +231,7 @@ def test_a_prompt_that_minibatches_split_is_seen(tmp_path):
 
 
 def test_numpy_alone_writes_a_file(tmp_path):
-    """With int32 ids, a uint8 mask and float64 log-probs."""
+    """With int32 IDs, a uint8 mask and float64 log-probs."""
     step = padded()
     tensors = {name: getattr(step, name).numpy() for name in (*REQUIRED, *OPTIONAL) if getattr(step, name) is not None}
     for index, update in enumerate(step.updates):
@@ -248,7 +248,7 @@ def test_numpy_alone_writes_a_file(tmp_path):
 
 
 def test_responses_without_tokens_and_a_step_0_are_not_counted(tmp_path):
-    """Of four responses with an advantage the second has no token of the model: rloo clips one of three."""
+    """The second of four responses with an advantage has no model token: rloo clips one of three."""
     chosen = torch.tensor([[1, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 1]])
     step = dataclasses.replace(padded(chosen), step=0)
     step.save(tmp_path / "000000.safetensors")

@@ -1,4 +1,4 @@
-"""A sweep runs every policy with every seed from the same start, continues after an interruption, and is one run in MLflow."""
+"""A sweep runs every policy with every seed from the same start, resumes after an interruption, and is one run in MLflow."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def command(folder, *more, clip="fspo,grpo", seeds="1", steps=2, held_out=20):
 
 @pytest.fixture(scope="module")
 def run(zygote):
-    """Run a sweep in a process of its own."""
+    """Run a sweep in its own process."""
 
     def run(arguments, where, store):
         environment = os.environ | {"MLFLOW_TRACKING_URI": store, "COLUMNS": "200"}
@@ -34,7 +34,7 @@ def run(zygote):
 
 @pytest.fixture(scope="module")
 def swept(run, tmp_path_factory, empty_store):
-    """A sweep of two policies; its folder, its store and what it printed."""
+    """A sweep of two policies: its folder, its store and its output."""
     where = tmp_path_factory.mktemp("sweep")
     shutil.copy(empty_store, where / "mlflow.db")
     store = f"sqlite:///{where}/mlflow.db"
@@ -96,7 +96,7 @@ def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(run, 
     folder, store, _ = swept
     answer = run(command("race", "--set", "learner.lr=5e-5"), folder.parent, store)
     assert answer.returncode == 2
-    assert "is a run with another learner.lr (0.0003 there, 5e-05 asked)" in answer.stderr
+    assert "has different settings: learner.lr (was 0.0003, now 5e-05)" in answer.stderr
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(run, tmp_path):
@@ -142,7 +142,7 @@ def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(run, zygote
     assert "stopped after step" in (tmp_path / "race" / "logs" / "grpo-0.log").read_text()
     client = mlflow.MlflowClient(store)
     shown = client.search_runs(["1"], "tags.rl_rule = 'grpo' and tags.`mlflow.parentRunId` != ''")
-    assert [child.info.status for child in shown] == ["FINISHED"]  # one run, that went on
+    assert [child.info.status for child in shown] == ["FINISHED"]  # one run that was resumed
 
 
 def test_a_grid_makes_a_run_of_every_combination(tmp_path):

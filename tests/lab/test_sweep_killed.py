@@ -1,4 +1,4 @@
-"""The runs of a sweep do not outlive it."""
+"""The runs of a sweep end with the sweep."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""LoRA, gradient checkpointing and packing: what they change, and what they must not."""
+"""LoRA, gradient checkpointing and packing: what they change, and what they must not change."""
 
 import copy
 import dataclasses
@@ -95,7 +95,7 @@ def test_the_reference_of_a_low_rank_update_is_the_base_model(model, fspo):
     assert not torch.allclose(learner.log_probs(batch), start, atol=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT uses the old name
 def test_a_checkpoint_of_a_low_rank_update_loads_in_plain_transformers_and_in_peft(model, fspo, tmp_path):
     import peft
     from transformers import AutoModelForCausalLM

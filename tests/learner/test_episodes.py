@@ -1,4 +1,4 @@
-"""Learning from episodes that were really played: the gradient is the oracle's, and a token of the environment has none."""
+"""Learning from episodes that were really played: the gradient is the oracle's, and environment tokens have none."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def played(model, game, problems):
 
 
 def off_policy(model, policy, groups):
-    """The batch scored for a rule, with old log-probs so far from the model's that some of it is clipped."""
+    """Return the batch scored for a rule, with old log-probs far enough from the model's that part of it is clipped."""
     scored = make_learner(model, policy).score(collate(groups))
     current = make_learner(model, policy).log_probs(scored)
     noise = torch.randn(current.shape, generator=torch.Generator().manual_seed(0))
@@ -66,7 +66,7 @@ def test_the_gradient_of_played_episodes_equals_the_float64_oracle(model, groups
     assert 0.05 < clip_fraction(policy, batch.clip_inputs(torch.arange(len(batch)), current)) < 0.9
     value, expected = oracle_step(model, policy, batch)
     gradient, objective = step_gradient(model, policy, batch, **settings)
-    assert objective == pytest.approx(value, rel=1e-5, abs=1e-6)  # a sum of terms of either sign
+    assert objective == pytest.approx(value, rel=1e-5, abs=1e-6)  # a sum of terms of both signs
     assert relative_error(gradient.double(), expected) < 1e-5
 
 

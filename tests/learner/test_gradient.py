@@ -1,4 +1,4 @@
-"""What a step does not compute: old log-probs that its own pass gives, and backward passes of rows without a gradient."""
+"""What a step does not compute: old log-probs from its own pass, and backward passes of rows without a gradient."""
 
 import copy
 import dataclasses
@@ -22,7 +22,7 @@ def model():
 
 
 def passes_of(learner):
-    """Rows of each forward pass from now on, by whether it is followed by a backward pass."""
+    """Count the rows of each forward pass from now on, by whether a backward pass follows."""
     seen = {True: [], False: []}
 
     def hook(module, given):
@@ -87,7 +87,7 @@ def test_rows_without_an_advantage_get_no_backward_pass(model, name):
     learner = make_learner(model, policy, max_tokens_per_micro_batch=100)
     seen = passes_of(learner)
     measures = learner.accumulate(batch, torch.arange(18))
-    assert 0 < sum(seen[True]) <= 15  # of 18 rows 3 have none; a rule of scope "batch" leaves out what it clips too
+    assert 0 < sum(seen[True]) <= 15  # 3 of 18 rows have none; a rule of scope "batch" also leaves out what it clips
     assert len(measures.table.length) == 18
     assert (measures.log_probs[batch.response_mask] != 0).all()
 
@@ -103,7 +103,7 @@ class Penalised(ClipPolicy):
 
 
 class PenalisedAtOnce(Penalised):
-    """The same, of the whole step."""
+    """The same for the whole step."""
 
     scope = "batch"
 
@@ -150,7 +150,7 @@ KL_SLOPES = {
 
 
 @pytest.mark.parametrize("estimator", KL_SLOPES)
-@pytest.mark.parametrize("name", ["grpo", "m2po"])  # judged on the way, and at once
+@pytest.mark.parametrize("name", ["grpo", "m2po"])  # judged per micro-batch, and all at once
 def test_the_gradient_of_the_kl_is_the_float64_one(model, name, estimator):
     policy = load_zoo()[name]()
     batch = off_policy_batch(model, policy)
@@ -199,7 +199,7 @@ def test_rows_without_an_advantage_have_an_entropy_bonus(model):
 def test_the_entropy_of_a_step_is_that_of_the_model(model, name):
     policy = load_zoo()[name]()
     batch = off_policy_batch(model, policy)
-    batch.advantages[4] = 0.0  # forwards only
+    batch.advantages[4] = 0.0  # only forwards
     table = make_learner(model, policy).accumulate(batch, torch.arange(18)).table
     expected = []
     with torch.no_grad():
@@ -208,5 +208,5 @@ def test_the_entropy_of_a_step_is_that_of_the_model(model, name):
             start, mask = int(batch.prompt_lengths[row]) - 1, batch.response_mask[row]
             entropy = -(log_probs.exp() * log_probs).sum(-1)[start:-1]
             expected.append((int(mask.sum()), float(entropy[mask[: len(entropy)]].sum())))
-    got = zip(table.length.tolist(), table.entropy_sum.tolist(), strict=True)  # in an order of its own
+    got = zip(table.length.tolist(), table.entropy_sum.tolist(), strict=True)  # in its own order
     assert np.array(sorted(got)) == pytest.approx(np.array(sorted(expected)), rel=1e-4)

@@ -1,4 +1,4 @@
-"""A policy that breaks its contract is stopped before it reaches the weights, with what was wrong; nothing is lost."""
+"""A policy that breaks its contract is stopped before it changes the weights, with the reason; nothing is lost."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from tests.quick import QUICK
 
 
 class Sound(ClipPolicy):
-    """No clip on the mean log-ratio; each policy below spoils one thing."""
+    """No clip on the mean log-ratio; each policy below breaks one thing."""
 
     name, paper, scope = "spoilt", "none", "sequence"
 
@@ -85,7 +85,7 @@ class NotANumberForOneResponse(Sound):
 class InfiniteGradient(Sound):
     def __call__(self, inputs):
         result = super().__call__(inputs)
-        root = (result.objective - result.objective.detach()).abs().sqrt()  # 0, with an infinite slope
+        root = (result.objective - result.objective.detach()).abs().sqrt()  # 0 with an infinite slope
         return dataclasses.replace(result, objective=result.objective + root)
 
 
@@ -121,7 +121,7 @@ def test_each_fault_is_named_and_the_weights_stay(kind, scope):
     policy = type(kind.__name__, (kind,), {"scope": scope, "__doc__": kind.__doc__, "__module__": __name__})()
     model = make_model()
     batch = off_policy_batch(model, Sound2())
-    # rows without an advantage would go first, by themselves
+    # rows without an advantage would be processed first, separately
     batch = dataclasses.replace(batch, advantages=torch.where(batch.advantages == 0, 1.0, batch.advantages))
     learner = make_learner(model, policy, num_minibatches=1)
     before = [parameter.clone() for parameter in learner.model.parameters()]
@@ -133,7 +133,7 @@ def test_each_fault_is_named_and_the_weights_stay(kind, scope):
 
 
 class Sound2(ClipPolicy):
-    """Clips nothing; only there to make data."""
+    """Clips nothing; only used to make data."""
 
     name, paper, scope = "data", "none", "token"
     exempt: ClassVar = {"clipped_means_no_gradient": "never clips"}
@@ -230,6 +230,6 @@ class Shrinking(FSPO):
 def test_numbers_that_an_adaptive_policy_changes_are_metrics(tmp_path):
     config = RunConfig.compose(clip="fspo", overrides=[*QUICK], steps=2, output=tmp_path / "out")
     metrics = rlzoo.train(config.model_copy(update={"clip": Shrinking(width_low=0.1)})).metrics
-    # four updates a step
+    # four updates per step
     assert [step["clip/setting_width_low"] for step in metrics[1:]] == pytest.approx([0.1 * 0.9**4, 0.1 * 0.9**8])
     assert "clip/setting_width_high" not in metrics[-1]

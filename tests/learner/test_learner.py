@@ -1,4 +1,4 @@
-"""The step's gradient: equal to a plain computation, and the same however the step is cut into micro-batches."""
+"""The gradient of a step equals a plain computation, and does not depend on how the step is cut into micro-batches."""
 
 import copy
 import dataclasses
@@ -54,7 +54,7 @@ def model():
 
 
 def plain_gradient(model, batch, derivative):
-    """Model gradient of sum(derivative * log_probs) row by row: no padding, no chunks, no micro-batches."""
+    """Return the model gradient of sum(derivative * log_probs), row by row: no padding, no chunks, no micro-batches."""
     model = copy.deepcopy(model).double()
     for row, sequence in enumerate(batch.sequences):
         length = len(sequence) - int(batch.prompt_lengths[row])
@@ -67,7 +67,7 @@ def plain_gradient(model, batch, derivative):
 
 @torch.no_grad()
 def current_log_probs(model, batch):
-    """Float64 ``(B, T)``, row by row."""
+    """Return float64 ``(B, T)``, row by row."""
     current = torch.zeros(batch.response_mask.shape, dtype=torch.float64)
     for row, sequence in enumerate(batch.sequences):
         length = len(sequence) - int(batch.prompt_lengths[row])
@@ -76,7 +76,7 @@ def current_log_probs(model, batch):
 
 
 def oracle_step(model, policy, batch, **options):
-    """Value and model gradient of one step, by the oracle."""
+    """Return the value and the model gradient of one step, from the oracle."""
     mask = batch.response_mask.numpy()
     current, old = current_log_probs(model, batch).numpy(), batch.old_log_probs.double().numpy()
     expected = getattr(oracle, policy.name)(current, old, batch.advantages.double().numpy(), mask, **options)
@@ -130,7 +130,7 @@ def test_gradient_does_not_depend_on_the_micro_batch_size(model, policy, max_tok
 
 
 def narrow(policy):
-    """The policy, with a narrower band where it looks at probabilities, which are small in a model of random weights."""
+    """Return the policy, with a narrower band if it looks at probabilities, which are small in a model with random weights."""
     return policy.scaled(0.1) if policy.ratio_to_sampler else policy
 
 
@@ -145,7 +145,8 @@ def test_every_policy_gives_one_gradient_for_any_micro_batch_size_and_padding_si
     assert cut_objective == pytest.approx(objective, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("name", [name for name in load_zoo() if name != "clip-cov"])  # whose draw goes by the place of a row
+# its draw depends on the position of a row
+@pytest.mark.parametrize("name", [name for name in load_zoo() if name != "clip-cov"])
 def test_no_policy_depends_on_the_order_of_rows(model, name):
     policy = narrow(load_zoo()[name]())
     batch = off_policy_batch(model, policy)
@@ -182,7 +183,7 @@ def test_every_reduction_uses_the_counts_of_the_step(model, name):
 
 
 def test_the_whole_step_path_gives_the_same_gradient(model, policy):
-    # scope "batch" computes g for all rows at once and back-propagates in a second pass: exact for every rule
+    # scope "batch" computes g for all rows at once and back-propagates in a second pass, which is exact for every rule
     whole_step = type("WholeStep", (type(policy),), {"scope": "batch", "__doc__": policy.__doc__})()
     batch = off_policy_batch(model, policy)
     expected, objective = step_gradient(model, policy, batch, max_tokens_per_micro_batch=100)
@@ -192,7 +193,7 @@ def test_the_whole_step_path_gives_the_same_gradient(model, policy):
 
 
 def test_a_response_that_is_nothing_but_masked_counts_for_nothing(model, policy):
-    # the last row's response is emptied; N is then 17 responses, and the other rows' gradient grows by 18/17
+    # the last row's response is emptied; N is then 17 responses, and the gradient of other rows grows by 18/17
     batch = off_policy_batch(model, policy)
     mask = batch.response_mask.clone()
     mask[-1] = False
@@ -230,7 +231,7 @@ def test_an_update_with_nothing_to_learn_leaves_the_weights(model, policy):
     batch = off_policy_batch(model, policy)
     idle = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
     learner = make_learner(model, policy, num_minibatches=2)
-    take_updates(learner, batch, seed=0)  # fills AdamW's moments, which would move the weights by themselves
+    take_updates(learner, batch, seed=0)  # fills AdamW's moments, which would change the weights by themselves
     before = [parameter.clone() for parameter in learner.model.parameters()]
     _, updates = take_updates(learner, idle, seed=1)
     assert updates == []
@@ -241,7 +242,7 @@ def test_a_model_that_is_not_finite_is_not_updated(model, policy):
     batch = off_policy_batch(model, policy)
     learner = make_learner(model, policy, num_minibatches=1)
     with torch.no_grad():
-        next(learner.model.parameters())[5] = math.nan  # one token of the vocabulary: most responses stay finite
+        next(learner.model.parameters())[5] = math.nan  # one token of the vocabulary, so that most responses stay finite
     before = [parameter.clone() for parameter in learner.model.parameters()]
     update = take_step(learner, batch)
     assert update.skipped
@@ -263,10 +264,10 @@ def test_an_adaptive_policy_is_replaced_after_every_update(model):
     from rlzoo_fspo import FSPO
 
     class Tracking(FSPO):
-        """Follows the drift it sees."""
+        """Follows the observed drift."""
 
         def updated(self, stats):
-            assert stats.num_responses.sum() == 5  # six rows a minibatch, one of them with A = 0
+            assert stats.num_responses.sum() == 5  # six rows per minibatch, one of them with A = 0
             return self.replace(drift=float(stats.log_ratio.sum() / stats.length.sum()))
 
     batch = off_policy_batch(model, FSPO())
@@ -283,5 +284,5 @@ def test_learning_rate_warms_up_and_decays(model, policy):
     batch = off_policy_batch(model, policy)
     learner = make_learner(model, policy, schedule="linear", warmup_updates=2, num_updates=4, num_minibatches=4)
     _, updates = take_updates(learner, batch, seed=0)
-    # 0, 1/2 of 1e-3 in warm-up, then 1e-3 falling to 0 over the two steps left
+    # 0 and half of 1e-3 in warm-up, then 1e-3, falling to 0 over the remaining two steps
     assert [update.lr for update in updates] == pytest.approx([0.0, 5e-4, 1e-3, 5e-4])

@@ -1,4 +1,4 @@
-"""Log-probs of response tokens: chunked equals plain, in value and gradient, for heads of every kind."""
+"""Log-probs of response tokens: chunked equals plain, in value and gradient, for every kind of head."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""bfloat16 weights with float32 copies for the optimizer: small steps add up, and a run resumes exactly."""
+"""bfloat16 weights with float32 copies for the optimizer: small steps accumulate, and a run resumes exactly."""
 
 import copy
 import logging
@@ -15,11 +15,11 @@ from rlzoo.processes import make_accelerator
 from tests.learner.test_learner import make_learner
 from tests.off_policy import make_model, off_policy_batch, take_updates
 
-CHANGES = torch.tensor([1.0, -0.5, 0.25, -2.0])  # gradients that bfloat16 has
+CHANGES = torch.tensor([1.0, -0.5, 0.25, -2.0])  # gradients that bfloat16 represents exactly
 
 
 def trained_weights(dtype, steps, **settings):
-    """A matrix of weights from 0.05 to 0.1, changed by 1e-6 in every step."""
+    """Return a matrix of weights from 0.05 to 0.1, changed by 1e-6 in every step."""
     torch.manual_seed(0)
     start = (0.05 + 0.05 * torch.rand(64, 4)).bfloat16()
     module = nn.Linear(4, 64, bias=False).to(dtype)
@@ -35,7 +35,7 @@ def trained_weights(dtype, steps, **settings):
 
 
 def test_small_updates_of_bfloat16_weights_are_not_lost():
-    start, expected = trained_weights(torch.float32, 600)  # 6e-4, where neighbours in bfloat16 are 2e-4 to 5e-4 apart
+    start, expected = trained_weights(torch.float32, 600)  # 6e-4, while neighbouring bfloat16 numbers are 2e-4 to 5e-4 apart
     _, kept = trained_weights(torch.bfloat16, 600)
     _, lost = trained_weights(torch.bfloat16, 600, master_weights=False)
     assert torch.equal(kept, expected.bfloat16())
@@ -47,7 +47,7 @@ def test_gradients_of_micro_batches_add_up_in_float32():
     config = LearnerConfig(lr=1e-3)
     module = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     optimization = make_optimization(make_accelerator(LaunchConfig(), config), module, config)
-    for value in [1.0, *[2.0**-9] * 512]:  # each of the small ones is lost beside 1 in bfloat16
+    for value in [1.0, *[2.0**-9] * 512]:  # each of the small ones is lost next to 1 in bfloat16
         with optimization.micro_batch(is_last=value == 1.0):
             optimization.backward((module.weight.float() * value).sum())
     assert optimization.apply(None)[0] == 2.0

@@ -1,4 +1,4 @@
-"""A rollout batch is cut into exactly as many minibatches as are configured, and each advances the learning rate."""
+"""A rollout batch is cut into exactly the configured number of minibatches, and each advances the learning rate."""
 
 import dataclasses
 
@@ -95,7 +95,7 @@ def test_a_rule_that_learns_without_advantages_has_one_gradient_however_its_rows
 
 
 def test_momentum_alone_moves_no_weights(model):
-    # of equal covariances kl-cov penalises none, and without advantages all of them are 0: it learns nothing after all
+    # kl-cov penalises none of several equal covariances, and without advantages all are 0: it has no gradient
     batch = off_policy_batch(model, KLCov())
     idle = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
     learner = make_learner(model, KLCov(), num_minibatches=2)

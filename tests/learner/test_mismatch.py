@@ -1,4 +1,4 @@
-"""Sampler against trainer: weights worked by hand, what they do to the gradient, and who is dropped."""
+"""Sampler mismatch: weights worked by hand, their effect on the gradient, and which responses are dropped."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from tests.estimates import correction, weigh
 from tests.learner.test_learner import make_learner, relative_error
 from tests.off_policy import make_model, off_policy_batch
 
-# two responses, of 4 and 1 tokens; the padding holds what must not be read
+# two responses of 4 and 1 tokens; the padding has values that must not be read
 LOG_RATIO = torch.tensor([[0.5, -0.1, 0.0, 0.2], [-0.9, 7.0, 7.0, 7.0]])
 MASK = torch.tensor([[True, True, True, True], [True, False, False, False]])
 
@@ -56,7 +56,7 @@ def test_the_length_fair_band_grows_with_the_root_of_the_length():
 
 
 def kept_by_length(settings, lengths=(50, 500, 5000), rows=2000, sigma=0.01):
-    """Share of responses kept, for token log-ratios that are independent and normal."""
+    """Return the share of responses kept, for token log-ratios that are independent and normal."""
     rng = torch.Generator().manual_seed(0)
     shares = []
     for length in lengths:
@@ -68,7 +68,7 @@ def kept_by_length(settings, lengths=(50, 500, 5000), rows=2000, sigma=0.01):
 
 def test_the_length_fair_mask_drops_every_length_alike_where_masking_the_sum_drops_the_long():
     fair = kept_by_length(correction("length_fair", width=0.0196))
-    # +-1.96 sigma sqrt(L) holds 95 %; the standard error of a share of 2,000 is .005
+    # +-1.96 sigma sqrt(L) contains 95 %; the standard error of a share of 2,000 is .005
     assert fair == pytest.approx([0.95, 0.95, 0.95], abs=0.02)
     field = kept_by_length(correction("icepop", pool="sum", low=0.5, high=2.0))
     # ln 2 = .693 is 9.8, 3.1 and .98 standard deviations of the sum: 1, .998 and .67 are kept

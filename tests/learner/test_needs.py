@@ -1,4 +1,4 @@
-"""A rule reads what it names in ``needs``, filled from the batch, and nothing else; groups and metrics stay whole."""
+"""A rule receives the inputs in its ``needs``, filled from the batch, and nothing else; groups and metrics stay whole."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,7 +15,7 @@ from tests.off_policy import make_model, off_policy_batch, scored
 
 
 class Everything(GRPO):
-    """GRPO that keeps the inputs of every call."""
+    """GRPO that stores the inputs of every call."""
 
     name, scope = "everything", "batch"
     needs = frozenset(NEEDS)
@@ -27,14 +27,14 @@ class Everything(GRPO):
 
 
 class PerRow(Everything):
-    """The same by rows, without the group."""
+    """The same per row, without the group."""
 
     name, scope = "per-row", "token"
     needs = frozenset(NEEDS) - {"group_ids"}
 
 
 class CentredInGroups(ClipPolicy):
-    """A rule that compares summed log-ratios in a group."""
+    """A rule that compares summed log-ratios within a group."""
 
     name, paper, scope = "centred-in-groups", "none", "batch"
     needs = frozenset({"group_ids", "rewards"})
@@ -64,7 +64,7 @@ def test_what_a_rule_needs_is_filled_from_the_batch(model, batch):
     start = scored(learner, batch)
     Everything.seen.clear()
     _, updates = learner.update(start)
-    seen = Everything.seen[::2]  # each is followed by one at ratio 1, which importance weights are measured against
+    seen = Everything.seen[::2]  # each is followed by one at ratio 1, the reference for importance weights
     assert start.unscored.sum() == 12, "of three groups, the first minibatch has two"
     entropy, reference = learner.log_probs_and_entropy(batch)[1], start.ref_log_probs
     assert not torch.equal(reference, torch.zeros_like(reference))
@@ -83,7 +83,7 @@ def test_what_a_rule_needs_is_filled_from_the_batch(model, batch):
             assert not ids[~chosen].any()
     fresh = make_learner(model, GRPO())
     expected = fresh.log_probs_and_entropy(batch)[1]
-    for inputs, update in zip(seen, updates, strict=True):  # the first minibatch's from its own forward pass
+    for inputs, update in zip(seen, updates, strict=True):  # those of the first minibatch come from its own forward pass
         torch.testing.assert_close(inputs.old_entropy, expected[update.rows], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(entropy, expected, atol=1e-4), "the weights have moved since"
 
@@ -172,7 +172,7 @@ def test_needs_that_cannot_be_met_are_refused(needs, scope, problem):
 
 
 class Reporting(GRPO):
-    """GRPO that reports a value per response and one per token."""
+    """GRPO that reports one metric per response and one per token."""
 
     name = "reporting"
 

@@ -1,4 +1,4 @@
-"""A rule is evaluated once on every row that is learned from, whatever its scope."""
+"""A rule is evaluated once on every trained row, whatever its scope."""
 
 import traceback
 from collections import Counter
@@ -18,7 +18,7 @@ from tests.off_policy import make_model, off_policy_batch, scored
 
 
 def counting(kind):
-    """The rule, and a count of the rows it is evaluated on: of the batch, and of the synthetic ones that measure ratio 1."""
+    """Return the rule, and a count of the rows on which it is evaluated: of the batch, and of synthetic rows at ratio 1."""
 
     class Counting(kind):
         rows: ClassVar[Counter] = Counter()
@@ -43,7 +43,7 @@ def test_a_rule_is_evaluated_once_for_each_learned_row(kind):
     assert len(updates) == 6
     assert rule.rows["batch"] == 2 * len(batch)
     lengths = len(batch.lengths.unique())
-    again = 6 if kind is FSPOAdaptive else 1  # another rule after every update
+    again = 6 if kind is FSPOAdaptive else 1  # a new rule after every update
     assert 0 < rule.rows["probe"] <= 2 * lengths * again
     before = rule.rows["probe"]
     learner.update(scored(learner, batch, 1))
@@ -75,7 +75,7 @@ def test_at_ratio_1_a_response_weighs_what_its_tokens_that_are_not_dropped_are_o
     inputs = ClipInputs(log_probs, log_probs.clone(), torch.tensor([[1.5], [-0.5], [1.0], [-2.0]]), mask)
     rule = ClipCov(fraction=0.3, cov_low=-1e6, cov_high=1e6)
     dropped = rule(inputs).clipped.sum(-1)
-    assert dropped.sum() == 9  # of 32 tokens
+    assert dropped.sum() == 9  # out of 32 tokens
     torch.testing.assert_close(table_of(rule, inputs).weight, 1 - dropped / mask.sum(-1))
 
 

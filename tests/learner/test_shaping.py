@@ -1,4 +1,4 @@
-"""Shaped rewards: the penalty on length, the filter on truncated responses, and the KL inside the reward."""
+"""Shaped rewards: the length penalty, the filter on truncated responses, and the KL inside the reward."""
 
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ def model():
 
 
 def graded(rows, seed=3):
-    """Rows of an batch as groups of six rollouts with rewards 0 and 1; those at the length limit are cut off."""
+    """Return rows of a batch as groups of six rollouts with rewards 0 and 1; those at the length limit are truncated."""
     rewards = torch.randint(0, 2, (len(rows),), generator=torch.Generator().manual_seed(seed)).tolist()
     rollouts = []
     for sequence, length, reward in zip(rows.sequences, rows.lengths.tolist(), rewards, strict=True):
@@ -39,7 +39,7 @@ def graded(rows, seed=3):
 
 
 def off_policy(model, policy, settings):
-    """Graded rollouts shaped by the settings, with old log-probs that clip 10 to 40 %."""
+    """Return graded rollouts shaped by the settings, with old log-probs that clip 10 to 40 %."""
     rows = off_policy_batch(model, policy, holes=False)
     return dataclasses.replace(
         scored(graded(rows), policy.advantage, settings, LIMIT), old_log_probs=rows.old_log_probs, unscored=rows.unscored
@@ -47,7 +47,7 @@ def off_policy(model, policy, settings):
 
 
 def scored(groups, advantage, settings, limit):
-    """Groups with the advantages that a learner with these settings gives them."""
+    """Return groups with the advantages from a learner with these settings."""
     learner = make_learner(make_model(), GRPO(advantage=advantage), reward=settings.model_copy(update={"kl_coef": 0.0}))
     learner.max_length = limit
     return learner.score(collate(groups))
@@ -60,7 +60,7 @@ def clips(model, policy, batch):
 
 
 def test_overlong_penalty_worked_by_hand():
-    # a buffer of 20 of 100 tokens: nothing up to 80, a quarter of the penalty at 85, half at 90, all of it at 100
+    # a buffer of 20 of 100 tokens: no penalty up to 80, a quarter of it at 85, half at 90, all of it at 100
     lengths = torch.tensor([1, 80, 81, 85, 90, 100])
     settings = RewardConfig(overlong_buffer=0.2)
     assert overlong_penalty(lengths, 100, settings).tolist() == pytest.approx([0, 0, 0.05, 0.25, 0.5, 1.0])
@@ -72,7 +72,7 @@ def test_overlong_penalty_worked_by_hand():
 
 
 def test_the_penalty_is_part_of_what_the_estimator_sees():
-    # three right answers of 16, 18 and 20 tokens, buffer the last 4 of 20: rewards 1, 1 - 1/2, 1 - 1; their mean is 1/2
+    # three right answers of 16, 18 and 20 tokens, buffer is the last 4 of 20: rewards 1, 1 - 1/2, 1 - 1; their mean is 1/2
     def right(length):
         return Rollout((1,), (2,) * length, (0.0,) * length, "", length < 20, 0, 1.0)
 
@@ -84,12 +84,12 @@ def test_the_penalty_is_part_of_what_the_estimator_sees():
     assert reward_metrics(batch, settings) == {"reward/shaped_mean": 0.5}
     assert reward_metrics(batch, RewardConfig()) == {}
     filtered = scored(groups, "group_mean", RewardConfig(overlong_buffer=0.2, overlong_filtering=True), 20)
-    assert filtered.advantages.tolist() == [[0.5], [0.0], [0.0]]  # the mean still knows of the third
+    assert filtered.advantages.tolist() == [[0.5], [0.0], [0.0]]  # the mean still includes the third
 
 
 @pytest.mark.parametrize("reduction", ["sequence_mean", "token_mean"])
 def test_filtering_keeps_the_denominator(model, reduction):
-    # row 0 is the one that was cut off; the others' gradient is what it would be with the row there and A = 0
+    # row 0 was truncated; the others have the gradient that they would have with A = 0 in that row
     policy = GRPO(reduction=reduction)
     batch = off_policy(model, policy, RewardConfig(overlong_filtering=True))
     assert batch.finished.tolist() == [False] + [True] * 17
@@ -124,7 +124,7 @@ def test_dapo_objective_and_gradient_from_rewards_to_weights(model, filtering):
 
 
 def moved(model, seed=7):
-    """The model after some training, as it were."""
+    """Change the model as if it had been trained."""
     model, rng = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -133,7 +133,7 @@ def moved(model, seed=7):
 
 
 def learn(model, batch, settings, policy=REINFORCE_PP, **options):
-    """One rollout batch by a learner whose model has moved away from its reference."""
+    """Train on one rollout batch with a learner whose model has moved away from its reference."""
     learner = make_learner(model, policy, reward=settings, num_minibatches=1, **options)
     learner.model.language_model.load_state_dict(moved(model).state_dict())
     return learner.update(learner.score(batch))
@@ -189,7 +189,7 @@ def test_one_reference_serves_the_reward_and_the_loss(model):
 
 
 def test_equal_rewards_at_the_start_teach_nothing_and_move_nothing(model):
-    # the model is its own reference: every k1 is 0, every return the same
+    # the model is its own reference, so every k1 is 0 and all returns are equal
     settings = RewardConfig(kl_coef=0.3)
     start = off_policy(model, REINFORCE_PP, settings)
     start = dataclasses.replace(start, rewards=torch.ones_like(start.rewards))

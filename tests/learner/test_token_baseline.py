@@ -1,4 +1,4 @@
-"""The optimal token baseline on real log-probs: every advantage against one worked out row by row from the whole logits."""
+"""The optimal token baseline on real log-probs: every advantage compared with one computed row by row from the full logits."""
 
 import dataclasses
 from collections import defaultdict
@@ -27,7 +27,7 @@ def batch(model):
 
 
 def distributions(model, batch, row):
-    """Probabilities over the vocabulary at each token that the model chose, float64 ``(L, V)``, and the tokens."""
+    """Return probabilities over the vocabulary at each generated token, float64 ``(L, V)``, and the tokens."""
     sequence, start = batch.sequences[row], int(batch.prompt_lengths[row])
     with torch.no_grad():
         probs = model(input_ids=sequence[None]).logits[0].double().softmax(-1)
@@ -36,7 +36,7 @@ def distributions(model, batch, row):
 
 
 def expected_advantages(model, batch, weights_of):
-    """A_t = R - sum(R W_t) / sum(W_t) over the responses of the group that have a t-th token, token by token."""
+    """Return A_t = R - sum(R W_t) / sum(W_t) over the group's responses with a t-th token, token by token."""
     reached = defaultdict(list)
     for row in range(len(batch)):
         total = 0.0
@@ -54,7 +54,7 @@ def expected_advantages(model, batch, weights_of):
 
 
 def squared_norm(probs, token):
-    """Squared norm of the gradient of log p(token) with respect to the logits, by its definition."""
+    """Return the squared norm of the gradient of log p(token) with respect to the logits, by definition."""
     return float((torch.nn.functional.one_hot(token, len(probs)) - probs).square().sum())
 
 

@@ -1,4 +1,4 @@
-"""A response reaches its rule in inputs of one width, whatever it is computed with."""
+"""A rule receives every response in inputs of one width, whatever the micro-batch."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +16,7 @@ from tests.training.short import quick
 
 
 class Wide(ClipPolicy):
-    """Clips as GRPO does, in a band that shrinks with the width of its inputs, as no rule should but any may."""
+    """Clips as GRPO does, in a band that shrinks with the width of its inputs, which no rule should do but any may."""
 
     name, paper, scope = "wide", "none", "token"
     seen: ClassVar[set[int]] = set()
@@ -30,7 +30,7 @@ class Wide(ClipPolicy):
 
 
 class WideStep(Wide):
-    """The same, judged on the whole step."""
+    """The same, applied to the whole step."""
 
     name, scope = "wide-step", "batch"
 
@@ -42,7 +42,7 @@ def model():
 
 def one_step(model, policy, **settings):
     batch = off_policy_batch(model, policy)
-    rows = torch.arange(len(batch))[batch.lengths < 20]  # none of them as long as the batch's longest
+    rows = torch.arange(len(batch))[batch.lengths < 20]  # none of them as long as the longest of the batch
     learner = make_learner(model, policy, **settings)
     measures = learner.accumulate(batch, rows)
     gradient = torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()])

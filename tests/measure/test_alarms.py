@@ -1,4 +1,4 @@
-"""Warnings come when something has been wrong for long enough, once, and say what to do."""
+"""Warnings appear once, after something has been wrong for long enough, and say what to do."""
 
 import logging
 import re
@@ -26,7 +26,7 @@ def test_an_alarm_needs_patience_and_is_raised_once(name):
     alarms = Alarms(FSPO())
     for _ in range(patience - 1):
         assert alarms.after_step(SOUND | bad) == []
-    assert alarms.after_step(SOUND) == []  # one good step starts the count anew
+    assert alarms.after_step(SOUND) == []  # one good step resets the count
     shown = [alarms.after_step(SOUND | bad) for _ in range(3 * patience)]
     assert [len(texts) for texts in shown] == [int(step == patience) for step in range(1, 3 * patience + 1)]
     assert re.search(message, shown[patience - 1][0]), shown

@@ -1,4 +1,4 @@
-"""Measures of k responses: numbers worked by hand, every subset enumerated, and intervals that hold what they say."""
+"""Measures of k responses: numbers worked by hand, every subset enumerated, and intervals with the stated coverage."""
 
 from itertools import combinations
 from math import comb
@@ -28,14 +28,14 @@ def test_pass_at_j_is_the_share_of_subsets_that_hold_a_right_response(num_sample
 
 @pytest.mark.parametrize("j", [1, 2, 4, 8, 16])
 def test_pass_at_j_is_unbiased(j):
-    # each response right with chance .2: some of j right with chance 1 - .8^j, and so must be the mean over all c of n = 16
+    # each response is right with probability .2, one of j with 1 - .8^j; the mean over all c of n = 16 must equal that
     chances = [comb(16, c) * 0.2**c * 0.8 ** (16 - c) for c in range(17)]
     mean = sum(chance * pass_at(16, c, j) for c, chance in enumerate(chances))
     assert mean == pytest.approx(1 - 0.8**j, abs=1e-12)
 
 
 def test_pass_at_j_stays_exact_for_many_responses():
-    # one right of 4096, half of them drawn: 1/2; the binomials have more than a thousand digits
+    # one of 4096 is right, and half of them are drawn: 1/2; the binomials have more than a thousand digits
     assert pass_at(4096, 1, 2048) == 0.5
     assert pass_at(4096, 0, 2048) == 0
     assert pass_at(4096, 2049, 2048) == 1
@@ -50,10 +50,10 @@ def test_j_are_the_powers_of_two_and_k():
     [
         ([0, 0, 2], [1, 1, 0], 1),  # two votes against one
         ([0, 1, 1], [1, 0, 0], 0),  # the right answer is outvoted
-        ([0, 1, 2], [1, 0, 0], 1 / 3),  # three answers with a vote each, drawn by lot
-        ([0, 0, 2, 2], [0, 0, 0, 0], 0),  # a tie of wrong ones
-        ([None, None, None, 3], [0, 0, 0, 1], 1),  # responses without an answer do not vote, however many they are
-        ([None, None], [0, 0], 0),  # nobody votes
+        ([0, 1, 2], [1, 0, 0], 1 / 3),  # three answers with one vote each, chosen at random
+        ([0, 0, 2, 2], [0, 0, 0, 0], 0),  # a tie of wrong answers
+        ([None, None, None, 3], [0, 0, 0, 1], 1),  # responses without an answer do not vote, however many there are
+        ([None, None], [0, 0], 0),  # no votes
         ([0], [1], 1),
     ],
 )
@@ -63,7 +63,7 @@ def test_majority_by_hand(groups, rewards, expected):
 
 
 def test_estimates_by_hand():
-    # four of four right, and one of four right with the three wrong ones alike:
+    # four of four right, and one of four right with three equal wrong ones:
     # mean (1 + .25) / 2; pass@2 (1 + 3/6) / 2; pass@4 1; majority (1 + 0) / 2
     found = estimates([outcome([1, 1, 1, 1], [0, 0, 0, 0]), outcome([0, 1, 0, 0], [0, 1, 0, 0])])
     values = {name: estimate.value for name, estimate in found.items()}
@@ -80,7 +80,7 @@ def test_a_response_counts_in_its_own_bin_and_a_problem_at_its_mean_length():
     bins = by_length([outcome(reward, [0, 1], length) for reward, length in zip(rewards, lengths, strict=True)])
     assert [row.longest for row in bins] == [2, 4, 6, 8, 10, 12]
     assert [row.num_responses for row in bins] == [2] * 6
-    # bin 4 holds the responses of length 9, right, and 10, wrong; bin 5 those of 11 and 12, both wrong
+    # bin 4 has the responses of length 9, right, and 10, wrong; bin 5 has those of 11 and 12, both wrong
     assert [row.estimates["mean@2"].value for row in bins] == [1, 0.5, 0, 0.5, 0.5, 0]
     # both problems with mean length 10.5 are in bin 5, and pass@2 is 1 for one of them
     assert [row.num_problems for row in bins] == [1, 1, 1, 1, 0, 2]
@@ -98,7 +98,7 @@ def test_equal_lengths_share_one_bin():
 def test_problems_that_are_all_alike_have_wilsons_interval():
     low, high = wilson(np.array([0.0]), np.array([5]))
     assert bootstrap_mean(np.zeros(5), np.full(5, 16.0)) == (low[0], high[0])
-    assert high[0] > 0.4  # five problems without a right response do not show that there are none
+    assert high[0] > 0.4  # five problems without a right response do not show that all are unsolvable
 
 
 def test_problems_without_a_value_are_left_out_of_an_interval():
@@ -108,7 +108,7 @@ def test_problems_without_a_value_are_left_out_of_an_interval():
 
 
 def test_the_interval_of_a_mean_holds_the_truth_as_often_as_it_says():
-    # problems of any difficulty, four responses each: the true mean is .5
+    # problems of any difficulty, four responses each; the true mean is .5
     rng = np.random.default_rng(0)
     held = 0
     for seed in range(100):

@@ -1,4 +1,4 @@
-"""Comparisons follow their definitions, and do not name winners that are not there."""
+"""Comparisons follow their definitions, and do not name winners that do not exist."""
 
 import numpy as np
 import pytest
@@ -22,13 +22,13 @@ def by_seed(values):
 
 
 def test_the_interquartile_mean_leaves_a_quarter_out_at_each_end():
-    assert iqm(np.array([1.0, 2, 3, 4])) == 2.5  # the middle two
-    assert iqm(np.array([0.70, 0.72, 0.74, 0.76, 0.98])) == pytest.approx(0.74)  # the middle three
+    assert iqm(np.array([1.0, 2, 3, 4])) == 2.5  # mean of the middle two
+    assert iqm(np.array([0.70, 0.72, 0.74, 0.76, 0.98])) == pytest.approx(0.74)  # mean of the middle three
     assert iqm(np.array([5.0])) == 5.0
 
 
 def test_the_probability_of_improvement_counts_pairs_and_half_of_the_ties():
-    # pairs (1,0) > (1,1) = (1,2) <, (3,0) > (3,1) > (3,2) >: 4 wins and a tie of six
+    # pairs (1,0) > (1,1) = (1,2) <, (3,0) > (3,1) > (3,2) >: 4 wins and a tie out of six
     assert probability_of_improvement(np.array([1.0, 3.0]), np.array([0.0, 1.0, 2.0])) == pytest.approx(4.5 / 6)
 
 
@@ -95,7 +95,7 @@ def test_the_paired_t_interval_and_test_by_hand():
 
 
 def test_the_interval_of_the_interquartile_mean_by_hand():
-    # 0 1 2 3 10: one value off each end leaves 1 2 3; winsorised 1 1 2 3 3 has the standard deviation 1,
+    # 0 1 2 3 10: one value off each end leaves 1 2 3; winsorised 1 1 2 3 3 has standard deviation 1,
     # the error is 1 sqrt(5) / 3 = .7454, t of .975 with 2 degrees is 4.3027
     found = estimate([0.0, 10.0, 1.0, 3.0, 2.0])
     assert found.iqm == 2.0

@@ -1,4 +1,4 @@
-"""How far responses moved, by length: hand-worked numbers, and the exponent of tokens that move apart or together."""
+"""How far responses moved, by length: hand-worked numbers, and the exponent of tokens that move independently or together."""
 
 import math
 

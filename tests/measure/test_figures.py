@@ -1,4 +1,4 @@
-"""Figures show what they are given, escape it, and are the same every time."""
+"""Figures show their data, escape it, and are reproducible."""
 
 import math
 import re

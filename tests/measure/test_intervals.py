@@ -1,4 +1,4 @@
-"""Intervals that draw whole prompts hold the truth as often as they say, and the noise floor is what noise gives."""
+"""Intervals that resample whole prompts have the stated coverage, and the noise floor equals the effect of noise."""
 
 import functools
 import itertools
@@ -44,8 +44,8 @@ def test_the_bootstrap_of_a_mean_is_scipys(number):
 
 
 def drawn(rng, fractions, num_prompts, epochs, group_size=8):
-    """Bins, decisions and prompts: a prompt's responses are alike in length and in how often they are clipped, and a response's
-    epochs are alike again."""
+    """Draw bins, decisions and prompts. Responses to a prompt are similar in length and in how often they are clipped, and so
+    are a response's epochs."""
     place = rng.random((num_prompts, 1)) * 6 + rng.normal(0, 0.6, (num_prompts, group_size))
     bins = np.clip(place, 0, 5.999).astype(int)
     factor = rng.beta(0.5, 4.5, (num_prompts, 1)) / 0.1  # mean 1, a correlation of 1/6 within a prompt
@@ -79,7 +79,7 @@ def test_intervals_by_length_hold_the_truth_where_responses_share_a_prompt_and_e
             low, high = wilson(found.clipped.sum((0, 2)), found.count.sum((0, 2)))
             independent.append(((low <= share) & (share <= high))[filled].mean())
     assert np.mean(held) >= 0.935
-    assert np.mean(independent) < (0.93 if epochs == 1 else 0.7)  # what is counted as if each row were a draw of its own
+    assert np.mean(independent) < (0.93 if epochs == 1 else 0.7)  # coverage if each row counted as an independent draw
 
 
 def test_rows_that_are_independent_have_nearly_wilsons_interval():
@@ -105,7 +105,7 @@ def test_the_interval_of_lre_holds_the_truth_and_both_estimates(epochs):
 
 
 def measured(name, num_prompts):
-    """``lre_max`` of runs with four epochs: as measured, corrected, and the mean of its noise floor."""
+    """Return ``lre_max`` of runs with four epochs: as measured, corrected, and the mean of its noise floor."""
     rng, num_runs = np.random.default_rng(2), 200 if num_prompts < 100 else 80
     found = [Clusters.of(*drawn(rng, SHARES[name], num_prompts, 4)).reweighting().total.max for _ in range(num_runs)]
     values, corrected, noise = np.array([(error.value, error.corrected, error.noise) for error in found]).T
@@ -113,8 +113,8 @@ def measured(name, num_prompts):
 
 
 BIASED = {("a little uneven", 24), ("a little uneven", 480), ("rising", 24)}
-"""The cases in which the error as measured is too large. In the others one bin leads by more than the noise, so that noise
-raises the error as often as it lowers it. They check that the correction leaves it alone."""
+"""Cases in which the measured error is too large. In the others one bin leads by more than the noise, so that noise raises the
+error as often as it lowers it; the correction must not change these."""
 
 
 @pytest.mark.parametrize("num_prompts", [24, 480])
@@ -128,7 +128,7 @@ def test_the_corrected_lre_has_next_to_no_bias(name, num_prompts):
 
 @pytest.mark.parametrize("num_prompts", [24, 480])
 def test_the_corrected_lre_is_0_half_of_the_time_where_every_length_is_clipped_alike(num_prompts):
-    # the true error is 0 and no estimate is below it: one whose median is right is 0 half of the time, and its mean is above 0
+    # the true error is 0 and no estimate is below it; one with the right median is 0 half of the time, with a mean above 0
     values, corrected, noise = measured("every length alike", num_prompts)
     assert np.mean(corrected == 0) == pytest.approx(0.5, abs=0.1)
     assert corrected.mean() < 0.6 * noise
@@ -160,7 +160,7 @@ RISK = np.array([[3.0, 0.5], [3.0, 0.5], [2.9, 0.5], [2.9, 0.4], [2.8, 0.4], [2.
 
 
 def drawn_by_sign(rng, num_prompts, epochs, risk):
-    """As `drawn`; the share of A < 0 rises from .2 to .5 with the bin, and A < 0 is clipped more often."""
+    """Draw like `drawn`; the share of A < 0 rises from .2 to .5 with the bin, and A < 0 is clipped more often."""
     group_size = 8
     place = rng.random((num_prompts, 1)) * 6 + rng.normal(0, 0.6, (num_prompts, group_size))
     bins = np.clip(place, 0, 5.999).astype(int)

@@ -1,4 +1,4 @@
-"""What reaches the gradient, by length, on numbers worked by hand and against brute force."""
+"""What reaches the gradient, by length, compared with numbers worked by hand and with brute force."""
 
 import math
 
@@ -19,7 +19,7 @@ from tests.measured import table_of
 
 
 def rows(policy, log_ratios, advantages, lengths=None, groups=None):
-    """A table of responses whose tokens all have the same log-ratio."""
+    """Return a table of responses whose tokens all have the same log-ratio."""
     lengths = torch.tensor(lengths or [4] * len(log_ratios))
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     old = torch.where(mask, -1.0, 0.0)
@@ -39,7 +39,7 @@ def test_a_weight_is_the_ratio_that_reaches_the_gradient():
 
 
 def test_a_rule_that_caps_or_turns_the_gradient_is_weighed_as_it_does():
-    # CISPO's ceiling is 5: a ratio of exp(2) = 7.39 keeps the weight 5 though it counts as clipped
+    # CISPO's ceiling is 5: a ratio of exp(2) = 7.39 keeps the weight 5, although it counts as clipped
     capped = rows(CISPO(), [2.0], [1.0])
     assert (capped.clipped.tolist(), capped.weight.tolist()) == ([1.0], pytest.approx([5.0], rel=1e-5))
     # OPMD: J = A S - tau/2 S^2, slope A - tau S: with A = 1, tau = .1, S = 20 it is -1 of what it is at S = 0
@@ -52,7 +52,7 @@ def test_effective_sample_size_follows_the_weights():
 
 
 def test_gradient_mass_is_shared_by_length():
-    # GRPO's mean over a response's tokens gives every response the same mass; the sum over tokens gives it by length
+    # GRPO's mean over a response's tokens gives all responses the same mass; with the sum over tokens it grows with the length
     lengths = [2, 4, 6, 8, 10, 12]
     even = LengthProfile.of(rows(GRPO(), [0.0] * 6, [1.0] * 6, lengths))
     assert even.gradient_mass == pytest.approx([1 / 6] * 6)
@@ -62,7 +62,7 @@ def test_gradient_mass_is_shared_by_length():
 
 @pytest.mark.parametrize("name", list(load_zoo()))
 def test_gradient_mass_and_weight_are_those_of_finite_differences(name):
-    """Both from J alone, by shifting every token's log-prob in turn, in float64."""
+    """Both come from J alone, by shifting every token's log-prob in turn, in float64."""
     rng = torch.Generator().manual_seed(3)
     size, length = 5, 4
     mask = torch.ones(size, length, dtype=torch.bool)
@@ -89,7 +89,7 @@ def test_gradient_mass_and_weight_are_those_of_finite_differences(name):
     leaf = (old + log_ratio).requires_grad_()
     exact = torch.autograd.grad(objective(leaf), leaf)[0] / size
     if not torch.allclose(slopes[0], exact.double(), rtol=0.02, atol=1e-4):
-        slopes[0] = exact  # a stop-gradient, or an edge of the band within the step: the slope is autograd's
+        slopes[0] = exact  # a stop-gradient, or an edge of the band within the step: use autograd's slope
         leaf = old.clone().requires_grad_()
         slopes[1] = torch.autograd.grad(objective(leaf), leaf)[0] / size
     torch.testing.assert_close(table.gradient_mass.double(), slopes[0].abs().sum(-1), rtol=0.02, atol=1e-4)
@@ -114,7 +114,7 @@ def test_spread_and_shape_of_normal_log_ratios_are_found():
 
 
 def test_spread_is_that_of_the_rows_that_moved():
-    # S / sqrt(L) is +-.02 in the rows that moved; as many that did not must not halve its variance
+    # S / sqrt(L) is +-.02 in the rows that moved; as many rows that did not move must not halve its variance
     moved, still = [0.01, -0.01] * 3, [0.0] * 6
     profile = LengthProfile.of(rows(FSPO(), moved + still, [1.0] * 12))
     assert profile.sigma_root[0] == pytest.approx(0.02, rel=1e-4)
@@ -157,7 +157,7 @@ def test_epochs_over_the_same_responses_narrow_no_interval_of_the_metrics():
     advantages = torch.randn(240, generator=generator)
     lengths = torch.randint(2, 40, (240,), generator=generator)
     once = rows(FSPO(), drift.tolist(), advantages.tolist(), lengths.tolist(), groups.tolist())
-    alone = rows(FSPO(), drift.tolist(), advantages.tolist(), lengths.tolist())  # as if each had a prompt of its own
+    alone = rows(FSPO(), drift.tolist(), advantages.tolist(), lengths.tolist())  # as if each had its own prompt
     metrics, four, independent = (
         LengthProfile.of(table).metrics() for table in (once, ResponseTable.concat([once] * 4), alone)
     )
@@ -167,7 +167,7 @@ def test_epochs_over_the_same_responses_narrow_no_interval_of_the_metrics():
 
     names = [name.removesuffix("_low") for name in metrics if name.endswith("_ci_low")]
     assert len(names) == 3 * 6 + 2
-    for name in names:  # of four times as many independent rows, the interval is half as wide
+    for name in names:  # four times as many independent rows give an interval half as wide
         assert 0.8 < width(four, name) / width(metrics, name) < 1.01, name
     assert four["fairness/lre_noise"] == pytest.approx(metrics["fairness/lre_noise"])
     bins = [f"clip/fraction_length_bin_{k}_ci" for k in range(6)]
@@ -182,7 +182,7 @@ def test_mlflow_is_spared_the_intervals_of_every_bin():
 
 
 def test_a_bin_between_equal_quantiles_holds_no_length():
-    # all of four tokens: every quantile is 4, bin 0 holds them all and the others are empty
+    # all have four tokens: every quantile is 4, so bin 0 has all of them and the others are empty
     profile = LengthProfile.of(rows(FSPO(), [0.0] * 6, [1.0] * 6))
     assert profile.bin_labels() == ["4-4", *["none"] * 5]
     assert profile.both.count == (6, 0, 0, 0, 0, 0)

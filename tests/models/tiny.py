@@ -1,4 +1,4 @@
-"""Models of a few thousand parameters and their tokenizer, made on the spot, and how a model is refused."""
+"""Models of a few thousand parameters and their tokenizer, made on demand, and the error for a bad model."""
 
 import pytest
 import torch

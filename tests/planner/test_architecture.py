@@ -1,4 +1,4 @@
-"""The shape of a model: its parameters are the real model's, and it is found without weights."""
+"""The shape of a model: its parameters match the real model, and it is found without weights."""
 
 import json
 
@@ -70,11 +70,11 @@ def test_the_shipped_model_is_found_with_its_tokenizer():
     embedded = find_architecture("embedded")
     assert 90_000 < embedded.num_parameters < 110_000
     assert model_file("embedded", "tokenizer.json", download=False).name == "tokenizer.json"
-    assert find_architecture("smollm2").num_parameters == 134_515_008  # of its weights, counted by transformers
+    assert find_architecture("smollm2").num_parameters == 134_515_008  # counted by transformers in its weights
 
 
 def test_a_model_that_is_not_here_or_of_another_kind_is_unknown(tmp_path):
-    assert find_architecture("nobody/nothing") is None  # the hub is off in tests
+    assert find_architecture("nobody/nothing") is None  # tests have no hub
     assert model_file("nobody/nothing", "tokenizer.json", download=False) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert find_architecture(str(tmp_path)) is None

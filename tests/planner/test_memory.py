@@ -1,4 +1,4 @@
-"""Memory, work and disk: worked by hand for a tiny shape, monotonic in what should cost, near what was measured."""
+"""Memory, work and disk: worked by hand for a tiny shape, monotonic in what should cost, and close to measurements."""
 
 import importlib.util
 from pathlib import Path
@@ -54,7 +54,7 @@ def states(held):
 
 
 def test_states_are_worked_by_hand():
-    # weights, master weights, moments, reference, buffers; beside all gradients the embedding's, of 40 numbers
+    # weights, master weights, moments, reference, buffers; in addition to all gradients the embedding's, of 40 numbers
     held = plan(architecture=TINY, devices=CPU).memory
     assert states(held) == (172 * 4, 0, 172 * 4 * 2, 0, 0)
     assert held.step["gradients"] == (172 + 40) * 4
@@ -97,7 +97,7 @@ def test_activations_of_a_layer_are_worked_by_hand():
 def test_moments_of_a_backward_pass_are_worked_by_hand():
     # layer 3968; last norm 4 * 12 * 16 = 768; in the MLP's backward (3 * 6 + 2 * 4) * 4 * 16 = 1664
     assert activations(TINY, config(), BATCH) == (3968 + 768, 3968 + 1664)
-    # with checkpointing a layer keeps its input, 4 * 4 * 16 = 256, and is computed again
+    # with checkpointing, a layer keeps its input, 4 * 4 * 16 = 256, and is recomputed
     assert activations(TINY, config("learner.gradient_checkpointing=true"), BATCH) == (256 + 768, 256 + 3968 + 1664)
     # packed: a layer of 296 * 16 = 4736, and the mask 8 * 16 = 128
     assert activations(TINY, config("learner.packing=true"), BATCH) == (4736 + 768 + 128, 4736 + 1664 + 128)
@@ -106,7 +106,7 @@ def test_moments_of_a_backward_pass_are_worked_by_hand():
 def test_log_probs_take_one_chunk_of_logits():
     assert log_prob_bytes(TINY, config(), BATCH) == 10 * 10 * 16  # 2 rows of 5 response tokens, 10 logits, 4 tensors
     long = PassShape(1, 9000, 8192)
-    assert log_prob_bytes(LARGE, config(), long) == (2**24 // 151936) * 151936 * 16  # a chunk, however long the response
+    assert log_prob_bytes(LARGE, config(), long) == (2**24 // 151936) * 151936 * 16  # one chunk, however long the response
 
 
 def test_a_large_model_s_micro_batches_are_smaller_on_a_cpu():
@@ -120,7 +120,7 @@ def test_a_large_model_s_micro_batches_are_smaller_on_a_cpu():
         )
         for is_cpu in (True, False)
     }
-    # rows of 8; 2^24 / (30 x 576) = 970; 28 x 2048 = 57344 leaves 292, fewer than the least
+    # rows of 8; 2^24 / (30 x 576) = 970; 28 x 2048 = 57344 leaves 292, below the minimum
     assert tokens == {
         ("tiny", True): 3072,
         ("tiny", False): 16384,
@@ -136,7 +136,7 @@ def test_micro_batches_are_cut_as_the_learner_cuts_them():
     assert micro_batch(config(), TINY, 3, 1) == PassShape(2, 8, 5)
     # 2 processes have 4 rows each; 24 tokens at once: 3 rows
     assert micro_batch(config("learner.max_tokens_per_micro_batch=24"), TINY, 3, 2) == PassShape(3, 8, 5)
-    # a row of 8 goes alone where 10 tokens are allowed
+    # a row of 8 is processed alone if 10 tokens are allowed
     assert micro_batch(config("learner.max_tokens_per_micro_batch=10"), TINY, 3, 1) == PassShape(1, 8, 5)
 
 
@@ -145,11 +145,11 @@ EPISODES += ["learner.max_tokens_per_micro_batch=32"]
 
 
 def test_what_an_environment_writes_is_part_of_a_row():
-    # a prompt of 3, 5 tokens of the model, and 4 of the environment between its three turns: 3 + 5 + 2 * 4 = 16
+    # a prompt of 3, 5 model tokens, and 4 environment tokens between its three turns: 3 + 5 + 2 * 4 = 16
     assert micro_batch(config(*EPISODES), TINY, 3, 1) == PassShape(2, 16, 5)
-    # in three turns of one token the model writes three: 3 + 3 + 8
+    # in three turns of one token, the model writes three: 3 + 3 + 8
     assert micro_batch(config(*EPISODES, "rollout.max_turn_tokens=1"), TINY, 3, 1) == PassShape(2, 14, 3)
-    # without an environment, a response is what the model writes
+    # without an environment, a response contains only the model's tokens
     assert micro_batch(config(*EPISODES[1:]), TINY, 3, 1) == PassShape(4, 8, 5)
 
 
@@ -168,8 +168,8 @@ def test_the_work_memory_and_disk_of_episodes_are_worked_by_hand():
     assert here.flops["learner"] == 16 * (4 * (3840 + 4096) + 5 * 400)
     # a token's keys and values take 2 * 2 * 4 bytes, and each of 16 rows has 8 tokens more
     assert here.memory.sampler - there.memory.sampler == pytest.approx(GROWTH * 16 * 8 * 16)
-    # 16 ids; 5 tokens with 3 log-probs and 5 bytes of text; behind the prompt 13 tokens have the number of their turn, and
-    # stand in the list of turns; 8 observed ones in the transcript; and three turns
+    # 16 ids; 5 tokens with 3 log-probs and 5 bytes of text; after the prompt 13 tokens have the number of their turn and
+    # are in the list of turns; 8 observed ones are in the transcript; and three turns
     disk = plan(*EPISODES, "checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
     assert disk["rollouts"] == 3 * 16 * (16 * 8 + 5 * (3 * 4 + 5) + 13 * (8 + 5) + 8 * 5 + 3 * 128)
 
@@ -178,7 +178,7 @@ def test_what_an_environment_writes_takes_time():
     long = ["task.name=guess", "rollout.max_turns=3", "rollout.max_new_tokens=500", "learner.max_tokens_per_micro_batch=8192"]
     little, much = (plan(*long, f"rollout.max_observation_tokens={tokens}") for tokens in (1, 1000))
     assert much.batch.length == little.batch.length + 2 * 999
-    assert much.seconds[0] > 4 * little.seconds[0]  # about 2,500 tokens in place of 500
+    assert much.seconds[0] > 4 * little.seconds[0]  # about 2,500 tokens instead of 500
     assert much.seconds[1] > little.seconds[1]
     assert much.as_dict()["response_tokens_at_most"] == little.as_dict()["response_tokens_at_most"]
 
@@ -188,7 +188,7 @@ def test_the_work_of_a_step_is_worked_by_hand():
     assert body_flops(TINY, 8) == 2944
     step = plan(architecture=TINY, devices=CPU).flops
     assert step["rollout"] == 16 * (2944 + 400)
-    assert step["learner"] == 16 * (4 * 2944 + 5 * 400)  # once before, then forward and twice that; the head once more
+    assert step["learner"] == 16 * (4 * 2944 + 5 * 400)  # once before, then forward and twice that backward; the head once more
     more = ["learner.gradient_checkpointing=true", "learner.num_epochs=2", "learner.kl_coef=0.1"]
     again = plan(*more, architecture=TINY, devices=CPU).flops
     assert again["learner"] == 16 * ((2 + 2 * 4) * 2944 + (2 + 2 * 4) * 400)
@@ -208,10 +208,10 @@ def test_disk_is_worked_by_hand():
     # 3 steps of 16 responses: 8 ids of 8 bytes; 5 tokens with 3 log-probs of 4 bytes and 5 of text
     small = plan("checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
     assert small["rollouts"] == 3 * 16 * (8 * 8 + 5 * (3 * 4 + 5))
-    # the model, and to go on from: parameters and two moments
+    # the model, and for resuming: parameters and two moments
     assert (small["checkpoints"], small["replay"]) == (172 * 4 * 4, 0)
     kept = plan("checkpoint.every=1", "checkpoint.keep_for_replay=2", architecture=TINY, devices=CPU).disk
-    assert kept["checkpoints"] == 3 * 172 * 4 * 4  # two are kept, and the third is written before the first goes
+    assert kept["checkpoints"] == 3 * 172 * 4 * 4  # two are kept, and the third is written before the first is removed
     assert kept["replay"] == 2 * 172 * 4  # both updates of step 2
 
 
@@ -281,7 +281,7 @@ def test_sampling_on_a_cpu_has_packed_matrices_too():
     # the layer's matrices 48 + 72 in float32, and the head 40
     there, here = plan(architecture=TINY).memory, plan(architecture=TINY, devices=CPU).memory
     assert here.sampler - there.sampler == (120 + 40) * 4
-    # of a model with more than a gigabyte in its layers neither joined nor packed ones
+    # models with more than a gigabyte in their layers have neither joined nor packed ones
     assert plan(devices=CPU).memory.sampler == plan().memory.sampler
 
 
@@ -303,7 +303,7 @@ def test_a_file_of_deepspeeds_settings_is_read(tmp_path):
     file.write_text('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}, "offload_optimizer": null}}')
     assert Sharding.of(config(f"launch.deepspeed={file}").launch, 4).offloads_weights
     file.write_text("{}")
-    assert Sharding.of(config(f"launch.deepspeed={file}").launch, 4).stage == 0  # as DeepSpeed takes it
+    assert Sharding.of(config(f"launch.deepspeed={file}").launch, 4).stage == 0  # as DeepSpeed interprets it
     with pytest.raises(UserError, match="no such file"):
         Sharding.of(config("launch.deepspeed=zero4").launch, 4)
 

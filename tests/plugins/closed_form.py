@@ -1,4 +1,4 @@
-"""Holds a policy against a float64 evaluation of its closed form, written without its code."""
+"""Compares a policy with a float64 evaluation of its closed form, written without its code."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from rlzoo.testing import evaluate, off_policy_inputs
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """What the textbook says: the objective, d(objective.sum())/d(log_probs), and where the rule acted."""
+    """The textbook result: the objective, d(objective.sum())/d(log_probs), and where the rule acted."""
 
     objective: NDArray[np.float64]  # (B, T) or (B, 1); entries of masked positions are not compared
     derivative: NDArray[np.float64]  # (B, T), 0 where masked
@@ -22,12 +22,12 @@ class ClosedForm:
 
 
 Rule = Callable[..., ClosedForm]
-"""``rule(log_probs, old_log_probs, rollout_log_probs, advantages, mask, **needed, **settings)``, float64 arrays; mask is bool
-(B, T); ``needed`` are the arrays that the policy names in `needs`."""
+"""``rule(log_probs, old_log_probs, rollout_log_probs, advantages, mask, **needed, **settings)`` takes float64 arrays and a bool
+mask (B, T); ``needed`` are the arrays that the policy names in `needs`."""
 
 
 def inputs_for(policy, seed=0, widen=1.0, token_advantages=False):
-    """Ragged off-policy data; ``widen`` multiplies the log-ratios, the rows of every sixth response have A = 0."""
+    """Return ragged off-policy data; ``widen`` multiplies the log-ratios, and every sixth response has A = 0."""
     inputs = off_policy_inputs(policy, seed=seed)
     rng = torch.Generator().manual_seed(1000 + seed)
     log_probs = inputs.old_log_probs + widen * (inputs.log_probs - inputs.old_log_probs)
@@ -41,7 +41,7 @@ def inputs_for(policy, seed=0, widen=1.0, token_advantages=False):
 
 
 def arrays_of(inputs):
-    """The inputs as float64 arrays in the order a `Rule` takes them; masked positions hold NaN."""
+    """Return the inputs as float64 arrays in the order of a `Rule`'s arguments; masked positions are NaN."""
     mask = inputs.response_mask
     names = ("log_probs", "old_log_probs", "rollout_log_probs")
     tokens = [torch.where(mask, getattr(inputs, name), torch.nan).double().numpy() for name in names]
@@ -49,7 +49,7 @@ def arrays_of(inputs):
 
 
 def assert_equals_closed_form(name, rule: Rule, settings=None, *, seed=0, widen=1.0, token_advantages=False, rtol=2e-5):
-    """Objective, gradient and clip decisions of an installed policy equal those of ``rule``; returns both results."""
+    """Check that objective, gradient and clip decisions of a policy equal those of ``rule``; returns both results."""
     settings = settings or {}
     policy = load_zoo()[name](**settings)
     inputs = inputs_for(policy, seed, widen, token_advantages)

@@ -1,6 +1,6 @@
-"""The finite-time bound on the length error of adaptive FSPO (docs/explanation/adaptive-bound.md), on made-up streams.
+"""The finite-time bound on the length error of adaptive FSPO (docs/explanation/adaptive-bound.md), on synthetic streams.
 
-The weights and errors of knots are computed here from single responses, without code of the rule.
+The weights and errors of knots are computed here from single responses, without the rule's code.
 """
 
 import functools
@@ -17,20 +17,20 @@ from rlzoo.fairness import bin_edges
 from tests.plugins.test_fspo_adaptive import ADAPTIVE, decisions, sampled
 
 BELOW, ABOVE = 0, 1
-TARGET, RATE, LIMIT, HEAVIEST = 0.1, 2.0, 20.0, 3.0  # the rule's defaults, and its two limits
+TARGET, RATE, LIMIT, HEAVIEST = 0.1, 2.0, 20.0, 3.0  # the rule's defaults and its two limits
 
 
 @dataclass
 class Stretch:
-    """What was added up for every sign and knot, while the number of knots stayed."""
+    """Sums for every sign and knot, while the number of knots stayed the same."""
 
     first: np.ndarray  # (2, K) offsets
     last: np.ndarray
-    low: np.ndarray  # the smallest that each offset was
+    low: np.ndarray  # the smallest value of each offset
     high: np.ndarray
     weight: np.ndarray  # sum of the knots' weights
     excess: np.ndarray  # sum of weight x (clip fraction - target)
-    cut: np.ndarray  # what the limit on offsets took away, in nats
+    cut: np.ndarray  # what the limit on offsets removed, in nats
 
     @property
     def mean_error(self):
@@ -42,7 +42,7 @@ def offsets_of(policy):
 
 
 def knot_sums(policy, edges, length, advantage, clipped):
-    """Weight and weighted clip fraction - target of every sign and knot, from single responses."""
+    """Return weight and weighted clip fraction - target of every sign and knot, from single responses."""
     at = np.log(policy.lengths)
     weight, excess = np.zeros((2, len(at))), np.zeros((2, len(at)))
     for sign, rows in ((BELOW, advantage < 0), (ABOVE, advantage > 0)):
@@ -61,7 +61,7 @@ def knot_sums(policy, edges, length, advantage, clipped):
 
 
 def stretches(policy, updates, draw, seed=0, decide=decisions):
-    """The stretches of a stream with equally many knots, and its rows of length, advantage, decision and 1 / responses."""
+    """Return the stretches of a stream with equally many knots, and rows of length, advantage, decision and 1 / responses."""
     rng, found, rows = torch.Generator().manual_seed(seed), [], []
     for number in range(updates):
         length, total, advantage = draw(number, rng)
@@ -80,7 +80,7 @@ def stretches(policy, updates, draw, seed=0, decide=decisions):
             now.cut = now.cut + wanted - wanted.clip(-LIMIT, LIMIT)
             if len(following.lengths) == len(policy.lengths):
                 now.last = offsets_of(following)
-            else:  # more knots than before, on the same curve
+            else:  # the number of knots grew, on the same curve
                 now.last = wanted.clip(-LIMIT, LIMIT)
                 at = np.log(policy.lengths), np.log(following.lengths)
                 curve = [np.interp(at[1], at[0], side) for side in now.last]
@@ -94,13 +94,13 @@ def stretches(policy, updates, draw, seed=0, decide=decisions):
 
 @functools.cache
 def drifting(draw):
-    """The only stretch, and the rows, of 300 updates."""
+    """Return the only stretch, and the rows, of 300 updates."""
     (stretch,), rows = stretches(ADAPTIVE(), 300, draw)
     return stretch, rows
 
 
 def assert_identity(stretch, rate=RATE):
-    """The sum of errors is the change of the offset, and what the limit took, over the rate: for every sign and knot."""
+    """For every sign and knot, the sum of errors is the change of the offset, plus what the limit removed, over the rate."""
     np.testing.assert_allclose(stretch.excess, (stretch.last - stretch.first + stretch.cut) / rate, atol=1e-11)
 
 
@@ -123,7 +123,7 @@ def lengthening(number, rng):
 
 
 def one_sided(number, rng):
-    """No response with A > 0 in every third update, and none longer than 40 tokens with A < 0 in any."""
+    """Every third update has no response with A > 0, and no update has one longer than 40 tokens with A < 0."""
     length, total, advantage = sampled(0.5, 0.2, 0.0, rng)
     advantage = torch.where(length > 40, advantage.abs(), advantage)
     keep = (advantage < 0) | torch.tensor(number % 3 > 0)
@@ -131,7 +131,7 @@ def one_sided(number, rng):
 
 
 def alike_at_first(number, rng):
-    """All responses of the first 50 updates have 64 tokens: one knot, which becomes six."""
+    """All responses of the first 50 updates have 64 tokens, which gives one knot; later there are six."""
     length, total, advantage = sampled(0.5, 0.2, 0.0, rng)
     return (torch.full_like(length, 64.0) if number < 50 else length), total, advantage
 
@@ -165,7 +165,7 @@ def test_no_knot_weighs_more_than_three_and_the_weights_of_an_update_add_up_to_t
     length, advantage = torch.tensor([16.0, 32.0, 64.0, 64.0]), torch.tensor([1.0, 1.0, 1.0, -1.0])
     edges = torch.tensor([16.0, 20.0, 40.0, 64.0])
     stats = ClipStats.of(edges, length, advantage, torch.zeros(4), torch.zeros(4))
-    # one response is the mean weight; the one of 32 tokens counts half for either knot
+    # one response has the mean weight; the one of 32 tokens counts half for either knot
     for sign, expected in ((BELOW, [0.0, 1.0]), (ABOVE, [1.5, 1.5])):
         assert policy.errors(stats, sign)[0].tolist() == pytest.approx(expected)
     alone = ADAPTIVE(lengths=(16.0, 64.0, 256.0), offsets_low=(0.0,) * 3, offsets_high=(0.0,) * 3)
@@ -181,7 +181,7 @@ def test_the_bound_holds_while_spread_and_lengths_drift(draw):
     assert (np.abs(stretch.mean_error) <= span / (RATE * stretch.weight) + 1e-12).all()
     assert (np.abs(stretch.mean_error) < 0.02).all()
     assert span.max() < 8  # nats: a tenfold spread is 2.3, and jumps overshoot
-    # over all knots of a sign: the share clipped, each update counting alike, up to the limit on weights
+    # over all knots of a sign: the clipped share, with each update counting equally, up to the limit on weights
     for sign, mine in ((BELOW, rows[:, 1] < 0), (ABOVE, rows[:, 1] > 0)):
         clipped, share = rows[mine, 2], rows[mine, 3]
         error = float(((clipped - TARGET) * share).sum() / share.sum())
@@ -202,7 +202,7 @@ def test_lengths_that_grow_sixteenfold_stay_level_while_they_grow():
 
 @pytest.mark.parametrize("per_batch", [None, 4])
 def test_with_one_knot_an_adversary_cannot_move_the_mean_error_further_than_the_range_of_the_edge(per_batch):
-    # all are clipped where the offset is below 1.5 and none above, and none in the first update of a batch
+    # all are clipped if the offset is below 1.5, none if it is above, and none in the first update of a batch
     calls = itertools.count()
 
     def adversary(policy, length, total, advantage):
@@ -215,7 +215,7 @@ def test_with_one_knot_an_adversary_cannot_move_the_mean_error_further_than_the_
     policy = ADAPTIVE(lengths=(64.0,), offsets_low=(1.5,), offsets_high=(1.5,))
     (stretch,), _ = stretches(policy, 400, draw, decide=adversary)
     assert_identity(stretch)
-    # the weight is 2: all responses are of one sign
+    # the weight is 2, because all responses have one sign
     low, high = 1.5 - (per_batch or 1) * 2 * RATE * TARGET, 1.5 + 2 * RATE * (1 - TARGET)
     assert stretch.low[ABOVE, 0] >= low - 1e-9
     assert stretch.high[ABOVE, 0] <= high + 1e-9
@@ -224,7 +224,7 @@ def test_with_one_knot_an_adversary_cannot_move_the_mean_error_further_than_the_
 
 
 def widening(policy, half_width=0.5):
-    """The next length and clip fraction of an adversary that drives two knots apart, though its edge stays within +-.5."""
+    """The next length and clip fraction from an adversary that drives two knots apart, while its edge stays within +-.5."""
     first, last = policy.offsets_high
     rise = first + last <= 0
     edge = half_width if rise else -half_width
@@ -245,15 +245,15 @@ def test_with_two_knots_an_adversary_drives_them_apart_no_faster_than_the_root_o
         policy = policy.updated(stats)
     offsets = np.array(policy.offsets_high)
     np.testing.assert_allclose(total, offsets / RATE, atol=1e-9)
-    # the page's bound on the squared distance: rate (1 - target) (2 x .5 + 3 rate (1 - target)) for each unit of weight
+    # the page's bound on the squared distance per unit of weight: rate (1 - target) (2 x .5 + 3 rate (1 - target))
     assert (offsets**2).sum() <= RATE * 0.9 * (2 * 0.5 + HEAVIEST * RATE * 0.9) * weights.sum()
-    assert (offsets**2).sum() > updates / 4  # the root is real
+    assert (offsets**2).sum() > updates / 4  # the growth with the square root is real
 
 
 def test_a_sign_that_no_band_can_clip_ends_at_the_limit_and_the_identity_counts_what_it_took():
     def never_upwards(number, rng):
         length, total, advantage = sampled(0.5, 0.2, 0.0, rng)
-        return length, -total.abs(), advantage  # A > 0 is clipped above 0 only
+        return length, -total.abs(), advantage  # A > 0 is only clipped above 0
 
     (stretch,), _ = stretches(ADAPTIVE(), 200, never_upwards)
     assert_identity(stretch)

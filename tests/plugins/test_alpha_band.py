@@ -1,4 +1,4 @@
-"""The alpha band against loops in float64: a band on the summed log-ratio that grows as a power of the length."""
+"""The alpha band compared with loops in float64: a band on the summed log-ratio that grows as a power of the length."""
 
 import math
 
@@ -60,7 +60,7 @@ def response(log_ratios, advantage):
 
 
 def assert_same(first, second, inputs, rtol=1e-5):
-    """Two policies answer alike, and act on the inputs."""
+    """Check that two policies give the same results, and clip something."""
     left, left_slope = evaluate(first, inputs)
     right, right_slope = evaluate(second, inputs)
     torch.testing.assert_close(left.objective, right.objective, rtol=rtol, atol=1e-6)

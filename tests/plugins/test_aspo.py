@@ -1,4 +1,4 @@
-"""ASPO against loops in float64: the ratio of good tokens turned upside down, below a cap."""
+"""ASPO compared with loops in float64: the ratio of good tokens is inverted, below a cap."""
 
 import math
 

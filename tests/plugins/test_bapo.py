@@ -1,4 +1,4 @@
-"""BAPO against loops in float64: the paper's search for a band, then GRPO's clip within it."""
+"""BAPO compared with loops in float64: the paper's search for a band, then GRPO's clip within it."""
 
 import math
 
@@ -15,7 +15,7 @@ OTHER = {"share": 0.6, "low_first": 0.5, "low_last": 0.7, "low_step": 0.1, "high
 
 
 def search(tokens, share, low_first, low_last, low_step, high_first, high_last, high_step):
-    """The algorithm as it is printed: ``tokens`` are triples of a probability, a ratio and an advantage."""
+    """The algorithm as printed in the paper; ``tokens`` are triples of a probability, a ratio and an advantage."""
 
     def positive_share(low, high):
         good = math.fsum(p * min(r, high) * a for p, r, a in tokens if a > 0)
@@ -61,7 +61,7 @@ def bapo(
 
 
 def step(ratios, advantages):
-    """Responses of one token, which had the same probability each."""
+    """Return one-token responses that all had the same probability."""
     old = torch.full((len(ratios), 1), -1.0)
     now = old + torch.tensor(ratios)[:, None].log()
     return ClipInputs(now, old, torch.tensor(advantages)[:, None], torch.ones_like(old, dtype=torch.bool))
@@ -98,14 +98,15 @@ def test_hand_worked_step():
 
 def test_the_search_stays_ends_and_is_settled_by_the_kind_of_tokens():
     policy = load_zoo()["bapo"]()
-    assert found(policy, step([1.5, 0.5], [1.0, 1.0])) == pytest.approx([0.6, 1.2, 1.0])  # no bad token: nothing moves
-    assert found(policy, step([1.5, 0.5], [-1.0, -1.0])) == pytest.approx([0.9, 3.0, 0.0])  # no good one: both ends
+    assert found(policy, step([1.5, 0.5], [1.0, 1.0])) == pytest.approx([0.6, 1.2, 1.0])  # no bad token: the band does not move
+    # no good token: both edges move to their ends
+    assert found(policy, step([1.5, 0.5], [-1.0, -1.0])) == pytest.approx([0.9, 3.0, 0.0])
     assert found(policy, step([1.5, 0.5], [0.0, 0.0])) == pytest.approx([0.6, 1.2, 1.0])
     assert found(policy, step([1.1, 1.0], [1.0, -9.0])) == pytest.approx([0.9, 3.0, 1.1 / 10.1])  # out of reach
 
 
 def test_tokens_count_by_the_probability_with_which_they_were_sampled():
-    # the share of the good token at ceiling 1.2: .1 x 1.2 / (.1 x 1.2 + .4 x 1) = .231 in place of 1.2 / 2.2 = .545
+    # the share of the good token at ceiling 1.2: .1 x 1.2 / (.1 x 1.2 + .4 x 1) = .231 instead of 1.2 / 2.2 = .545
     before = torch.tensor([[0.1], [0.4]]).log()
     mask = torch.ones(2, 1, dtype=torch.bool)
     now = before + torch.tensor([[1.2], [1.0]]).log()

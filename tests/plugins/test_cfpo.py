@@ -1,4 +1,4 @@
-"""CFPO against loops in float64: a parabola in the ratio takes the place of the clip."""
+"""CFPO compared with loops in float64: a parabola in the ratio replaces the clip."""
 
 import math
 
@@ -30,7 +30,7 @@ def cfpo(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, width
 
 
 def tokens(ratios, advantages):
-    """One response of one token per ratio."""
+    """Return one response with one token per ratio."""
     old = torch.full((len(ratios), 1), -1.0)
     mask = torch.ones_like(old, dtype=torch.bool)
     return ClipInputs(old + torch.tensor(ratios).log()[:, None], old, torch.tensor(advantages)[:, None], mask)

@@ -1,4 +1,4 @@
-"""CISPO and its absolute cap against loops in float64: the weight of a token is capped, its gradient is never cut."""
+"""CISPO and its absolute cap compared with loops in float64: a token's weight is capped, its gradient is never cut."""
 
 import math
 
@@ -62,14 +62,14 @@ over_both = pytest.mark.parametrize(
 
 
 def tokens(log_ratios, advantages):
-    """One response of one token per log-ratio; every current log-probability is -1/2."""
+    """Return one response with one token per log-ratio; every current log-probability is -1/2."""
     log_probs = torch.full((len(log_ratios), 1), -0.5)
     mask = torch.ones_like(log_probs, dtype=torch.bool)
     return ClipInputs(log_probs, log_probs - torch.tensor(log_ratios)[:, None], torch.tensor(advantages)[:, None], mask)
 
 
 def rare_tokens(seed):
-    """Ragged data on tokens that were unlikely, so that ratios reach far beyond 5 and far below 1; A differs by token."""
+    """Return ragged data with unlikely tokens, so that ratios go far beyond 5 and far below 1; A differs by token."""
     rng = torch.Generator().manual_seed(seed)
     mask = torch.arange(30) < torch.randint(1, 31, (12, 1), generator=rng)
     old = -8.0 * torch.rand(12, 30, generator=rng) - 0.05
@@ -112,12 +112,12 @@ def test_tokens_that_were_rare_equal_the_closed_form(name, rule, settings, seed)
     [
         # 8 > 5: weight 5, of A = 2 that is 10, and an objective of 10 * -1/2 = -5
         ({}, 8.0, 2.0, 10.0, True),
-        # A = -2: the weight is 5 as well, but the cap did not stop the advantage, which pushes down
+        # A = -2: the weight is also 5, but the cap did not stop the advantage, which pushes down
         ({}, 8.0, -2.0, -10.0, False),
-        # no floor: weight 1/2 for either sign
+        # no floor: weight 1/2 for both signs
         ({}, 0.5, 2.0, 1.0, False),
         ({}, 0.5, -2.0, -1.0, False),
-        # a floor of 0.9: weight 0.9 for either sign, clipped where A < 0
+        # a floor of 0.9: weight 0.9 for both signs, clipped if A < 0
         ({"clip_low": 0.1, "clip_high": 0.3}, 0.5, 2.0, 1.8, False),
         ({"clip_low": 0.1, "clip_high": 0.3}, 0.5, -2.0, -1.8, True),
         # a cap of 1.3
@@ -146,7 +146,7 @@ def test_hand_worked_tokens_of_the_absolute_cap():
 @pytest.mark.parametrize("name", ["cispo", "cispo-absolute"])
 @pytest.mark.parametrize("advantage", [1.5, -1.5])
 def test_a_capped_token_keeps_the_gradient_of_the_cap_where_ppo_would_cut(name, advantage):
-    # ratios 6, 60 and, beyond the limit of the exponential, e^30: cap * A at each; PPO stops at A > 0
+    # ratios 6, 60 and, beyond the limit of the exponential, e^30: cap * A at each; PPO stops for A > 0
     inputs = tokens([math.log(6), math.log(60), 30.0], [advantage] * 3)
     _, slope = evaluate(load_zoo()[name](), inputs)
     assert slope.flatten().tolist() == pytest.approx([5 * advantage] * 3, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Clip-Cov against loops in float64: the candidates are known, the draw among them is held to its count and its seed."""
+"""Clip-Cov compared with loops in float64: the candidates are known; the draw must match its count and its seed."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ NARROW = {"clip_low": 0.1, "clip_high": 0.3, "fraction": 0.05, "cov_low": -0.2, 
 
 
 def ppo(log_probs, old_log_probs, advantages, mask, clip_low, clip_high):
-    """Textbook min(r A, clip(r) A) of every response token."""
+    """Return the textbook min(r A, clip(r) A) of every response token."""
     objective, derivative = np.zeros(mask.shape), np.zeros(mask.shape)
     clipped = np.zeros(mask.shape, dtype=bool)
     for b in range(mask.shape[0]):
@@ -34,7 +34,7 @@ def ppo(log_probs, old_log_probs, advantages, mask, clip_low, clip_high):
 
 
 def candidates(log_probs, old_log_probs, advantages, mask, clip_low, clip_high, cov_low, cov_high):
-    """Tokens that may be dropped: covariance inside its band, not clipped by PPO, A != 0."""
+    """Return tokens that may be dropped: their covariance is inside its band, PPO does not clip them, and A != 0."""
     places = [(b, t) for b in range(mask.shape[0]) for t in range(mask.shape[1]) if mask[b, t]]
     credit = {(b, t): advantages[b, 0] if advantages.shape[1] == 1 else advantages[b, t] for b, t in places}
     mean_credit = math.fsum(credit.values()) / len(places)
@@ -64,7 +64,7 @@ def clip_cov(
     cov_low=1.0,
     cov_high=5.0,
 ):
-    """Closed form where every candidate is dropped, so that nothing is left to chance."""
+    """Closed form if every candidate is dropped, which makes the result deterministic."""
     free = ppo(log_probs, old_log_probs, advantages, mask, clip_low, clip_high)
     found = candidates(log_probs, old_log_probs, advantages, mask, clip_low, clip_high, cov_low, cov_high)
     if draw_size(found, mask, fraction) < found.sum():
@@ -73,7 +73,7 @@ def clip_cov(
 
 
 def assert_a_draw_of_the_right_size(settings, inputs, rtol=2e-5):
-    """Dropped tokens are so many of the candidates; every other token is PPO's. Returns the dropped and the candidates."""
+    """Check the number of dropped candidates, and that other tokens are PPO's; returns the dropped ones and the candidates."""
     policy = load_zoo()["clip-cov"](**settings)
     edges = {name: getattr(policy, name) for name in ("clip_low", "clip_high")}
     bounds = {name: getattr(policy, name) for name in ("cov_low", "cov_high")}
@@ -147,7 +147,7 @@ def test_without_candidates_it_is_grpo(seed):
 
 
 def test_hand_worked_step_with_every_candidate_dropped():
-    # Inside (0.45, 0.95) lie 0.9 and 0.5. Ratio 1 everywhere: the first row is dropped, the second keeps A = -1.
+    # 0.9 and 0.5 are inside (0.45, 0.95). The ratio is 1 everywhere: the first row is dropped, the second keeps A = -1.
     settings = {"fraction": 1.0, "cov_low": 0.45, "cov_high": 0.95}
     result, gradient = evaluate(load_zoo()["clip-cov"](**settings), step())
     assert result.objective.tolist() == [[0.0, 0.0], [-1.0, -1.0]]
@@ -156,7 +156,7 @@ def test_hand_worked_step_with_every_candidate_dropped():
 
 
 def test_a_token_that_ppo_clips_is_no_candidate():
-    # The first token has ratio 1.5 > 1.2 at A = 1: PPO's 1.2 stands, it is not replaced by 0; the second is dropped.
+    # The first token has ratio 1.5 > 1.2 at A = 1: PPO's 1.2 is kept, not replaced by 0; the second is dropped.
     settings = {"fraction": 1.0, "cov_low": 0.45, "cov_high": 0.95}
     result, gradient = evaluate(load_zoo()["clip-cov"](**settings), step([[math.log(1.5), 0.0], [math.log(1.5), 0.0]]))
     assert result.objective.flatten().tolist() == pytest.approx([1.2, 0.0, -1.5, -1.0], rel=1e-6)
@@ -165,7 +165,7 @@ def test_a_token_that_ppo_clips_is_no_candidate():
 
 
 def test_at_least_one_candidate_is_dropped():
-    # 4 tokens * 2e-4 rounds down to 0; one of 0.9, 0.5, 0.4 and 1.0 goes all the same
+    # 4 tokens * 2e-4 rounds down to 0; one of 0.9, 0.5, 0.4 and 1.0 is dropped nevertheless
     dropped, found = assert_a_draw_of_the_right_size({"cov_low": 0.3, "cov_high": 2.0}, step())
     assert (dropped.sum(), found.sum()) == (1, 4)
 
@@ -190,7 +190,7 @@ def test_another_seed_gives_another_draw():
 
 
 def test_over_the_seeds_every_candidate_is_drawn_as_often():
-    # one of 4 in 400 draws: 100 each, standard deviation sqrt(400 * 1/4 * 3/4) = 8.7, four of them 35
+    # one of 4 in 400 draws gives 100 each; four standard deviations sqrt(400 * 1/4 * 3/4) = 8.7 are 35
     policy = load_zoo()["clip-cov"](cov_low=0.3, cov_high=2.0)
     counts = sum(policy(step(seed=seed)).clipped.flatten().int() for seed in range(400))
     assert int(counts.sum()) == 400
@@ -198,7 +198,7 @@ def test_over_the_seeds_every_candidate_is_drawn_as_often():
 
 
 def test_means_are_over_every_response_token_and_over_nothing_else():
-    # the third token is masked and holds NaN; were its row's A counted for it, mean A would not be 0
+    # the third token is masked and NaN; if its row's A counted for it, the mean of A would not be 0
     hole = torch.tensor([[torch.nan], [torch.nan]])
     whole = step()
     mask = torch.tensor([[True, True, False], [True, True, False]])

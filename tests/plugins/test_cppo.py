@@ -1,4 +1,4 @@
-"""CPPO against loops in float64: a bound on each token's divergence that shrinks when the prefix has overspent its budget."""
+"""CPPO compared with loops in float64: the bound on a token's divergence shrinks if the prefix has overspent its budget."""
 
 import math
 
@@ -74,7 +74,7 @@ def test_hand_worked_response():
 
 
 def test_the_bound_of_a_token_grows_along_the_response():
-    # D = .17 at the last of three tokens whose prefix did not move: .8 x .17 = .136 <= .15 is kept; at the first it is dropped
+    # D = .17 at the last of three tokens whose prefix did not move: .8 x .17 = .136 <= .15 is kept; as the first it is dropped
     policy = load_zoo()["cppo"]()
     assert policy(response([0.4, 0.4, 0.4], [0.4, 0.4, 0.57], 1.0)).clipped.tolist() == [[False, False, False]]
     assert policy(response([0.4, 0.4, 0.4], [0.57, 0.4, 0.4], 1.0)).clipped.tolist() == [[True, False, False]]

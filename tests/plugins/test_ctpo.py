@@ -1,4 +1,4 @@
-"""CTPO against loops in float64: the cumulative ratio, clipped in a band that grows with the token's position."""
+"""CTPO compared with loops in float64: the cumulative ratio, clipped in a band that grows with the token's position."""
 
 import math
 
@@ -41,7 +41,7 @@ def ctpo(
                     value = min(value, width_ceiling * place**power)
             objective[b, t] = math.exp(value) * advantage
             clipped[b, t] = value != total
-            derivative[b, t] = 0.0 if clipped[b, t] else math.exp(total) * advantage  # of token t alone
+            derivative[b, t] = 0.0 if clipped[b, t] else math.exp(total) * advantage  # only of token t
     return ClosedForm(objective, derivative, clipped)
 
 

@@ -12,7 +12,7 @@ from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
 
 
 def rule(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, eps_low=0.16, eps_high=0.2, cap=10.0):
-    """PPO's minimum on ratios, token by token, each with its own edges."""
+    """PPO's minimum on ratios, token by token, with edges for each token."""
     objective, derivative, clipped = np.zeros(mask.shape), np.zeros(mask.shape), np.zeros(mask.shape, dtype=bool)
     for b, t in np.argwhere(mask):
         advantage = advantages[b, 0] if advantages.shape[1] == 1 else advantages[b, t]

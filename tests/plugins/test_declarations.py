@@ -1,4 +1,4 @@
-"""What a rule declares about itself is what it does."""
+"""A rule behaves as it declares."""
 
 import dataclasses
 
@@ -12,15 +12,15 @@ from rlzoo.reductions import StepCounts
 from rlzoo.testing.data import filled
 
 RULES = load_zoo()
-# written out: a rule that lost its declaration must fail here
+# written out, so that a rule that loses its declaration fails here
 LEARN_WITHOUT_ADVANTAGES = {"dro", "gvpo", "kl-cov", "opmd", "real"}
 RATIO_TO_SAMPLER = {"cppo", "dppo-kl", "dppo-tv", "ipo"}
 NAMES = sorted(RULES.keys() | LEARN_WITHOUT_ADVANTAGES | RATIO_TO_SAMPLER)
-DENSE = {"kl-cov": {"fraction": 0.5}, "clip-cov": {"fraction": 0.5}}  # else too few tokens of a small batch are picked
+DENSE = {"kl-cov": {"fraction": 0.5}, "clip-cov": {"fraction": 0.5}}  # otherwise too few tokens of a small batch are selected
 
 
 def off_policy_inputs():
-    """Twelve responses of 3 to 14 tokens with old log-probs 0.1 away; every third has no advantage."""
+    """Return twelve responses of 3 to 14 tokens with old log-probs 0.1 away; every third has no advantage."""
     rng = torch.Generator().manual_seed(3)
     mask = torch.arange(14) < torch.arange(3, 15)[:, None]
     log_probs = -torch.rand(mask.shape, generator=rng) * 2 - 0.1
@@ -48,7 +48,7 @@ def test_a_rule_declares_that_it_learns_without_advantages(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rule_declares_that_its_ratio_is_to_the_sampler(name):
-    # a sampler whose log-probs are 0.001 lower makes such a ratio 0.1 % larger; a bound on the mismatch is not crossed by it
+    # log-probs of the sampler that are 0.001 lower make such a ratio 0.1 % larger, too little for a bound on the mismatch
     inputs = off_policy_inputs()
     moved = dataclasses.replace(inputs, rollout_log_probs=inputs.rollout_log_probs - 1e-3)
     changed = not torch.equal(gradient(name, inputs), gradient(name, moved))

@@ -1,4 +1,4 @@
-"""Which names of the zoo are one rule, as docs/reference/comparison.md counts them."""
+"""Which names of the zoo are the same rule, as docs/reference/comparison.md counts them."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from rlzoo.testing.data import clip_stats, evaluate, fresh, off_policy_inputs, r
 
 ROOT = Path(__file__).resolve().parents[2]
 SPREADS = [0.0005, 0.003, 0.03, 0.3, 1.0]
-SAME = {  # a name that does not count: its settings and reduction, and the older rule that has the same gradient
+SAME = {  # names that do not count: their settings and reduction, and the older rule with the same gradient
     "alpha-band": ({}, "sequence_mean", "fspo", {}, "sequence_mean"),
     "cispo-absolute": ({"cap": 3.0}, "token_mean", "cispo", {"clip_high": 2.0}, "token_mean"),
     "gspo-token": ({}, "sequence_mean", "gspo", {}, "sequence_mean"),
@@ -23,7 +23,7 @@ SAME = {  # a name that does not count: its settings and reduction, and the olde
 
 
 def gradient(policy, reduction, spread):
-    """The loss's gradient on 48 responses with one advantage each, several turns and token log-ratios of this spread."""
+    """Return the loss's gradient on 48 responses with one advantage each, several turns and this spread of log-ratios."""
     inputs = fresh(ragged_inputs(policy, spread, seed=round(1e4 * spread), num_responses=48))
     log_probs = inputs.log_probs.clamp_(max=-0.01).requires_grad_()
     objective = policy(inputs).objective
@@ -45,7 +45,7 @@ def test_a_name_that_does_not_count_has_the_gradient_of_an_older_rule(name, spre
 
 def test_no_two_names_that_count_have_the_same_gradient():
     rules = {name: policy() for name, policy in load_zoo().items() if name not in SAME}
-    inputs = off_policy_inputs(rules["fspo-adaptive"])  # which is FSPO until its first update
+    inputs = off_policy_inputs(rules["fspo-adaptive"])  # it equals FSPO until its first update
     rules["fspo-adaptive"] = rules["fspo-adaptive"].updated(clip_stats(inputs, evaluate(rules["fspo-adaptive"], inputs)[0]))
     gradients = {name: [gradient(rule, rule.reduction, spread).flatten() for spread in SPREADS] for name, rule in rules.items()}
     for first, second in itertools.combinations(gradients, 2):

@@ -1,4 +1,4 @@
-"""DPPO against loops in float64: a token is dropped by how far its probability moved, not by its ratio."""
+"""DPPO compared with loops in float64: a token is dropped by how far its probability moved, not by its ratio."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ def total_variation(p, q):
 
 
 def binary_kl(p, q):
-    """KL from the behaviour to the current policy of the event that this token is drawn."""
+    """Return the KL from the behaviour policy to the current one, for the event that this token is drawn."""
     rest_p, rest_q = max(1.0 - p, 1e-8), max(1.0 - q, 1e-8)
     return q * math.log(q / p) + (1.0 - q) * math.log(rest_q / rest_p)
 
@@ -65,7 +65,7 @@ over_settings = pytest.mark.parametrize(
 
 
 def tokens(current, rollout, advantages, old=None):
-    """One response of one token per probability; old is the rollout's unless given."""
+    """Return one response with one token per probability; old is the rollout's unless given."""
     rollout = torch.tensor(rollout)[:, None].log()
     old = rollout if old is None else torch.tensor(old)[:, None].log()
     mask = torch.ones_like(rollout, dtype=torch.bool)
@@ -73,7 +73,7 @@ def tokens(current, rollout, advantages, old=None):
 
 
 def tokens_of_every_probability(seed):
-    """Ragged data on tokens from nearly certain to rare; the rollout differs from old, and A by token."""
+    """Return ragged data with tokens from nearly certain to rare; the rollout differs from old, and A differs by token."""
     rng = torch.Generator().manual_seed(seed)
     mask = torch.arange(30) < torch.randint(1, 31, (12, 1), generator=rng)
     old = (-8.0 * torch.rand(12, 30, generator=rng) ** 2).clamp(max=-1e-3)
@@ -171,7 +171,7 @@ def test_a_likely_token_is_dropped_after_a_change_of_ratio_that_grpo_keeps():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_rollout_is_compared_with(name):
-    # rollout 0.4, old 0.6, now 0.6: dropped with A = 1, though nothing moved since old; now 0.4: ratio 1, not 2/3
+    # rollout 0.4, old 0.6, now 0.6: dropped with A = 1, although nothing moved since old; now 0.4: ratio 1, not 2/3
     result, slope = evaluate(load_zoo()[name](), tokens([0.6, 0.4], [0.4, 0.4], [1.0, 1.0], old=[0.6, 0.6]))
     assert result.clipped.flatten().tolist() == [True, False]
     assert slope.flatten().tolist() == pytest.approx([0.0, 1.0], rel=1e-6)

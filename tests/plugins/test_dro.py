@@ -1,4 +1,4 @@
-"""DRO against loops in float64: a parabola in each token's log-ratio."""
+"""DRO compared with loops in float64: a parabola in each token's log-ratio."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_far_off_policy_equals_the_closed_form():
 
 def test_hand_worked_tokens():
     # beta .5, old log pi -5. log r = 1, A = 2: 2 x -4 - .25 = -8.25, gradient 2 - .5 = 1.5.
-    # log r = 3, A = 1: 1 x -2 - 2.25 = -4.25, gradient 1 - 1.5 = -.5: turned round. log r = -2, A = -3: 21 - 1 = 20,
+    # log r = 3, A = 1: 1 x -2 - 2.25 = -4.25, gradient 1 - 1.5 = -.5: reversed. log r = -2, A = -3: 21 - 1 = 20,
     # gradient -3 + 1 = -2. log r = 2, A = 0: -1, gradient -1, not clipped.
     old = torch.full((1, 4), -5.0)
     advantages = torch.tensor([[2.0, 1.0, -3.0, 0.0]])

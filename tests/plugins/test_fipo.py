@@ -1,4 +1,4 @@
-"""FIPO against loops in float64: GRPO's clip with advantages weighed by the discounted future log-ratio."""
+"""FIPO compared with loops in float64: GRPO's clip with advantages weighted by the discounted future log-ratio."""
 
 import math
 

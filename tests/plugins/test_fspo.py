@@ -1,4 +1,4 @@
-"""FSPO's own laws: the band is on the sum and grows with sqrt(L); both published mistakes are caught."""
+"""FSPO's own laws: the band is on the sum and grows with sqrt(L); both published mistakes are detected."""
 
 import math
 
@@ -33,8 +33,8 @@ def test_fspo_band_on_hand_worked_numbers():
 
 @pytest.mark.parametrize("length", [1, 9, 100, 900])
 def test_fspo_accepts_up_to_the_square_root_of_the_length_exactly(length):
-    # eps/sqrt(L) on the mean is eps*sqrt(L) on the sum only by luck of wording: at mean m the sum is m L, so the band
-    # on the mean would be 0.03/sqrt(L); written on the mean with eps*sqrt(L), or on tokens, it clips elsewhere.
+    # eps/sqrt(L) on the mean only happens to equal eps*sqrt(L) on the sum: at mean m the sum is m L, so the band
+    # on the mean is 0.03/sqrt(L). With eps*sqrt(L) on the mean, or on tokens, other responses are clipped.
     edge = 0.03 * math.sqrt(length)
     assert not bool(FSPO()(response([edge / length * 0.99] * length, 1.0)).clipped)
     assert bool(FSPO()(response([edge / length * 1.01] * length, 1.0)).clipped)
@@ -42,7 +42,7 @@ def test_fspo_accepts_up_to_the_square_root_of_the_length_exactly(length):
 
 
 def test_fspo_weight_is_the_importance_ratio_not_its_root():
-    # eps/sqrt(L) on the mean accepts the same responses but weighs them by exp(S/L): 16 tokens of 0.005, S = 0.08
+    # eps/sqrt(L) on the mean accepts the same responses, but weighs them by exp(S/L): 16 tokens of 0.005, S = 0.08
     assert FSPO()(response([0.005] * 16, 1.0)).objective.item() == pytest.approx(math.exp(0.08), rel=1e-6)
 
 
@@ -61,7 +61,7 @@ def test_drift_centres_the_band():
 
 
 def clip_fractions(policy, lengths=(16, 64, 256, 1024), num_responses=4000, sigma=0.02):
-    """Clip fraction by length for i.i.d. normal token log-ratios, where S is normal with variance sigma^2 L."""
+    """Return the clip fraction by length for i.i.d. normal token log-ratios; S is then normal with variance sigma^2 L."""
     fractions = []
     for length in lengths:
         rng = torch.Generator().manual_seed(length)

@@ -1,4 +1,4 @@
-"""Adaptive FSPO: its band in closed form, and that it finds the band that clips the wanted share, whatever the law of S."""
+"""Adaptive FSPO: its band in closed form, and its convergence to the band that clips the target share for any law of S."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ def rule(
     log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, width_low=0.03, width_high=0.03, lengths=(),
     offsets_low=(), offsets_high=(), ceiling_factor=3.0,
 ):  # fmt: skip
-    """min(w A, clip(w) A) on ratios, and max(that, cap A) where A < 0, row by row."""
+    """min(w A, clip(w) A) on ratios, and max(that, cap A) for A < 0, row by row."""
     rows, columns = mask.shape
     objective, clipped, derivative = np.zeros((rows, 1)), np.zeros((rows, 1), dtype=bool), np.zeros((rows, columns))
     for b in range(rows):
@@ -67,21 +67,21 @@ def test_before_the_first_update_it_is_fspo():
 
 
 def sampled(exponent, scale, drift, rng, number=128, longest=400):
-    """Responses of 10 to 400 tokens whose summed log-ratio has spread scale x (L / 60)^exponent about drift x L."""
+    """Return responses of 10 to 400 tokens whose summed log-ratio has spread scale x (L / 60)^exponent around drift x L."""
     length = torch.exp(torch.empty(number).uniform_(math.log(10), math.log(longest), generator=rng)).round()
     total = drift * length + scale * (length / 60) ** exponent * torch.randn(number, generator=rng)
     return length, total, torch.randn(number, generator=rng)
 
 
 def decisions(policy, length, total, advantage):
-    """What the policy clips, given the sums: each response is laid out as one value spread over its tokens."""
+    """Return what the policy clips for the given sums; each response is laid out as one value spread over its tokens."""
     mask = torch.arange(int(length.max())) < length[:, None]
     log_probs = torch.where(mask, (total / length)[:, None], 0.0)
     return policy(ClipInputs(log_probs, torch.zeros_like(log_probs), advantage[:, None], mask)).clipped[:, 0]
 
 
 def trained(policy, updates, draw, seed=0):
-    """The policy after some updates on what ``draw`` gives, and rows of length, advantage and decision of each."""
+    """Return the policy after some updates on data from ``draw``, and rows of length, advantage and decision."""
     rng = torch.Generator().manual_seed(seed)
     rows = []
     for number in range(updates):
@@ -112,7 +112,7 @@ def test_so_it_is_for_a_law_that_is_no_power_of_the_length():
     def draw(_, rng):
         length, _, advantage = sampled(0.5, 0.2, 0.0, rng)
         middle = ((length.log() - math.log(63)) / math.log(6.3)).square()  # 0 in the middle, 1 at both ends
-        spread = 0.05 + 0.35 * middle  # an eighth there of what it is here
+        spread = 0.05 + 0.35 * middle  # an eighth of the spread at the ends
         return length, spread * torch.randn(len(length), generator=rng), advantage
 
     _, rows = trained(ADAPTIVE(), 400, draw)
@@ -156,7 +156,7 @@ def test_a_step_narrows_what_was_clipped_too_little_and_widens_what_was_clipped_
     clipped = torch.tensor([1.0, 0.0, 0.0, 0.0])
     stats = ClipStats.of(torch.tensor([16.0, 32.0, 64.0]), length, torch.ones(4), clipped, clipped)
     after = policy.updated(stats)
-    # half of the short ones clipped, a tenth wanted: .4; none of the long ones: - .1; nothing was seen where A < 0, so that
+    # half of the short ones were clipped, with a target of a tenth: .4; none of the long ones: -.1; there was no A < 0, so
     # either knot has twice the mean weight of two knots and two signs
     assert after.offsets_high == pytest.approx((0.8, -0.2))
     assert after.offsets_low == (0.0, 0.0)

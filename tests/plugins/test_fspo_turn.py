@@ -1,4 +1,4 @@
-"""FSPO by turn against loops in float64: the summed log-ratio of each turn in a band that grows with the root of its length."""
+"""FSPO by turn compared with loops in float64: each turn's sum in a band that grows with the root of its length."""
 
 import dataclasses
 import math
@@ -100,7 +100,7 @@ def test_on_the_old_policy_the_gradient_is_that_of_fspo_whatever_the_turns():
 
 
 def test_turns_of_every_length_are_clipped_equally_often():
-    # Token log-ratios of N(0, 0.02): a width of 0.03 is 1.5 sigma at every length, clipped with chance 0.0668.
+    # Token log-ratios from N(0, 0.02): a width of 0.03 is 1.5 sigma at every length, clipped with probability 0.0668.
     lengths = torch.tensor([1, 3, 9, 40, 147])
     rows = 4000
     turn = torch.repeat_interleave(torch.arange(5), lengths)[None].expand(rows, -1)

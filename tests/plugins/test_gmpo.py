@@ -1,4 +1,4 @@
-"""GMPO against loops in float64: the geometric mean of token ratios, each cut on its own."""
+"""GMPO compared with loops in float64: the geometric mean of token ratios, each of which is cut separately."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""GPG against loops in float64: A log pi on every response token, and nothing else."""
+"""GPG compared with loops in float64: A log pi on every response token, and nothing else."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""GSPO-token against loops in float64: the value is the response's ratio, the gradient goes to the token's own log pi."""
+"""GSPO-token compared with loops in float64: the value is the response's ratio, the gradient goes to the token's log pi."""
 
 import math
 
@@ -34,7 +34,7 @@ def gspo_token(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *,
 
 
 def response(log_ratios, advantages):
-    """One response with the old log-probabilities at -1; one advantage, or one a token."""
+    """Return one response with old log-probabilities of -1, and one advantage or one per token."""
     old = torch.full((1, len(log_ratios)), -1.0)
     mask = torch.ones_like(old, dtype=torch.bool)
     return ClipInputs(old + torch.tensor([log_ratios]), old, torch.tensor([advantages]), mask)

@@ -1,4 +1,4 @@
-"""GVPO against loops in float64: the square error between a group's log-ratios and its rewards."""
+"""GVPO compared with loops in float64: the squared error between a group's log-ratios and its rewards."""
 
 import math
 
@@ -22,13 +22,13 @@ def gvpo(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, group
             pull, gap = beta * (total[b] - mean_total), float(rewards[b, 0] - mean_reward)
             scale = len(own) / max(len(own) - 1, 1)
             objective[b, 0] = -scale / 2 * (pull - gap) ** 2
-            derivative[b, mask[b]] = -scale * beta * (pull - gap)  # errors of a group add up to 0, so means have no share
+            derivative[b, mask[b]] = -scale * beta * (pull - gap)  # errors of a group sum to 0, so means contribute nothing
             clipped[b, 0] = advantages[b].any() and (0 < gap < pull or pull < gap < 0)
     return ClosedForm(objective, derivative, clipped)
 
 
 def step(totals, rewards, groups):
-    """A response of one token for each log-ratio."""
+    """Return one-token responses, one for each log-ratio."""
     old = torch.full((len(totals), 1), -20.0)
     column = torch.tensor(rewards)[:, None]
     ids, mask = torch.tensor(groups)[:, None], torch.ones_like(old, dtype=torch.bool)
@@ -49,8 +49,8 @@ def test_far_off_policy_equals_the_closed_form():
 def test_hand_worked_step():
     # Group 0: S = 3, -1, 1 (mean 1), R = 1, 0, .5 (mean .5): errors .1 x 2 - .5 = -.3, -.2 + .5 = .3, 0.
     # J = -3 / (2 x 2) x .09 = -.0675 twice and 0; gradients -3 / 2 x .1 x error = .045, -.045, 0.
-    # Group 1, S = 9 and -9, R = 1 and 0: .9 - .5 = .4: -2 / 2 x .16 = -.16, gradient -2 x .1 x .4 = -.08: turned back.
-    # Group 2 is of one response: nothing.
+    # Group 1, S = 9 and -9, R = 1 and 0: .9 - .5 = .4: -2 / 2 x .16 = -.16, gradient -2 x .1 x .4 = -.08: reversed.
+    # Group 2 has one response: no loss.
     inputs = step([3.0, 9.0, -1.0, -9.0, 1.0, 7.0], [1.0, 1.0, 0.0, 0.0, 0.5, 1.0], [0, 1, 0, 1, 0, 2])
     result, gradient = evaluate(load_zoo()["gvpo"](), inputs)
     assert result.objective.flatten().tolist() == pytest.approx([-0.0675, -0.16, -0.0675, -0.16, 0.0, 0.0], rel=1e-5, abs=1e-7)

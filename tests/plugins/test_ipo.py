@@ -1,4 +1,4 @@
-"""IPO against loops in float64: a token is dropped where its probability moved too far, whichever way."""
+"""IPO compared with loops in float64: a token is dropped if its probability moved too far in either direction."""
 
 import math
 
@@ -40,8 +40,8 @@ def test_far_off_policy_equals_the_closed_form():
 
 
 def test_hand_worked_tokens():
-    # .4 to .6 is .2: kept, ratio 1.5, A = 2. .4 to .8 is .4: dropped upwards and, with A < 0, also where it is pushed back.
-    # .001 to .1: kept with a ratio of 100. .8 to .4: dropped. A = 0: dropped, and no clip.
+    # .4 to .6 is .2: kept, ratio 1.5, A = 2. .4 to .8 is .4: dropped upwards, and for A < 0 also when it is pushed back.
+    # .001 to .1: kept with a ratio of 100. .8 to .4: dropped. A = 0: dropped, which does not count as a clip.
     inputs = tokens([0.4, 0.4, 0.4, 0.001, 0.8, 0.8], [0.6, 0.8, 0.8, 0.1, 0.4, 0.4], [2.0, 2.0, -2.0, 1.0, 1.0, 0.0])
     result, gradient = evaluate(load_zoo()["ipo"](), inputs)
     assert result.objective[0].tolist() == pytest.approx([3.0, 0.0, 0.0, 100.0, 0.0, 0.0], rel=1e-4)

@@ -1,4 +1,4 @@
-"""KL-Cov against loops in float64: a penalty on |log-ratio| at the tokens of the largest covariance."""
+"""KL-Cov compared with loops in float64: a penalty on |log-ratio| at the tokens with the largest covariance."""
 
 import math
 
@@ -14,7 +14,7 @@ CASES = [{}, {"fraction": 0.17}, {"fraction": 0.25, "kl_coef": 0.3}, {"fraction"
 
 
 def penalised_tokens(log_probs, advantages, mask, fraction):
-    """The n response tokens of the largest covariance, and n; refuses data where a tie would decide."""
+    """Return the n response tokens of the largest covariance, and n; rejects data where a tie would decide."""
     places = [(b, t) for b in range(mask.shape[0]) for t in range(mask.shape[1]) if mask[b, t]]
     credit = {(b, t): advantages[b, 0] if advantages.shape[1] == 1 else advantages[b, t] for b, t in places}
     mean_credit = math.fsum(credit.values()) / len(places)
@@ -63,7 +63,7 @@ def test_value_gradient_and_penalised_tokens_equal_the_closed_form(settings, see
 
 @pytest.mark.parametrize("settings", CASES, ids=str)
 def test_far_off_policy_equals_the_closed_form(settings):
-    # advantages per token: log-probabilities stop at -0.001, so one advantage for a response would make ties
+    # advantages per token: log-probabilities stop at -0.001, so one advantage per response would give ties
     assert_equals_closed_form("kl-cov", kl_cov, settings, seed=5, widen=6.0, token_advantages=True, rtol=2e-4)
 
 
@@ -85,7 +85,7 @@ def test_hand_worked_step():
 
 
 def test_a_penalised_token_that_has_not_moved_keeps_the_full_gradient():
-    # log-ratio 0: d|l| is 0 there, so nothing holds it back
+    # log-ratio 0: d|l| is 0 there, so nothing reduces the gradient
     result, gradient = evaluate(load_zoo()["kl-cov"](fraction=1.0), step([[0.0, 0.0], [0.0, 0.0]]))
     assert gradient.tolist() == [[1.0, 1.0], [-1.0, -1.0]]
     assert result.objective.tolist() == [[1.0, 1.0], [-1.0, -1.0]]
@@ -127,7 +127,7 @@ def test_the_penalty_goes_on_beyond_the_limit_of_the_exponential():
 
 @pytest.mark.parametrize("tokens", [3, 1000])
 def test_tokens_of_one_covariance_are_penalised_all_or_none(tokens):
-    # one advantage for all: every covariance is 0, and no few of them are the largest
+    # one advantage for all: every covariance is 0, so there are no largest few
     old = torch.full((1, tokens), -1.0)
     log_probs = old + 0.1 * torch.linspace(-1, 1, tokens)
     inputs = ClipInputs(log_probs, old, torch.tensor([[0.37]]), torch.ones(1, tokens, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""Every installed policy keeps the laws; and the laws catch the policies that break them."""
+"""Every installed policy keeps the laws, and the laws catch policies that break them."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ test_overlays_keep_the_laws = parametrize_with_checks([RunConfig.compose([name])
 
 
 class Bandless(ClipPolicy):
-    """A sound sequence rule with a band of +-0.1 on the mean; each broken policy below spoils one thing."""
+    """A correct sequence rule with a band of +-0.1 on the mean; each broken policy below breaks one thing."""
 
     name = "bandless"
     paper = "none"
@@ -153,9 +153,9 @@ def test_opting_out_of_a_law_shows_its_reason():
 def test_a_failure_is_shown_on_the_smallest_input():
     outcomes = {outcome.law: outcome for outcome in testing.check(SignFlipped())}
     assert outcomes["ratio_one_is_reinforce"].status == "fail"
-    assert outcomes["ratio_one_is_reinforce"].inputs.log_probs.shape == (1, 1)  # the sign is wrong on any one token
+    assert outcomes["ratio_one_is_reinforce"].inputs.log_probs.shape == (1, 1)  # the sign is wrong on any single token
     outcomes = {outcome.law: outcome for outcome in testing.check(BatchMean())}
-    assert outcomes["rows_are_independent"].inputs.log_probs.shape == (2, 1)  # it takes two rows to depend on another
+    assert outcomes["rows_are_independent"].inputs.log_probs.shape == (2, 1)  # it takes two rows for one to depend on another
 
 
 def test_as_a_pytest_plugin_it_holds_named_policies_to_the_laws(tmp_path):

@@ -1,4 +1,4 @@
-"""LUSPO against loops in float64: GSPO's objective times the response's length."""
+"""LUSPO compared with loops in float64: GSPO's objective times the response's length."""
 
 import math
 
@@ -56,11 +56,11 @@ def test_far_off_policy_equals_the_closed_form(settings):
 @pytest.mark.parametrize(
     ("log_ratios", "advantage", "objective", "gradient", "clipped"),
     [
-        # three tokens, mean 0.1: 3 * 2 * e^0.1 = 6.6310255, and 2 e^0.1 = 2.2103418 a token
+        # three tokens, mean 0.1: 3 * 2 * e^0.1 = 6.6310255, and 2 e^0.1 = 2.2103418 per token
         ([0.3, 0.1, -0.1], 2.0, 6.6310255, 2.2103418, False),
         # two tokens, mean 0.3, e^0.3 = 1.35 > 1.25: 2 * 1.25 = 2.5, cut
         ([0.4, 0.2], 1.0, 2.5, 0.0, True),
-        # the same with A = -1 flows: -2 e^0.3 = -2.6997176, -e^0.3 = -1.3498588 a token
+        # the same with A = -1 flows: -2 e^0.3 = -2.6997176, -e^0.3 = -1.3498588 per token
         ([0.4, 0.2], -1.0, -2.6997176, -1.3498588, False),
         # four tokens, mean -0.2, e^-0.2 = 0.8187 < 0.9: A = -1 is cut at 4 * -0.9 = -3.6
         ([-0.2, -0.2, -0.4, 0.0], -1.0, -3.6, 0.0, True),
@@ -102,7 +102,7 @@ def test_it_is_the_length_times_gspo_with_the_same_widths(settings, widen):
 
 
 def test_a_token_counts_the_same_in_a_short_response_as_in_a_long_one():
-    # on the old policy the gradient of every token is A, at length 1 as at length 50
+    # on the old policy the gradient of every token is A, at length 1 and at length 50
     for length in (1, 50):
         result, slope = evaluate(load_zoo()["luspo"](), response([0.0] * length, 1.5))
         assert slope.flatten().tolist() == pytest.approx([1.5] * length, rel=1e-6)

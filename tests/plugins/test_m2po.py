@@ -1,4 +1,4 @@
-"""M2PO against a float64 brute force over every capped sum of the step's squared log-ratios."""
+"""M2PO compared with a float64 brute force over every capped sum of the step's squared log-ratios."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ CASES = [{}, {"threshold": 0.005}, {"threshold": 0.2}]
 
 
 def harmful_squares(log_probs, old_log_probs, advantages, mask):
-    """(row, token) -> squared log-ratio, of the tokens that moved the way their advantage pushes."""
+    """Return (row, token) -> squared log-ratio for tokens that moved in the direction of their advantage."""
     squares = {}
     for b in range(mask.shape[0]):
         for t in range(mask.shape[1]):
@@ -28,7 +28,7 @@ def harmful_squares(log_probs, old_log_probs, advantages, mask):
 
 
 def edge_of(squares, threshold):
-    """The largest distance whose square caps the sum of all of them within the bound, tried one after another."""
+    """Return the largest distance whose square caps the sum of all squares within the bound, by trying each one."""
     edge = 0.0
     for cap in squares:
         if math.fsum(min(square, cap) for square in squares) <= threshold * len(squares):
@@ -60,7 +60,7 @@ def m2po(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, thres
 def authors_edge(squares, budget):
     """The clip of the authors' training code, as a search in Python floats: github.com/Infini-AI-Lab/M2PO, core_algos.py.
 
-    It walks up the sorted squares and returns the root of the one before the first that exhausts the budget.
+    It walks up the sorted squares and returns the square root of the one before the first that exhausts the budget.
     """
     ascending, number = sorted(squares), len(squares)
     if math.fsum(ascending) <= budget * number:
@@ -74,7 +74,7 @@ def authors_edge(squares, budget):
 
 
 def step(log_ratios, advantages):
-    """Rows of token log-ratios on old log-probabilities of -1; multiples of 1/8 make the differences exact."""
+    """Return rows of token log-ratios on old log-probabilities of -1; multiples of 1/8 make the differences exact."""
     old = torch.full((len(log_ratios), len(log_ratios[0])), -1.0)
     mask = torch.ones_like(old, dtype=torch.bool)
     return ClipInputs(old + torch.tensor(log_ratios), old, torch.tensor(advantages)[:, None], mask)
@@ -154,7 +154,7 @@ def test_the_capped_mean_fits_the_threshold_and_no_wider_clip_would(seed):
     squares = harmful_squares(log_probs, old, advantages, mask)
     kept = [square for place, square in squares.items() if not clipped[place]]
     cut = sorted(square for place, square in squares.items() if clipped[place])
-    assert len(cut) == int(clipped[mask].sum()) > 0  # nothing is clipped but what is pushed outwards
+    assert len(cut) == int(clipped[mask].sum()) > 0  # only tokens that are pushed outwards are clipped
     assert max(kept) < cut[0]
     assert sum(kept) + max(kept) * len(cut) <= policy.threshold * len(squares) * (1 + 1e-6)
     assert sum(kept) + cut[0] * len(cut) > policy.threshold * len(squares)
@@ -189,7 +189,7 @@ def test_permuted_rows_get_the_permuted_answer():
 
 
 def test_another_response_can_clip_a_token_here():
-    # The mean is over the step. 0.25 (0.0625) alone is over 0.04; beside three of 0.125 (0.015625) the mean is 0.02734375.
+    # The mean is over the step. 0.25 (0.0625) alone is above 0.04; with three of 0.125 (0.015625) the mean is 0.02734375.
     policy = load_zoo()["m2po"]()
     assert policy(step([[0.25, 0.0, 0.0]], [1.0])).clipped.tolist() == [[True, False, False]]
     assert not policy(step([[0.25, 0.0, 0.0], [0.125, 0.125, 0.125]], [1.0, 1.0])).clipped.any()

@@ -1,4 +1,4 @@
-"""OPMD against loops in float64: a parabola in the response's log-ratio, tau away from its old policy."""
+"""OPMD compared with loops in float64: a parabola in the response's log-ratio to its old policy, with strength tau."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_far_off_policy_equals_the_closed_form(settings):
         # S = 12, A = 1: 12 - 0.05 * 144 = 4.8, gradient 1 - 1.2 = -0.2: reversed; and its mirror image
         ([5.0, 7.0], 1.0, 4.8, -0.2, True),
         ([-5.0, -7.0], -1.0, 4.8, 0.2, True),
-        # S = 4, A = -1: -4 - 0.8 = -4.8, gradient -1 - 0.4 = -1.4: pushed the harder for having gone the wrong way
+        # S = 4, A = -1: -4 - 0.8 = -4.8, gradient -1 - 0.4 = -1.4: larger, because it moved in the wrong direction
         ([1.0, 3.0], -1.0, -4.8, -1.4, False),
         # S = 2, A = 0: -0.05 * 4 = -0.2, gradient -0.2: pulled back, but there was no push to reverse
         ([-1.0, 3.0], 0.0, -0.2, -0.2, False),

@@ -1,4 +1,4 @@
-"""Off-policy sequence masking against loops in float64: PPO's clip, and bad responses that have become unlikely dropped."""
+"""Off-policy sequence masking compared with loops in float64: PPO's clip, without bad responses that became unlikely."""
 
 import dataclasses
 import math
@@ -44,7 +44,7 @@ def response(log_probs, old_log_probs, rollout_log_probs, advantage):
 
 
 def dropped_rows(inputs, delta):
-    """Responses with A < 0 whose mean log-probability fell by more than delta since they were sampled."""
+    """Return responses with A < 0 whose mean log-probability fell by more than delta since they were sampled."""
     mask = inputs.response_mask
     fall = torch.where(mask, inputs.rollout_log_probs - inputs.log_probs, 0.0).sum(dim=1) / mask.sum(dim=1)
     return (fall > delta) & (inputs.advantages[:, 0] < 0)
@@ -77,13 +77,13 @@ def test_far_off_policy_equals_the_closed_form(settings, token_advantages):
         ([-1.8, -1.4], [-1.8, -1.5], [-1.0, -1.0], 1.0, [1.0, 1.1051709], [1.0, 1.1051709], [False, False]),
         # fallen by 0.4 in the mean: kept, A = -1 flows
         ([-1.8, -1.0], [-1.8, -1.1], [-1.0, -1.0], -1.0, [-1.0, -1.1051709], [-1.0, -1.1051709], [False, False]),
-        # the fall is judged against the rollout, the ratio against old: nothing fallen, but r = e^-0.6 = 0.55 < 0.8
+        # the fall is relative to the rollout, the ratio to old: no fall, but r = e^-0.6 = 0.55 < 0.8
         ([-1.6], [-1.0], [-1.6], -1.0, [-0.8], [0.0], [True]),
-        # and the other way about: r = 1, fallen by 0.6
+        # and the reverse: r = 1, fallen by 0.6
         ([-1.6], [-1.6], [-1.0], -1.0, [0.0], [0.0], [True]),
-        # a rise of 0.6 is no fall: r = 1 flows
+        # a rise of 0.6 is not a fall: r = 1 flows
         ([-1.0], [-1.0], [-1.6], -1.0, [-1.0], [-1.0], [False]),
-        # without a report from the sampler old takes its place: fallen by 0.6
+        # without sampler log-probs, old is used: fallen by 0.6
         ([-1.6], [-1.0], None, -1.0, [0.0], [0.0], [True]),
         # A = 1 and r = e^0.5 = 1.65: PPO's cut at 1.2
         ([-1.0], [-1.5], [-1.0], 1.0, [1.2], [0.0], [True]),
@@ -148,7 +148,7 @@ def test_without_a_report_from_the_sampler_old_takes_its_place():
 
 
 def test_with_advantages_by_token_only_those_below_zero_are_dropped():
-    # fallen by 0.6 in the mean; A = 1, -1, 0: the first flows with r = 1, the second is dropped, the third is nothing
+    # fallen by 0.6 in the mean; A = 1, -1, 0: the first flows with r = 1, the second is dropped, the third has no gradient
     old = torch.tensor([[-1.0, -1.0, -1.0]])
     advantages = torch.tensor([[1.0, -1.0, 0.0]])
     inputs = ClipInputs(old, old, advantages, torch.ones(1, 3, dtype=torch.bool), old + 0.6)

@@ -1,4 +1,4 @@
-"""Value, gradient and clip decisions of the bundled rules against a float64 NumPy evaluation of the textbook formulas."""
+"""Value, gradient and clip decisions of the bundled rules compared with a float64 NumPy evaluation of the textbook formulas."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def test_value_gradient_and_clip_decisions_equal_the_closed_form(name, settings,
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
 def test_far_off_policy_equals_the_closed_form(name, settings):
-    # six times the spread that clips a quarter: nearly all of A > 0 above its band, and the ceilings reached
+    # six times the spread that clips a quarter: nearly all A > 0 are above their band, and the ceilings are reached
     inputs, (result, gradient), expected = evaluate_both(name, settings, seed=5, widen=6.0)
     np.testing.assert_allclose(gradient.numpy(), expected.derivative, rtol=2e-4, atol=1e-6)
     visible = inputs.response_mask.numpy() if result.objective.shape[1] > 1 else slice(None)
@@ -58,7 +58,7 @@ def test_far_off_policy_equals_the_closed_form(name, settings):
 @pytest.mark.parametrize("name", ["grpo", "gspo", "rloo", "fspo"])
 def test_reduced_value_and_gradient_equal_the_closed_form(name, reduction):
     if reduction == "token_mean" and name != "grpo":
-        return  # refused, see test_reductions
+        return  # rejected, see test_reductions
     inputs, (_, _), expected = evaluate_both(name, {}, seed=1)
     mask = inputs.response_mask
     log_probs = inputs.log_probs.clone().requires_grad_()

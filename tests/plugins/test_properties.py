@@ -1,4 +1,4 @@
-"""What holds of every installed policy on any batch: ragged, padded anywhere, of up to 8192 tokens, with extreme ratios."""
+"""Properties of every installed policy on any batch: ragged, padded anywhere, up to 8192 tokens, with extreme ratios."""
 
 import dataclasses
 from functools import partial
@@ -19,11 +19,11 @@ BY_TOKEN = [name for name, policy in ZOO.items() if policy.scope != "sequence"]
 BY_ROW = [name for name, policy in ZOO.items() if policy.scope != "batch"]
 PENALISED = {name for name, policy in ZOO.items() if "zero_advantage_zero_gradient" in policy.exempt}
 WIDE = [name for name, policy in ZOO.items() if policy.width_fields() and name != "clip-cov"]  # its draw depends on the band
-# the size of A decides, not only its sign: covariance bounds, and penalties that A does not multiply
+# the size of A matters, not only its sign: covariance bounds, and penalties that are not multiplied by A
 SIZE_MATTERS = {"clip-cov", "dro", "kl-cov", "opmd"}
 PROPORTIONAL = [name for name, policy in ZOO.items() if name not in SIZE_MATTERS and "rewards" not in policy.needs]
 
-NOTHING = Batch(rows=((0, 1.0), (0, -1.0)))  # two responses without a token
+NOTHING = Batch(rows=((0, 1.0), (0, -1.0)))  # two responses without tokens
 ONE = Batch(rows=((1, 1e6),), push=1)
 
 policies = partial(pytest.mark.parametrize, "name")
@@ -31,17 +31,17 @@ EVERY = policies(ZOO)
 
 
 def inputs_of(name, batch, *padding, **fill):
-    """A batch's tensors, with those that a rule needs."""
+    """Return a batch's tensors, including those that a rule needs."""
     return filled(ZOO[name], batch.inputs(*padding, **fill))
 
 
 def chosen(values, inputs):
-    """A result's values per token, in order, where a token is; a value per response as often as it has tokens."""
+    """Return a result's values per token, in order, at real tokens; a value per response is repeated for each of its tokens."""
     return values.expand_as(inputs.response_mask)[inputs.response_mask]
 
 
 def assert_same(first, second, first_inputs, second_inputs):
-    """Two results, each with its gradient, agree in value to rounding and in every decision."""
+    """Check that two results, each with its gradient, agree in value up to rounding and in every decision."""
     (ours, our_gradient), (theirs, their_gradient) = first, second
     for one, other in ((ours.objective, theirs.objective), (our_gradient, their_gradient), (ours.log_ratio, theirs.log_ratio)):
         torch.testing.assert_close(chosen(one, first_inputs), chosen(other, second_inputs), rtol=1e-4, atol=1e-6)
@@ -119,7 +119,7 @@ def test_a_row_alone_is_the_row_in_its_batch(name, batch):
         assert_same(evaluate(policy, alone), (part, gradient[cut]), alone, alone)
 
 
-@policies([name for name in ZOO if name != "clip-cov"])  # which draws tokens by their place in the batch
+@policies([name for name in ZOO if name != "clip-cov"])  # it draws tokens by their position in the batch
 @SETTINGS
 @given(batch=BATCHES, order=st.permutations([0, 1, 2, 3]))
 @example(batch=EXTREME, order=[3, 1, 0, 2])
@@ -136,7 +136,7 @@ def test_rows_in_another_order_give_the_answer_in_that_order(name, batch, order)
 
 @policies(["clip-cov", "kl-cov"])
 def test_rules_of_the_covariance_take_equal_advantages_for_what_they_are(name):
-    # A = 1e6 everywhere: A - mean A is 0, and so is every covariance, wherever the padding stands
+    # A = 1e6 everywhere: A - mean A is 0, and so is every covariance, wherever the padding is
     batch = Batch(rows=((258, 1e6), (559, 1e6), (561, 1e6)), push=-1)
     right, other = inputs_of(name, batch), inputs_of(name, batch, "left")
     assert_same(evaluate(ZOO[name](), right), evaluate(ZOO[name](), other), right, other)
@@ -191,4 +191,5 @@ def test_a_multiple_of_the_advantage_gives_that_multiple_of_the_objective(name, 
     scaled, scaled_gradient = evaluate(policy, dataclasses.replace(inputs, advantages=factor * inputs.advantages))
     assert torch.equal(scaled.clipped, result.clipped)
     for one, other in ((scaled.objective, result.objective), (scaled_gradient, gradient)):
-        torch.testing.assert_close(one, factor * other, rtol=1e-5, atol=1e-35)  # exact but for numbers too small for float32
+        # exact except for numbers that are too small for float32
+        torch.testing.assert_close(one, factor * other, rtol=1e-5, atol=1e-35)

@@ -1,4 +1,4 @@
-"""REAL against loops in float64: a classification of a group's mean log-ratios, with rewards as labels."""
+"""REAL compared with loops in float64: a classification of a group's mean log-ratios, with rewards as labels."""
 
 import math
 
@@ -24,14 +24,14 @@ def real(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, group
             exponentials = {b: math.exp(sign * score[b] / tau) for b in kind}
             total = 1 + math.fsum(exponentials.values())
             value -= math.log(total)
-            for b in kind:  # the objective of each of the group's responses is the group's
+            for b in kind:  # each of the group's responses has the group's objective
                 derivative[b, mask[b]] = -sign * len(own) * exponentials[b] / total / tau / mask[b].sum()
         objective[own, 0] = value
     return ClosedForm(objective, derivative, np.zeros((len(mask), 1), dtype=bool))
 
 
 def step(log_ratios, rewards, groups):
-    """A response of two tokens for each mean log-ratio."""
+    """Return two-token responses, one for each mean log-ratio."""
     old = torch.full((len(log_ratios), 2), -20.0)
     column = torch.tensor(rewards)[:, None]
     ids, mask = torch.tensor(groups)[:, None], torch.ones_like(old, dtype=torch.bool)
@@ -51,7 +51,7 @@ def test_far_off_policy_equals_the_closed_form():
 def test_hand_worked_step():
     # Group 0, tau .5: one good of s = 0, two bad of s = .5 ln 2 and 0: exp(s / tau) = 2 and 1.
     # J = -ln(1 + 1) - ln(1 + 2 + 1) = -3 ln 2 = -2.0794415. Weights 1/2, 2/4, 1/4, times 1 / tau = 2, and a group of 3:
-    # 3, -3, -1.5 a response, half of that a token. Group 1 has no bad response: 0.
+    # 3, -3, -1.5 per response, and half of that per token. Group 1 has no bad response: 0.
     s = 0.5 * math.log(2)
     result, gradient = evaluate(load_zoo()["real"](), step([0.0, 9.0, s, 0.0], [1.0, 1.0, 0.0, 0.0], [4, 1, 4, 4]))
     assert result.objective.flatten().tolist() == pytest.approx([-2.0794415, 0.0, -2.0794415, -2.0794415], rel=1e-5)

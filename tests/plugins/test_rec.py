@@ -1,4 +1,4 @@
-"""REC against loops in float64: the plain policy gradient within a band of one side, two sides, or with a ring."""
+"""REC compared with loops in float64: the plain policy gradient within a band with one side, two sides, or a ring."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_every_side_keeps_the_laws(settings):
 @pytest.mark.parametrize(
     ("side", "good", "bad"),
     [
-        # ratios .3, .7, 1, 1.5, 4 with A = 2 and A = -3: what learns
+        # ratios .3, .7, 1, 1.5, 4 with A = 2 and A = -3: the tokens with a gradient
         ("one-side", [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]),
         ("two-side", [0, 0, 1, 0, 0], [0, 0, 1, 0, 0]),
         ("ring", [1, 0, 1, 0, 0], [0, 0, 1, 0, 1]),

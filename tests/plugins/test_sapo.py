@@ -1,4 +1,4 @@
-"""SAPO's gate against loops in float64 and numbers worked by hand."""
+"""SAPO's gate compared with loops in float64 and numbers worked by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""TOPR against loops in float64: all of log pi where A >= 0, a weight of at most 1 where A < 0."""
+"""TOPR compared with loops in float64: all of log pi for A >= 0, a weight of at most 1 for A < 0."""
 
 import math
 
@@ -54,12 +54,12 @@ def test_far_off_policy_equals_the_closed_form(seed, widen):
 @pytest.mark.parametrize(
     ("old_log_probs", "advantage", "objective", "gradient", "clipped"),
     [
-        # log pi = -0.5 and -1.5, sum -2. A = 3: 3 * -2 = -6 and 3 a token, be S = 1 or S = -2.
+        # log pi = -0.5 and -1.5, sum -2. A = 3: 3 * -2 = -6 and 3 per token, for S = 1 and for S = -2.
         ([-1.5, -1.5], 3.0, -6.0, 3.0, False),
         ([0.0, 0.0], 3.0, -6.0, 3.0, False),
-        # A = -2, S = -2 + 3 = 1: the weight min(e, 1) = 1 is capped: -2 * -2 = 4, -2 a token
+        # A = -2, S = -2 + 3 = 1: the weight min(e, 1) = 1 is capped: -2 * -2 = 4, -2 per token
         ([-1.5, -1.5], -2.0, 4.0, -2.0, True),
-        # A = -2, S = -ln 2: weight 1/2: 1/2 * 4 = 2, -1 a token
+        # A = -2, S = -ln 2: weight 1/2: 1/2 * 4 = 2, -1 per token
         ([-0.5, -1.5 + math.log(2)], -2.0, 2.0, -1.0, False),
         # A = 0
         ([-1.5, -1.5], 0.0, 0.0, 0.0, False),

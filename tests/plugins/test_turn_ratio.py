@@ -1,4 +1,4 @@
-"""The ratio by turn against loops in float64: the mean log-ratio of each turn, clipped for the turn as a whole."""
+"""The ratio by turn compared with loops in float64: the mean log-ratio of each turn, clipped for the turn as a whole."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_far_off_policy_equals_the_closed_form():
 
 
 def test_hand_worked_turns():
-    # Turn 0: ratios 1.21 and 1, geometric mean 1.1. Turn 1, after a token of an environment: 1.44 and 1.69, mean 1.56 > 1.2.
+    # Turn 0: ratios 1.21 and 1, geometric mean 1.1. Turn 1, after an environment's token: 1.44 and 1.69, mean 1.56 > 1.2.
     # A = 2: 2.2 twice, then 2.4 twice, without a gradient.
     ratios = torch.tensor([[1.21, 1.0, 9.0, 1.44, 1.69]])
     mask = torch.tensor([[True, True, False, True, True]])

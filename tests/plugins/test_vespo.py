@@ -1,4 +1,4 @@
-"""VESPO's soft weight exp(lambda + k S - lambda exp(S)) against loops in float64 and numbers worked by hand."""
+"""VESPO's soft weight exp(lambda + k S - lambda exp(S)) compared with loops in float64 and numbers worked by hand."""
 
 import math
 
@@ -45,14 +45,14 @@ def vespo(
 
 
 def responses(log_ratios, advantages):
-    """One row per list of token log-ratios, old log-probabilities -1."""
+    """Return one row per list of token log-ratios, with old log-probabilities of -1."""
     old = torch.full((len(log_ratios), len(log_ratios[0])), -1.0)
     mask = torch.ones_like(old, dtype=torch.bool)
     return ClipInputs(old + torch.tensor(log_ratios), old, torch.tensor(advantages)[:, None], mask)
 
 
 def weights(policy, ratios, advantage):
-    """The policy's weight at each ratio of a one-token response."""
+    """Return the policy's weight at each ratio of a one-token response."""
     _, gradient = evaluate(policy, responses([[math.log(ratio)] for ratio in ratios], [advantage] * len(ratios)))
     return (gradient[:, 0] / advantage).tolist()
 
@@ -114,7 +114,7 @@ def test_peaks_of_the_default_weights():
 
 
 def test_the_weight_is_of_the_whole_response():
-    # tokens of +1 and -1 cancel: S = 0, so the weight is 1 though each token is far from its old probability
+    # tokens of +1 and -1 cancel: S = 0, so the weight is 1 although each token is far from its old probability
     _, gradient = evaluate(load_zoo()["vespo"](), responses([[1.0, -1.0]], [0.5]))
     assert gradient.flatten().tolist() == pytest.approx([0.5, 0.5], rel=1e-5)
 

@@ -1,4 +1,4 @@
-"""A checkpoint of DeepSpeed's is read without running what somebody may have put into it."""
+"""A DeepSpeed checkpoint is read without running code that somebody may have put into it."""
 
 import json
 import os
@@ -44,8 +44,8 @@ def test_a_planted_command_is_not_run_and_a_whole_checkpoint_is_gone_on_from(tmp
 
     content = torch.load(states, weights_only=False)
     torch.save({**content, "planted": Planted(trap)}, states)
-    assert "was changed" in damage(checkpoint)  # so far the checksums tell
-    seal(checkpoint)  # whoever can plant a command can do this too
+    assert "was changed" in damage(checkpoint)  # the checksums detect this
+    seal(checkpoint)  # whoever can plant a command can also do this
     assert damage(checkpoint) is None
     done = train("--resume", "--output", run, "--steps", "2")
     assert done.returncode == 2

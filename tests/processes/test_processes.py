@@ -1,4 +1,4 @@
-"""Two processes, or one: the same rollouts, losses, gradient norms and weights; started as the command line starts them."""
+"""Two processes, started as on the command line, give the same rollouts, losses, gradient norms and weights as one."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def environment(kind):
 
 
 def launched(kind, folder, cases, timeout=280):
-    """Run the worker in two processes; returns what each case came to."""
+    """Run the worker in two processes; returns the results of each case."""
     options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"]
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
     launch = json.dumps({"processes": 2, **LAUNCHES[kind]})
@@ -65,7 +65,7 @@ deepspeed = pytest.mark.deepspeed
     scope="module", params=["ddp", *(pytest.param(kind, marks=deepspeed) for kind in ("zero2", "zero3", "offload"))]
 )
 def two_processes(request, tmp_path_factory):
-    # DeepSpeed's own optimizer for offloaded states has another order of rounding, and one case shows it
+    # DeepSpeed's optimizer for offloaded states rounds in another order, which shows in one case
     cases = CASES if request.param != "offload" else {"fspo": CASES["fspo"]}
     return launched(request.param, tmp_path_factory.mktemp(request.param), {**cases, "few": ("fspo", {"num_responses": 15})})
 
@@ -87,7 +87,7 @@ def test_three_updates_agree_with_one_process(two_processes, case):
     moved = torch.cat([(expected_weights[name] - start[name]).flatten() for name in weights])
     error = torch.cat([(weights[name] - expected_weights[name]).flatten() for name in weights])
     assert float(moved.norm()) > 1e-3
-    # relative to how far they moved: relative to the weights themselves, no training at all would pass
+    # relative to how far they moved; relative to the weights themselves, a run without training would pass
     assert float(error.norm() / moved.norm()) < 1e-3
     whole = torch.cat([tensor.flatten() for tensor in expected_weights.values()])
     assert float(error.norm() / whole.norm()) < 1e-4
@@ -99,7 +99,7 @@ QUICK = ["rollout.num_prompts=7", "rollout.group_size=4", "task.num_operands_max
 
 @pytest.fixture(scope="module")
 def train(zygote):
-    """Call `rlzoo train` in a process of its own."""
+    """Call `rlzoo train` in a separate process."""
     return partial(_train, zygote)
 
 
@@ -136,12 +136,12 @@ in_two = pytest.mark.parametrize(
 def test_a_whole_run_on_two_processes_is_that_of_one(train, one_process, tmp_path, options):
     done = train(options[1] if options else "ddp", tmp_path / "run", "--processes", "2", *options)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("step 2/2") == 1  # one process speaks
+    assert done.stdout.count("step 2/2") == 1  # only one process prints
     assert_same_run(tmp_path / "run", one_process)
 
 
 def assert_same_run(ours, theirs):
-    """Two steps with the same metrics, weights and responses."""
+    """Check that two runs of two steps have the same metrics, weights and responses."""
     for got, expected in zip(metrics(ours), metrics(theirs), strict=True):
         assert got.keys() >= expected.keys()
         for name, value in expected.items():
@@ -155,8 +155,8 @@ def assert_same_run(ours, theirs):
     assert (ours / "rollouts" / "000002.jsonl").read_text() == (theirs / "rollouts" / "000002.jsonl").read_text()
 
 
-# the game that ships with the package; and one whose first problems, which are those of process 0, have one turn and whose last
-# ones have six, or an environment that raises, or hangs
+# the game that ships with the package; and one whose first problems, which belong to process 0, have one turn and whose last
+# ones have six, or an environment that raises an error or hangs
 PLAYED = {
     "guess": ["rollout.num_prompts=7", "rollout.group_size=4", "eval.num_problems=21", "learner.lr=1e-4"],
     "uneven": ["task.name=environment", "task.environment=tests.environments.games:Uneven", "task.timeout=2",
@@ -167,7 +167,7 @@ PLAYED = {
 
 @pytest.fixture(scope="module", params=PLAYED)
 def one_player(request, train, tmp_path_factory):
-    """How to play, and what one process came to."""
+    """How to play, and the result of one process."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
     options = ("--config", "guess") if request.param == "guess" else ()
     overrides = (*PLAYED[request.param], "tracking.mlflow=false")
@@ -189,7 +189,7 @@ def test_two_processes_play_the_episodes_of_one_and_learn_the_same(train, one_pl
         assert max(turns) > 6
         assert metrics(one)[1]["learner/grad_norm"] > 0
     else:
-        assert turns[:12] == [1] * 12  # of process 0
+        assert turns[:12] == [1] * 12  # those of process 0
         assert max(turns[12:20]) == 6
         failures = {row["group"]: row["failure"] for row in rows if "failure" in row}
         assert failures == {5: "ValueError: no such move", 6: "took longer than 2 s"}
@@ -262,7 +262,7 @@ def test_a_process_that_dies_ends_the_other_within_a_minute(zygote, tmp_path):
 
 def test_rows_are_dealt_evenly_by_length():
     lengths = [9, 1, 8, 2, 7, 3, 6]
-    # longest first, there and back: 9 | 8, 7 | 6, 3 | 2, 1
+    # longest first, back and forth: 9 | 8, 7 | 6, 3 | 2, 1
     shares = deal(torch.arange(7), lengths, 2)
     assert [share.tolist() for share in shares] == [[0, 6, 5], [2, 4, 3, 1]]
     assert [len(share) for share in deal(torch.tensor([3]), lengths, 3)] == [1, 0, 0]

@@ -1,4 +1,4 @@
-"""The paper's recipe from end to end, small: ZeRO-3 on two processes, real questions, a checkpoint, going on, an evaluation."""
+"""The paper's recipe end to end, small: ZeRO-3 on two processes, real questions, a checkpoint, resume, an evaluation."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def questions(name):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A Qwen3 of random weights with a tokenizer of the questions' own bytes."""
+    """A Qwen3 with random weights, and a tokenizer of the questions' bytes."""
     folder = tmp_path_factory.mktemp("tiny-qwen3")
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""A run with ZeRO that is killed with ``kill -9`` and resumed ends as the uninterrupted one."""
+"""A run with ZeRO that is killed with ``kill -9`` and resumed ends like the uninterrupted one."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module", params=["zero2", "zero3"])
 def whole(request, tmp_path_factory):
-    """The uninterrupted run, and the words that start it."""
+    """The uninterrupted run, and the arguments that start it."""
     settings = ("rollout.num_prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.num_problems=0",
                 "tracking.mlflow=false", "checkpoint.every=2", "learner.lr=1e-3", "learner.num_minibatches=2")  # fmt: skip
     words = ["--clip", "fspo", "--steps", str(STEPS), "--processes", "2", "--deepspeed", request.param]

@@ -1,4 +1,4 @@
-"""Run by several processes: three updates for each rule on one batch; process 0 writes what came of them."""
+"""Run by several processes: three updates for each rule on one batch; process 0 writes the results."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def three_updates(rule, launch, num_responses=18, **settings):
     if learner.has_reference:
         batch = replace(batch, ref_log_probs=learner.reference_log_probs(batch))
     updates = []
-    # 7, 7 and 4 (or 1) responses: a last step that is smaller, and shares of different numbers of micro-batches
+    # 7, 7 and 4 (or 1) responses: the last step is smaller, and the shares have different numbers of micro-batches
     for number, rows in enumerate(torch.arange(num_responses).split(7)):
         update = learner.apply(rows, learner.accumulate(batch, rows, seed=number))
         updates.append(
@@ -49,7 +49,8 @@ def main():
     folder, launch = Path(sys.argv[1]), json.loads(sys.argv[2])
     cases = json.loads(sys.argv[3])
     for name, (rule, settings) in cases.items():
-        AcceleratorState._reset_state(reset_partial_state=True)  # the processes stay joined; DeepSpeed takes one model each
+        # the processes stay connected; DeepSpeed accepts one model each
+        AcceleratorState._reset_state(reset_partial_state=True)
         updates, weights = three_updates(rule, launch, **settings)
         if torch.distributed.get_rank() == 0:
             (folder / f"{name}.json").write_text(json.dumps(updates))

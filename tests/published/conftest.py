@@ -1,4 +1,4 @@
-"""Leaves these tests out where the libraries they compare with are not installed; see docs/reference/published.md."""
+"""Skips these tests if the libraries for comparison are not installed; see docs/reference/published.md."""
 
 import importlib.util
 import sys

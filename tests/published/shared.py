@@ -1,4 +1,4 @@
-"""The tensors both sides get, and what rlzoo makes of them: a loss and its gradient with respect to every log-prob."""
+"""The tensors for both sides, and rlzoo's results: a loss and its gradient with respect to every log-prob."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ import torch
 from rlzoo.reductions import StepCounts, reduce_objective
 from rlzoo.testing import off_policy_inputs
 
-TOLERANCE = 2e-6  # rlzoo computes in float32, the others here in float64
+TOLERANCE = 2e-6  # rlzoo computes in float32, the other libraries here in float64
 MAX_LENGTH = 40
 
 
 def shared_inputs(policy, seed=0):
-    """Ragged and off-policy, every sixth advantage 0; shifted so that every probability is below 1."""
+    """Return ragged, off-policy inputs with every sixth advantage 0, shifted so that every probability is below 1."""
     inputs = off_policy_inputs(policy, seed=seed, max_length=MAX_LENGTH)
     shift = inputs.log_probs.max().clamp(min=0) + 0.01
     names = ("log_probs", "old_log_probs", "rollout_log_probs")
@@ -20,13 +20,13 @@ def shared_inputs(policy, seed=0):
 
 
 def clipped_share(policy, inputs):
-    """Share of the tokens with an advantage at which the rule acted."""
+    """Return the share of the tokens with an advantage at which the rule acted."""
     tokens = inputs.response_mask & (inputs.advantages != 0)
     return policy(inputs).clipped.expand(tokens.shape)[tokens].float().mean().item()
 
 
 def ours(policy, inputs, counts=None, max_length=MAX_LENGTH):
-    """The loss to be minimised and its gradient, float64; ``counts`` are those of the inputs unless given."""
+    """Return the loss to be minimised and its gradient, float64; ``counts`` are those of the inputs unless given."""
     log_probs = inputs.log_probs.float().detach().clone().requires_grad_()
     mask = inputs.response_mask
     counts = counts or StepCounts(int(mask.any(-1).sum()), int(mask.sum()))
@@ -37,9 +37,9 @@ def ours(policy, inputs, counts=None, max_length=MAX_LENGTH):
 
 
 def difference(theirs, ours):
-    """Relative differences: of the losses, to the sum of the gradient's magnitudes; of the gradients, to the largest entry.
+    """Return relative differences: of the losses, to the sum of gradient magnitudes; of the gradients, to the largest entry.
 
-    A loss is a sum of terms of either sign that may cancel, so its own size says nothing about rounding.
+    A loss is a sum of terms of both signs that may cancel, so its own size says nothing about rounding.
     """
     (loss, gradient), (our_loss, our_gradient) = theirs, ours
     size = gradient.abs().sum().item()

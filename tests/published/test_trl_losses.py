@@ -1,4 +1,4 @@
-"""rlzoo's rules against the losses of TRL 1.16: values and gradients of its own `_compute_loss` on shared tensors."""
+"""rlzoo's rules compared with the losses of TRL 1.16: values and gradients of its `_compute_loss` on shared tensors."""
 
 import dataclasses
 import math
@@ -50,7 +50,7 @@ def rule(name, settings):
 
 
 def trainer_of(folder, name="grpo", **settings):
-    """TRL's own trainer, made by its own constructor."""
+    """Return TRL's own trainer, made by its constructor."""
     model, tokenizer = load_pretrained("embedded")
     config, kind = TRAINERS.get(name, (GRPOConfig, GRPOTrainer))
     settings = {"steps_per_generation": settings.get("gradient_accumulation_steps", 1), **settings}
@@ -61,12 +61,12 @@ def trainer_of(folder, name="grpo", **settings):
     prompts = Dataset.from_dict({"prompt": ["1+1="]})
     trainer = kind(model=model, args=args, reward_funcs=lambda completions, **_: [0.0] * len(completions),
                    processing_class=tokenizer, train_dataset=prompts)  # fmt: skip
-    trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps  # as the training loop does
+    trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps  # as in the training loop
     return trainer
 
 
 def theirs(trainer, inputs, num_items=None, dtype=torch.float64):
-    """TRL's loss and gradient; only its forward pass is replaced, by our log-probs and entropies."""
+    """Return TRL's loss and gradient; only its forward pass is replaced, by our log-probs and entropies."""
     log_probs = inputs.log_probs.to(dtype).detach().clone().requires_grad_()
     mask = inputs.response_mask
     entropy = torch.zeros_like(log_probs) if inputs.old_entropy is None else inputs.old_entropy.to(dtype)
@@ -76,7 +76,8 @@ def theirs(trainer, inputs, num_items=None, dtype=torch.float64):
     batch = {
         "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": mask.long(),
         "advantages": inputs.advantages[:, 0].to(dtype), "old_per_token_logps": inputs.old_log_probs.to(dtype),
-        "old_logps": torch.where(mask, inputs.old_log_probs.to(dtype), 0.0).sum(1),  # RLOO's, whose ratio is the response's
+        # for RLOO, whose ratio is that of the response
+        "old_logps": torch.where(mask, inputs.old_log_probs.to(dtype), 0.0).sum(1),
         "num_items_in_batch": mask.sum() if num_items is None else torch.tensor(num_items),
     }  # fmt: skip
     if inputs.rollout_log_probs is not None:
@@ -93,13 +94,13 @@ def test_loss_and_gradient_equal_trl(name, settings, config, tmp_path):
     policy, trainer = rule(name, settings), trainer_of(tmp_path, name, **config)
     for seed in range(4):
         inputs = shared_inputs(policy, seed)
-        if name not in ("sapo", "vespo"):  # which never cut
+        if name not in ("sapo", "vespo"):  # these never cut
             assert 0.1 < clipped_share(policy, inputs) < 0.45
         assert_agree(theirs(trainer, inputs), ours(policy, inputs))
 
 
 def test_the_cases_use_what_they_name():
-    # a dual clip that is never reached, or a mask that drops nothing, would agree with anything
+    # a dual clip that is never reached, or a mask that drops nothing, would agree with any result
     for name, settings, without in (("grpo", {"dual_clip": 1.3}, {}), ("opsm", {"delta": 0.02}, {"delta": 20.0})):
         policy = rule(name, settings)
         inputs = shared_inputs(policy)
@@ -153,7 +154,7 @@ def rows_of(inputs, rows):
     return ClipInputs(**{name: value[rows] if torch.is_tensor(value) else value for name, value in values.items()})
 
 
-# Differences: each test states one, and that there is no other on its data.
+# Differences: each test states one, and checks that there is no other on its data.
 
 
 def test_bnpo_divides_by_the_tokens_of_the_micro_batch_rather_than_of_the_step(tmp_path):
@@ -185,23 +186,24 @@ def test_trl_counts_responses_without_tokens(name, settings, config, tmp_path):
     policy = rule(name, settings)
     inputs = shared_inputs(policy)
     mask = inputs.response_mask.clone()
-    mask[:6] = False  # as mask_truncated_completions does
+    mask[:6] = False  # like mask_truncated_completions
     inputs = dataclasses.replace(inputs, response_mask=mask)
     loss, gradient = theirs(trainer_of(tmp_path, name, **config), inputs)
-    if name in ("gmpo", "rloo"):  # an empty sum is 0, its ratio 1: such a response adds -A to the loss, nothing to the gradient
+    # an empty sum is 0 and its ratio 1: such a response adds -A to the loss, and nothing to the gradient
+    if name in ("gmpo", "rloo"):
         loss += inputs.advantages[:6].sum().item() / 24
     assert_agree((loss * 24 / 18, gradient * 24 / 18), ours(policy, inputs))
 
 
 def test_delta_below_the_upper_clip_is_no_dual_clip_in_trl(tmp_path):
-    # one response per case: ratios 1.15 and 1.5 for either sign, delta 1.1 < 1 + 0.2
+    # one response per case: ratios 1.15 and 1.5 for both signs, delta 1.1 < 1 + 0.2
     log_ratio = torch.tensor([[1.15], [1.5], [1.15], [1.5]]).log()
     old = torch.full((4, 1), -1.0)
     inputs = ClipInputs(old + log_ratio, old, torch.tensor([[1.0], [1.0], [-1.0], [-1.0]]), torch.ones(4, 1, dtype=torch.bool))
     policy = rule("grpo", {"dual_clip": 1.1})
-    # a dual clip (arXiv 1912.09729): A > 0 is cut above 1.2 only, A < 0 above 1.1
+    # a dual clip (arXiv 1912.09729): A > 0 is cut only above 1.2, A < 0 above 1.1
     assert -4 * ours(policy, inputs)[1][:, 0] == pytest.approx([1.15, 0, 0, 0])
-    # TRL: A > 0 is cut above 1.1 as well, A < 0 above 1.2 only
+    # TRL: A > 0 is also cut above 1.1, A < 0 only above 1.2
     loss, gradient = theirs(trainer_of(tmp_path, loss_type="grpo", delta=1.1), inputs)
     assert (-4 * gradient[:, 0]).tolist() == pytest.approx([0, 0, -1.15, 0])
     assert -4 * loss == pytest.approx(1.1 + 1.1 - 1.15 - 1.2)
@@ -225,7 +227,7 @@ def test_vespo_stops_at_another_lower_limit(tmp_path):
 
 
 def test_cispo_of_trl_caps_at_epsilon_high_itself(tmp_path):
-    # 0.2 unless set: the weight of a token at ratio 1 is then 0.2, and the cap of MiniMax-M1, 1 + 0.2, is epsilon_high=1.2
+    # 0.2 by default: the weight of a token at ratio 1 is then 0.2; the cap of MiniMax-M1, 1 + 0.2, is epsilon_high=1.2
     one = torch.ones(1, 1)
     inputs = ClipInputs(-one, -one, one, one.bool())
     assert -theirs(trainer_of(tmp_path, loss_type="cispo"), inputs)[1].item() == pytest.approx(0.2)
@@ -234,11 +236,11 @@ def test_cispo_of_trl_caps_at_epsilon_high_itself(tmp_path):
 
 
 def test_a_large_log_ratio_gives_trl_no_number(tmp_path):
-    # float32, log-ratio 100: exp is infinite, and 0 * inf in the backward pass of the clipped branch is not a number
+    # float32, log-ratio 100: exp is infinite, and 0 * inf in the backward pass of the clipped branch is NaN
     one = torch.ones(2, 1)
     inputs = ClipInputs(99 * one, -one, torch.tensor([[1.0], [0.0]]), one.bool())
     loss, gradient = theirs(trainer_of(tmp_path, loss_type="grpo"), inputs, dtype=torch.float32)
-    assert math.isnan(loss)  # by the response with A = 0
+    assert math.isnan(loss)  # from the response with A = 0
     assert gradient.isnan().all()
     our_loss, our_gradient = ours(rule("grpo", {}), inputs)
     assert our_loss == pytest.approx(-1.2 / 2)
@@ -253,4 +255,4 @@ def test_opsm_of_trl_takes_an_unknown_sampler_log_prob_as_no_evidence(tmp_path):
     )  # fmt: skip
     _, gradient = theirs(trainer_of(tmp_path, loss_type="grpo", off_policy_mask_threshold=0.4), inputs)
     assert (gradient == 0).all()  # dropped: the mean of (1, 0) is above 0.4
-    assert (ours(rule("opsm", {"delta": 0.4}), inputs)[1] == 0.5).all()  # kept: the mean is not a number
+    assert (ours(rule("opsm", {"delta": 0.4}), inputs)[1] == 0.5).all()  # kept: the mean is NaN

@@ -1,4 +1,4 @@
-"""rlzoo's rules against the policy losses in the registry of verl 0.9.1: values and gradients on shared tensors."""
+"""rlzoo's rules compared with the policy losses in the registry of verl 0.9.1: values and gradients on shared tensors."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ MODES = {
     "sequence_mean_token_sum": "seq-mean-token-sum",
     "constant_length": "seq-mean-token-sum-norm",
 }
-NO_CEILING = 1e6  # for clip_ratio_c, which is 3 unless set and cannot be turned off
+NO_CEILING = 1e6  # for clip_ratio_c, which is 3 by default and cannot be turned off
 GSPO = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
 
 # rule, its settings, verl's name, its settings
@@ -41,7 +41,7 @@ CASES = [
     ("kl-cov", {}, "kl_cov", {"kl_cov_ratio": 2e-3, "ppo_kl_coef": 1.0}),
     ("dro", {}, "dro", {"dro_beta": 0.05}),
     ("dro", {"beta": 2.0, "reduction": "sequence_mean"}, "dro", {"dro_beta": 2.0}),
-    # a fraction of 1 drops every candidate, so the draw makes no difference
+    # a fraction of 1 drops every candidate, so the draw does not matter
     ("clip-cov", {"fraction": 1.0, "cov_low": 0.1, "cov_high": 2.0}, "clip_cov",
      {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 2.0}),
 ]  # fmt: skip
@@ -68,7 +68,7 @@ def config_of(settings, **global_batch_info):
 
 
 def theirs(name, inputs, reduction, settings, **global_batch_info):
-    """verl's loss and gradient, float64; it takes advantages per token."""
+    """Return verl's loss and gradient, float64; verl takes advantages per token."""
     log_probs = inputs.log_probs.double().detach().clone().requires_grad_()
     advantages = inputs.advantages.double().expand(log_probs.shape).clone()
     config = config_of(settings, **global_batch_info)
@@ -80,7 +80,7 @@ def theirs(name, inputs, reduction, settings, **global_batch_info):
 
 
 def without_rollout(inputs):
-    # verl's losses see one set of old log-probs; rules that prefer the sampler's fall back on them
+    # verl's losses get one set of old log-probs; rules that prefer the sampler's use these instead
     return dataclasses.replace(inputs, rollout_log_probs=None)
 
 
@@ -98,7 +98,7 @@ def test_loss_and_gradient_equal_verl(name, settings, loss_mode, config):
 
 @pytest.mark.parametrize(("name", "settings", "loss_mode", "config"), DPPO, ids=str)
 def test_dppo_has_the_gradient_of_verl_and_another_loss(name, settings, loss_mode, config):
-    # the loss is r A here and sg[r] A log pi there; the gradients are the same, and the dropped tokens
+    # the loss is r A here and sg[r] A log pi there; gradients and dropped tokens are the same
     policy = rule(name, settings)
     for seed in range(4):
         inputs = without_rollout(shared_inputs(policy, seed))
@@ -126,7 +126,7 @@ def test_the_four_reductions_equal_agg_loss(reduction):
         assert got == pytest.approx(expected, rel=1e-6)
 
 
-# Differences: each test states one, and that there is no other on its data.
+# Differences: each test states one, and checks that there is no other on its data.
 
 
 def test_vanilla_has_a_dual_clip_of_3_unless_told_otherwise():
@@ -140,7 +140,7 @@ def test_vanilla_has_a_dual_clip_of_3_unless_told_otherwise():
 
 @pytest.mark.parametrize(("name", "loss_mode"), [("dppo-tv", "dppo_tv"), ("dppo-kl", "dppo_kl")])
 def test_dppo_of_verl_caps_its_weight_at_3_unless_told_otherwise(name, loss_mode):
-    # a rare token from 0.001 to 0.004: within either trust region, ratio 4; its weight is 3 in verl, whose code means 20
+    # a rare token from 0.001 to 0.004: within both trust regions, ratio 4; its weight is 3 in verl, whose code intends 20
     one = torch.ones(1, 1)
     inputs = ClipInputs(one * math.log(0.004), one * math.log(0.001), one, one.bool())
     reduction = "sequence_mean"
@@ -158,7 +158,7 @@ def test_geo_mean_of_verl_counts_responses_without_tokens_and_knows_no_step():
     settings = {"clip_ratio_low": 0.4, "clip_ratio_high": 0.4}
     loss, gradient = theirs("geo_mean", inputs, "sequence_mean", settings)
     assert_agree((loss * 24 / 18, gradient * 24 / 18), ours(policy, inputs))
-    # 24 of the 240 responses of a step on 2 devices: the share is the same as without them, where agg_loss would give a fifth
+    # 24 of the 240 responses of a step on 2 devices: the share is the same as without them; agg_loss would give a fifth
     info = {"dp_size": 2, "batch_num_tokens": 5000, "global_batch_size": 240}
     assert theirs("geo_mean", inputs, "sequence_mean", settings, **info)[0] == loss
 
@@ -190,14 +190,14 @@ def test_sapo_and_geo_mean_of_verl_ignore_loss_agg_mode():
 
 
 def test_clip_cov_of_verl_spends_its_draws_on_tokens_without_advantage():
-    # mean A = 1 over these tokens; those of the second response have A = 0 and cov = (0 - 1)(log pi - mean)
+    # mean A = 1 over these tokens; the tokens of the second response have A = 0 and cov = (0 - 1)(log pi - mean)
     log_probs = torch.tensor([[-2.0, -2.0], [-4.0, -4.0]])
     inputs = ClipInputs(log_probs, log_probs, torch.tensor([[2.0], [0.0]]), torch.ones(2, 2, dtype=torch.bool))
     config = {"clip_cov_ratio": 0.25, "clip_cov_lb": 0.5, "clip_cov_ub": 2.0}  # cov is 1 everywhere, and one of four is dropped
     policy = rule("clip-cov", {"fraction": 0.25, "cov_low": 0.5, "cov_high": 2.0})
     torch.manual_seed(0)
     dropped = [int((theirs("clip_cov", inputs, "token_mean", config)[1] == 0).sum()) for _ in range(20)]
-    assert set(dropped) == {2, 3}  # two have no gradient anyway; in some draws no other token loses its own
+    assert set(dropped) == {2, 3}  # two have no gradient anyway; in some draws no other token loses its gradient
     for seed in range(20):
         assert int((ours(policy, dataclasses.replace(inputs, seed=seed))[1] == 0).sum()) == 3
 

@@ -1,4 +1,4 @@
-"""rlzoo's advantage estimators and corrections against those of verl 0.9.1, on shared tensors."""
+"""rlzoo's advantage estimators and corrections compared with those of verl 0.9.1, on shared tensors."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ GROUP = 6
 
 
 def graded(seed, *, holes=True, with_token_rewards=False):
-    """Four groups of six ragged responses, some with two turns, one group of equal rewards."""
+    """Return four groups of six ragged responses, some with two turns, one group with equal rewards."""
     rng = torch.Generator().manual_seed(seed)
     number, size = 4 * GROUP, 20
     lengths = torch.randint(3, size, (number, 1), generator=rng)
@@ -35,7 +35,7 @@ def graded(seed, *, holes=True, with_token_rewards=False):
 
 
 def verl_advantages(name, inputs, **settings):
-    """verl takes all rewards by token, that of the response with its last token."""
+    """verl takes all rewards per token; the reward of a response is on its last token."""
     mask = inputs.response_mask
     last = torch.where(mask, torch.arange(mask.shape[1]), -1).amax(-1, keepdim=True)
     paid = torch.zeros(mask.shape, dtype=torch.float64) if inputs.token_rewards is None else inputs.token_rewards.double()

@@ -1,4 +1,4 @@
-"""A server on loopback that answers as vLLM's would; the tests of a real one are in tests/vllm."""
+"""A server on loopback that responds like vLLM's; tests/vllm has the tests with a real one."""
 
 import contextlib
 import json
@@ -20,14 +20,14 @@ INFO = {
 
 
 class StandIn(ThreadingHTTPServer):
-    """Answers with a token that tells whether it was given weights.
+    """Responds with a token that shows whether it has received weights.
 
-    ``failures`` says what becomes of the next requests for completions; ``by_path`` holds a status and an answer for each
-    other path, None for no answer in time. An answer of bytes is sent as it is, and a function is called with the handler.
+    ``failures`` lists what happens to the next requests for completions. ``by_path`` has a status and a response for other
+    paths; None means no response in time. A response of bytes is sent unchanged, and a function is called with the handler.
     """
 
     daemon_threads = True
-    request_queue_size = 128  # connections that wait; beyond it a busy machine resets them
+    request_queue_size = 128  # waiting connections; beyond this number a busy machine resets them
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         elif answer == "restart":
             self.connection.close()
         elif callable(answer):
-            with contextlib.suppress(OSError):  # the other side may leave
+            with contextlib.suppress(OSError):  # the other side may disconnect
                 answer(self)
         else:
             self.reply(*answer)
@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             failure = self.server.failures.pop(0) if self.server.failures else None
             self.server.asked += 1
-            if failure == "restart":  # it comes back as it was first started
+            if failure == "restart":  # it returns in its initial state
                 self.server.has_weights = False
         token = 5 if self.server.has_weights else 4
         longer = 3 * (self.server.varies and self.server.asked % 2)
@@ -92,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running():
-    """A server that answers until the block ends."""
+    """Run a server until the block ends."""
     with StandIn() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups of equal rewards are replaced, and the batch keeps its size."""
+"""Dynamic sampling: groups with equal rewards are replaced, and the batch keeps its size."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def group(name, *rewards):
 
 
 def rounds(*texts):
-    """A sampler of the rounds given: a capital is a group whose rewards differ, a small letter one of equal rewards."""
+    """Return a sampler of the given rounds: capitals are groups whose rewards differ, small letters have equal rewards."""
 
     def sample(turn):
         return [group(name, 1.0, 0.0 if name.isupper() else 1.0) for name in texts[turn]]
@@ -23,11 +23,11 @@ def rounds(*texts):
 @pytest.mark.parametrize(
     ("texts", "extra", "kept", "num_rounds", "num_dropped"),
     [
-        (["aBc"], 0, "aBc", 1, 0),  # off: the first round as it is
+        (["aBc"], 0, "aBc", 1, 0),  # off: the first round unchanged
         (["ABC", "DEF"], 2, "ABC", 1, 0),
         (["aBc", "DeF", "GHI"], 2, "BDF", 2, 3),
         (["aBC", "DEF"], 2, "BCD", 2, 1),  # E and F are surplus
-        (["aBc", "deF", "ghi"], 2, "BFa", 3, 6),  # seven equal groups, one of them fills up
+        (["aBc", "deF", "ghi"], 2, "BFa", 3, 6),  # seven equal groups, one of which fills the batch
         (["abc", "def"], 1, "abc", 2, 3),
     ],
 )

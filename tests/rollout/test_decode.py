@@ -1,4 +1,4 @@
-"""Decoding row by row against transformers' own `generate`, and what it does not compute."""
+"""Decoding row by row compared with transformers' `generate`, and what it does not compute."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_a_prompt_is_computed_once_and_a_response_that_ended_never_again():
     decoded = decode(model, prompts, uniforms, end_ids=frozenset(range(20)), pad_id=0, temperature=1.0)
     lengths = (decoded.log_probs != 0).sum(dim=1)
     assert sizes[0] == (3, 5)
-    # a response of n tokens takes n - 1 steps: its first comes from the prompt, and nothing follows its last
+    # a response of n tokens takes n - 1 steps: its first token comes from the prompt, and nothing follows its last
     assert sizes[1:] == [(int((lengths > step).sum()), 1) for step in range(1, int(lengths.max()))]
     assert lengths.min() < lengths.max() == decoded.tokens.shape[1]
     ended = torch.isin(decoded.tokens, torch.arange(20)).int()
@@ -88,7 +88,7 @@ def test_rows_that_go_on_keep_their_cache_when_others_leave():
     layer = RowLayer(torch.tensor([2, 3]), room=2)
     states = torch.arange(10.0).view(2, 1, 1, 5).repeat(1, 1, 2, 1)  # two prompts of two columns
     layer.update(states, -states)
-    for column in range(3):  # outgrows its room
+    for column in range(3):  # exceeds its capacity
         new = 100.0 * (column + 1) + torch.arange(5.0).view(5, 1, 1, 1).expand(5, 1, 1, 5)
         keys, values = layer.update(new, -new)
     assert keys.shape == (5, 1, 5, 5)

@@ -1,4 +1,4 @@
-"""A batch is filled with prompts whose responses differ in reward, in order and within a bound."""
+"""A batch is filled with prompts whose responses differ in reward, in order and within a limit."""
 
 import rlzoo
 from tests.training.short import lines, quick, without_times
@@ -25,7 +25,7 @@ def pay_for_even(problem, response):  # a sum that begins with an odd number is 
 
 
 def paid(folder, module, function, monkeypatch, **settings):
-    """A run with rewards that the test decides on; returns the run and the questions in the order they were graded."""
+    """Return a run with rewards that the test decides, and the questions in grading order."""
     (folder / f"{module}.py").write_text(ALTERNATING)
     monkeypatch.chdir(folder)
     overrides = [f"task.reward={module}:{function}", "eval.num_problems=0", "tracking.mlflow=false"]

@@ -1,4 +1,4 @@
-"""Episodes: the caches kept from turn to turn change nothing, tokens stay as they were drawn, and limits end episodes."""
+"""Episodes: caches kept between turns change nothing, tokens are not changed after sampling, and limits end episodes."""
 
 import dataclasses
 from functools import partial
@@ -62,7 +62,7 @@ def test_each_token_is_computed_once():
     own = sum(sum(token != 0 for token in rollout.prompt_ids + rollout.response_ids) for rollout in rollouts)
     padded = sum(ids.numel() for ids in computed)
     real = sum(int((ids != 0).sum()) for ids in computed)  # 0 is the padding
-    # the last token of an episode is never computed, and what is written behind its last turn may be
+    # the last token of an episode is never computed, and text after its last turn may be
     assert own - len(rollouts) <= real <= own + 12 * 50
     computed.clear()
     play(Plain, model, "rows")
@@ -116,7 +116,7 @@ def test_the_batch_has_a_hole_where_the_environment_wrote():
 
 
 def test_what_the_model_wrote_stays_as_it_was_drawn():
-    # "a" and "b" are merged into one token wherever they meet
+    # "a" and "b" are merged into one token wherever they are adjacent
     inner = Tokenizer(models.BPE(vocab={"a": 2, "b": 3, "ab": 4, "<end>": 1, "<pad>": 0}, merges=[("a", "b")]))
     merging = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>")
     assert merging("ab")["input_ids"] == [4]
@@ -133,7 +133,7 @@ def test_what_the_model_wrote_stays_as_it_was_drawn():
     met = 0
     for rollout in player.play(PROBLEMS, range(12), seed=1, temperature=3.0):
         for (_, end), (start, _) in zip(rollout.spans, rollout.spans[1:], strict=False):
-            assert rollout.response_ids[end:start] == (3,) * (start - end)  # "b" each, whatever is before them
+            assert rollout.response_ids[end:start] == (3,) * (start - end)  # "b" each, whatever comes before
             met += rollout.response_ids[end - 2] == 2  # "a", the end token, then "b"
     assert met > 0, "some turns end with an a"
 

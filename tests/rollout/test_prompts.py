@@ -1,4 +1,4 @@
-"""Prompts that cannot be put to a model are refused with the reason; a chat template cannot hang or fill the memory."""
+"""Prompts that a model does not support are rejected with the reason; a chat template cannot hang or fill the memory."""
 
 import time
 
@@ -15,7 +15,7 @@ from tests.quick import QUICK
 
 
 class Sums(Task):
-    """Sums, one of them in words."""
+    """Sums, one of which is in words."""
 
     questions: tuple[str, ...] = ("1+1=", "2+3=", "five + five?", "3+3=")
 
@@ -42,7 +42,7 @@ def test_characters_without_a_token_are_named_with_their_question(tokenizer):
         "the prompt 'five + five?': the model's tokenizer has no token for 'f', 'i', 'v', 'e', ' ', '?'; "
     )
     assert "task.template" in message
-    check_task(Sums(), tokenizer, chat_template=False, needed=2, held_out=0)  # the run does not come to it
+    check_task(Sums(), tokenizer, chat_template=False, needed=2, held_out=0)  # the run does not reach it
 
 
 def test_a_run_with_such_a_question_is_refused_before_anything_is_written(tmp_path):
@@ -82,5 +82,6 @@ def test_a_template_that_does_not_end_or_makes_too_much_is_one_line(tokenizer, m
         templated(tokenizer, template)
     assert time.monotonic() - begin < 60
     assert str(caught.value).startswith("the model's chat template fails for the prompt '1+1=': ")
-    assert templated(tokenizer, "{{ messages[0].content }}") == tuple(tokenizer("1+1=")["input_ids"])  # another worker renders
+    # another worker renders it
+    assert templated(tokenizer, "{{ messages[0].content }}") == tuple(tokenizer("1+1=")["input_ids"])
     assert TEMPLATES.pid is not None

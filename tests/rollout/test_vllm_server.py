@@ -1,6 +1,6 @@
-"""A vLLM server that goes away: it is waited for, given the weights again, and in the end the run stops where it can go on.
+"""A vLLM server that goes away: the run waits, sends the weights again, and finally stops in a resumable state.
 
-A small server stands in for vLLM's; tests/vllm has the real one.
+A small server replaces vLLM's; tests/vllm has the real one.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The garbage collector looks seldom while libraries load, and as ever while a run trains."""
+"""The garbage collector runs rarely while libraries load, and as usual while a run trains."""
 
 import gc
 import subprocess
@@ -25,7 +25,7 @@ def test_within_it_looks_as_often_as_ever_but_not_at_what_was_there_before():
     seldom, frozen = gc.get_threshold(), gc.get_freeze_count()
     assert seldom[0] > 10_000
     with quick_garbage_collection():
-        assert str(gc.get_threshold()) == printed("import gc; print(gc.get_threshold())")  # what Python begins with
+        assert str(gc.get_threshold()) == printed("import gc; print(gc.get_threshold())")  # Python's initial value
         assert gc.get_freeze_count() > frozen
     assert gc.get_threshold() == seldom
     assert gc.get_freeze_count() == frozen

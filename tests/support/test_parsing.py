@@ -1,4 +1,4 @@
-"""YAML and JSON from outside: what is refused, and that it is refused at once."""
+"""YAML and JSON from outside: what is rejected, and that it is rejected immediately."""
 
 import time
 

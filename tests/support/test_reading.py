@@ -1,4 +1,4 @@
-"""Files that a user names: only regular ones of a size that makes sense are read, and nothing waits for a pipe."""
+"""Files that a user names: only regular files of a reasonable size are read, and nothing waits for a pipe."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ KINDS = {"pipe": OTHER, "socket": OTHER, "device": OTHER, "folder": "is a folder
 
 @pytest.fixture
 def odd(request, tmp_path):
-    """Makes something that is no file to be read, under a name."""
+    """Make something under a name that is not a readable file."""
     opened = []
 
     def make(kind, name):

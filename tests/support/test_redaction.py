@@ -1,4 +1,4 @@
-"""No secret gets into what is written, sent or printed; and what is none stays as it is."""
+"""No secret appears in what is written, sent or printed; everything else is unchanged."""
 
 import doctest
 import logging
@@ -44,7 +44,7 @@ HARMLESS = [
 
 @pytest.fixture(autouse=True)
 def no_secrets(monkeypatch):
-    """Those of whoever runs the tests have no say."""
+    """Ignore the secrets of whoever runs the tests."""
     for name, value in dict(rlzoo.support.redaction.os.environ).items():
         if value in environment_secrets():
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""A reply is read up to a size and for a time, whatever the server sends."""
+"""A reply is read up to a size and a time, whatever the server sends."""
 
 import time
 
@@ -48,7 +48,7 @@ def whole(connection, request):
 def test_an_ordinary_reply_is_whole_and_its_connection_is_used_again():
     seen.clear()
     with hostile.serving(whole) as address, requests.Session() as session, bounded_replies(2**20, 5.0):
-        for _ in range(5):  # more than the limit in all, but each within it
+        for _ in range(5):  # more than the limit in total, but each within it
             assert session.get(address, timeout=5).content == b"x" * 300_000
         assert len(seen) == 1
 

@@ -31,7 +31,7 @@ def test_train_problems_depend_on_seed_and_index_only():
 
 def test_seeds_do_not_share_a_shifted_order():
     one, two = arithmetic(seed=0).train_problems(0, 50), arithmetic(seed=1).train_problems(0, 50)
-    assert len(set(one) & set(two)) < 10  # short sums recur, long ones do not
+    assert len(set(one) & set(two)) < 10  # short sums repeat, long ones do not
 
 
 def test_every_seed_is_evaluated_on_the_same_distinct_problems():
@@ -42,7 +42,7 @@ def test_every_seed_is_evaluated_on_the_same_distinct_problems():
 
 
 def test_training_never_meets_a_held_out_question():
-    # two numbers up to 9 make 81 questions, so 3000 draws would meet every held-out one if they could
+    # two numbers up to 9 give 81 questions, so 3000 draws would include every held-out one if they could
     task = arithmetic(num_operands_max=2)
     held_out = set(task.held_out_problems(1000))
     train = set(task.train_problems(0, 3000))
@@ -52,7 +52,7 @@ def test_training_never_meets_a_held_out_question():
 
 
 def test_the_split_is_by_the_sum_without_its_equals_sign():
-    # what the shipped model was trained by: zlib.crc32(b"...") % 8, on the question and not on the prompt
+    # as for the shipped model: zlib.crc32(b"...") % 8 of the question, not of the prompt
     task = arithmetic(num_operands_max=2)
     assert {zlib.crc32(problem.question.encode()) % 8 for problem in task.held_out_problems(1000)} == {0}
     assert 0 not in {zlib.crc32(problem.question.encode()) % 8 for problem in task.train_problems(0, 500)}
@@ -127,5 +127,5 @@ def test_ranges_that_contradict_each_other_are_an_error():
 
 
 def test_too_few_questions_to_split_are_an_error():
-    with pytest.raises(UserError, match=r"^task\.operand_max=1 with up to task\.num_operands_max=2 numbers makes too few"):
+    with pytest.raises(UserError, match=r"^task\.operand_max=1 with up to task\.num_operands_max=2 numbers gives too few"):
         arithmetic(operand_max=1, num_operands_max=2)

@@ -27,7 +27,7 @@ def children():
 
 
 def act(what):
-    """A grading function that does what the answer says, as an adversarial answer can."""
+    """A grading function that does what the answer says, like an adversarial answer."""
     if what == "hang":
         time.sleep(60)
     if what == "slow":
@@ -84,7 +84,7 @@ def test_nothing_starts_before_the_first_answer_and_close_ends_it(grader):
     assert children() == {*before, grader.pid}
     grader.close()
     assert children() == before
-    assert grader.grade([("1",)]) == [1.0]  # it may be used again
+    assert grader.grade([("1",)]) == [1.0]  # it can be used again
 
 
 def test_threads_share_one_worker(grader):
@@ -117,7 +117,7 @@ def test_a_script_needs_no_main_guard(tmp_path):
 
 def test_a_start_that_fails_is_one_line():
     grader = Grader(act, fail_to_start, timeout=1)
-    with pytest.raises(UserError, match=r"^the grading worker does not start: KeyError: 'nothing here'$"):
+    with pytest.raises(UserError, match=r"^the grading worker cannot start: KeyError: 'nothing here'$"):
         grader.grade([("1",)])
 
 
@@ -155,7 +155,7 @@ def fail_to_start():
 
 
 def behave(how):
-    """What a reward of a user's own may do or return."""
+    """What a user's reward may do or return."""
     import numpy as np
     import torch
 
@@ -189,7 +189,7 @@ def test_whatever_a_reward_raises_or_returns_is_a_number_or_a_failure_with_its_r
             assert grader.last_failure.startswith(reason), how
         worker = grader.pid
         assert grader.grade([(how,) for how in VALUES]) == list(VALUES.values())
-        assert grader.pid == worker  # none of it has ended the worker
+        assert grader.pid == worker  # none of these has ended the worker
     finally:
         grader.close()
 
@@ -203,7 +203,7 @@ def test_what_a_reward_prints_does_not_enter_stdout(tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that runs on and can be put forward or back: a function that does so after some seconds."""
+    """A clock that can be set forward or back: a function that does so after some seconds."""
     real, shift, timers = time.time, [0.0], []
     monkeypatch.setattr(time, "time", lambda: real() + shift[0])
 
@@ -219,7 +219,7 @@ def clock(monkeypatch):
 def test_a_clock_that_is_put_forward_while_a_call_is_at_work_takes_no_grade(clock):
     grader = Grader(act, ready, timeout=60)
     try:
-        assert grader.grade([("1",)]) == [1.0]  # the worker is there
+        assert grader.grade([("1",)]) == [1.0]  # the worker has started
         clock(3600, after=0.5)
         assert grader.grade([("slow",), ("0.5",)]) == [0.25, 0.5]
         assert (grader.num_timeouts, grader.num_crashes) == (0, 0)
@@ -237,7 +237,7 @@ def test_a_clock_that_is_put_back_while_a_call_is_at_work_does_not_extend_its_li
 
 
 def spin(how):
-    """Compute without end, in Python or in C where no other thread of the process comes to its turn."""
+    """Compute without end, in Python or in C code that blocks the process's other threads."""
     while how == "in Python":
         pass
     return float(str(9 ** (9**9))) if how == "in C" else 1.0
@@ -250,7 +250,7 @@ def test_a_worker_in_an_endless_call_ends_with_its_parent(how):
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     worker = psutil.Process(int(parent.stdout.readline()))
     try:
-        while worker.cpu_times().user < 0.3:  # it is at it
+        while worker.cpu_times().user < 0.3:  # it is computing
             time.sleep(0.05)
         parent.kill()
         parent.communicate()
@@ -295,7 +295,7 @@ def test_modules_of_the_working_directory_do_not_replace_those_of_python_in_a_wo
         print(Grader(math_grading.score, math_grading.start, 60).grade([("1/2", "0.5", True)]))
     """
     (elsewhere / "command.py").write_text(textwrap.dedent(script))
-    # as the installed command: a script in another folder, without -P, which a worker would inherit
+    # like the installed command: a script in another folder, without -P, which a worker would inherit
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     command = [sys.executable, elsewhere / "command.py"]
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The guessing game, and the model that ships to play it."""
+"""The guessing game, and the shipped model that plays it."""
 
 import math
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_a_game_worked_by_hand():
     assert (text, reward, done, info["state"], info["found"]) == (" lower ", -0.05, False, "0-50", 0.0)
     text, reward, done, info = play.step("0-50:25")
     assert (text, reward, done, info["state"]) == (" higher ", -0.05, False, "25-50")
-    text, reward, done, info = play.step("25-50:60")  # 60 has been ruled out
+    text, reward, done, info = play.step("25-50:60")  # 60 is already excluded
     assert (text, reward, done, info["state"], info["wasted"]) == (" lower ", -0.05, False, "25-50", 1 / 3)
     text, reward, done, info = play.step("25-50:37")
     assert (text, reward, done) == (" found", 1.0, True)
@@ -76,7 +76,7 @@ def test_a_problem_that_is_no_game_is_refused(question, answer):
 
 
 def middle(problem, task):
-    """The reward of the player that halves the range."""
+    """Return the reward of the player that halves the range."""
     play = task.make()
     low, high = 0, int(play.reset(problem, 0).split("-")[1].rstrip(": "))
     total, done = 0.0, False
@@ -111,7 +111,7 @@ def test_held_out_games_are_distinct_the_same_for_every_seed_and_never_trained_o
     held_out = GuessTask(seed=0).held_out_problems(200)
     assert held_out == GuessTask(seed=1).held_out_problems(200)
     assert len(set(held_out)) == 200
-    small = GuessTask(seed=0, highest=20)  # few games: training meets all that it may
+    small = GuessTask(seed=0, highest=20)  # few games: training uses all that it may
     trained, kept = set(small.train_problems(0, 3000)), set(small.held_out_problems(1000))
     games = sum(range(5, 21))
     assert not trained & kept
@@ -126,7 +126,7 @@ def test_settings_are_checked_and_written_down():
     for wrong in ({"turns": 0}, {"highest": 19}, {"cost": -0.1}):
         with pytest.raises(ValidationError):
             GuessTask(**wrong)
-    with pytest.raises(UserError, match=r"task.reward: an environment pays its rewards itself; leave it out"):
+    with pytest.raises(UserError, match=r"task.reward: an environment computes its own rewards; remove this setting"):
         build_task({"name": "guess", "reward": "mine:mine"})
 
 

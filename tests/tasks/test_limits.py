@@ -1,4 +1,4 @@
-"""An answer that wants too much memory counts 0, and the next is graded."""
+"""An answer that needs too much memory counts 0, and the next is graded."""
 
 import resource
 import subprocess
@@ -18,7 +18,7 @@ def ready():
 
 
 def take(size):
-    """Hold that many bytes, and say so."""
+    """Allocate this many bytes, and report it."""
     return float(len(bytearray(size)) == size)
 
 

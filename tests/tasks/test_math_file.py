@@ -152,7 +152,7 @@ def math():
 
 def test_an_answer_of_thousands_of_characters_is_no_answer(math):
     problem = Problem("1/2 + 1/3?", "\\frac{5}{6}")
-    math.grade([problem], ["\\boxed{1}"])  # the worker is started before the clock
+    math.grade([problem], ["\\boxed{1}"])  # the worker starts before the clock
     begin = time.perf_counter()
     assert math.grade([problem], ["\\boxed{" + "9" * 10**6 + "}"]) == [0.0]
     assert math.answer_groups(["\\boxed{" + "1+" * 10**5 + "1}", "\\boxed{7}"], [0.0, 0.0]) == [None, 1]

@@ -1,4 +1,4 @@
-"""Questions and answers are read from every layout, and what cannot be read is told with its place."""
+"""Questions and answers are read from every layout, and errors name the row."""
 
 import json
 
@@ -103,7 +103,7 @@ def test_a_parquet_file_that_is_none_or_lacks_a_column_is_told_of(tmp_path):
 
 def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
     file = tmp_path / "bad.jsonl"
-    good = json.dumps(GSM8K[0]) + "\n\n"  # the blank line counts: the next row is on line 3
+    good = json.dumps(GSM8K[0]) + "\n\n"  # the blank line counts, so the next row is on line 3
 
     def message(line):
         file.write_text(good + line + "\n")
@@ -115,19 +115,22 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
     assert message('{"question": "q", "level": 3}') == f"no column with the answer (columns found: question, level; {ALLOWED})"
     assert message("{}") == f"no column with the question (columns found: none; {ALLOWED})"
     assert message('{"problem": "q", "solution": "it is 3"}') == (
-        "no column 'answer', and no \\boxed{} or #### in solution to take it from"
+        "no column 'answer', and solution contains no \\boxed{} or ####"
     )
     assert message('{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "it is 3"}]}') == (
-        "no column 'answer', and no \\boxed{} or #### in the assistant's message to take it from"
+        "no column 'answer', and the assistant's message contains no \\boxed{} or ####"
     )
     twice = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
-    assert message(json.dumps({"prompt": twice, "answer": "1"})) == "2 messages of a user, not one: a task asks one question"
-    assert message('{"prompt": [], "answer": "1"}') == "0 messages of a user, not one: a task asks one question"
+    assert (
+        message(json.dumps({"prompt": twice, "answer": "1"}))
+        == "2 user messages; a task asks one question, so there must be exactly one"
+    )
+    assert message('{"prompt": [], "answer": "1"}') == "0 user messages; a task asks one question, so there must be exactly one"
     assert message('{"prompt": [{"role": "user"}], "answer": "1"}').startswith("no column with the question")
-    assert message('{"question": 3, "answer": "1"}') == "the question is 3, not a text"
-    assert message('{"question": " ", "answer": "1"}') == "the question is ' ', not a text"
-    assert message('{"question": "q", "answer": ["1"]}') == "the answer is ['1'], not a text or a number"
-    assert message('{"question": "q", "answer": true}') == "the answer is True, not a text or a number"
+    assert message('{"question": 3, "answer": "1"}') == "the question is 3, not a string"
+    assert message('{"question": " ", "answer": "1"}') == "the question is ' ', not a string"
+    assert message('{"question": "q", "answer": ["1"]}') == "the answer is ['1'], not a string or a number"
+    assert message('{"question": "q", "answer": true}') == "the answer is True, not a string or a number"
     assert message('{"question": "q", "answer": "hm\\n####"}') == "the answer is empty"
 
 
@@ -135,21 +138,21 @@ def test_each_unusable_file_is_told_in_one_line(tmp_path, gsm8k, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert error_of("none.jsonl") == f"'none.jsonl' is not a file (looked for from {tmp_path})"
     assert error_of(gsm8k, eval_path="none.jsonl") == f"'none.jsonl' is not a file (looked for from {tmp_path})"
-    for path in ("./gsm8k", "../data/gsm8k", "/data/gsm8k.txt", "a/b/c", "my questions"):  # no data set is named like these
+    for path in ("./gsm8k", "../data/gsm8k", "/data/gsm8k.txt", "a/b/c", "my questions"):  # no dataset has such a name
         assert error_of(path) == f"{path!r} is not a file (looked for from {tmp_path})"
     (tmp_path / "empty.jsonl").write_text("\n\n")
     assert error_of("empty.jsonl") == "empty.jsonl: no rows"
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
     assert error_of("binary.jsonl").startswith("binary.jsonl: cannot be read: ")
     assert error_of(gsm8k, eval_path=gsm8k) == (
-        f"nothing is left to train on: every question of task.path={gsm8k!r} is in task.eval_path={gsm8k!r} too"
+        f"no questions are left to train on: every question of task.path={gsm8k!r} is also in task.eval_path={gsm8k!r}"
     )
     assert error_of(gsm8k, timeout=0).startswith("task.timeout=0: ")
 
 
 def test_a_data_set_is_read_by_its_splits(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")  # the variable is read at import only
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")  # the variable is only read at import
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     both, one = tmp_path / "both", tmp_path / "one"
     for folder in (both, one):
@@ -159,7 +162,7 @@ def test_a_data_set_is_read_by_its_splits(tmp_path, monkeypatch):
     task = math_file(both)
     assert {p.question for p in task.train_problems(0, 20)} == {row["question"] for row in GSM8K[:20]}
     assert {p.question for p in task.held_out_problems(99)} == {row["question"] for row in GSM8K[20:25]}
-    assert error_of(one) == f"data set {str(one)!r} has no split 'test' (it has: train): set task.eval_path"
+    assert error_of(one) == f"dataset {str(one)!r} has no split 'test' (it has: train): set task.eval_path"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def error_of(dataset, /, **settings):
 
 
 def test_train_problems_depend_on_seed_and_index_only(chain_sum):
-    eight = chain_sum.train_problems(496, 8)  # across the border of two generated datasets
+    eight = chain_sum.train_problems(496, 8)  # across the boundary of two generated datasets
     assert chain_sum.train_problems(496, 4) + chain_sum.train_problems(500, 4) == eight
     assert gym("chain_sum").train_problems(496, 8) == eight
     assert not set(gym("chain_sum", seed=1).train_problems(495, 10)) & set(eight)
@@ -42,7 +42,7 @@ def test_every_seed_is_evaluated_on_the_same_problems(chain_sum):
 
 
 def test_training_never_meets_a_held_out_question():
-    # one digit, two terms: few questions, so 1000 draws would meet the held-out ones if they could
+    # one digit and two terms give few questions, so 1000 draws would include held-out ones if they could
     task = gym("chain_sum", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
     held_out = {problem.question for problem in task.held_out_problems(500)}
     train = {problem.question for problem in task.train_problems(0, 1000)}
@@ -91,7 +91,7 @@ def test_a_scorer_that_pays_for_any_text_is_not_believed():
 
 
 def test_a_problem_of_another_task_is_refused(chain_sum):
-    with pytest.raises(ValueError, match="unknown problem: draw it from this task"):
+    with pytest.raises(ValueError, match="unknown problem: only problems from this task's train_problems or held_out_problems"):
         chain_sum.grade([Problem("1+1=", "2")], ["2"])
 
 
@@ -128,9 +128,9 @@ def test_each_mistake_is_told_in_one_line():
     )
     assert error_of("chain_sum", options={"max_terms": "many"}).startswith("task.options={'max_terms': 'many'}: ")
     assert error_of("chain_sum", options={"seed": 3}) == (
-        "task.options.seed is set by rlzoo: leave it out (task.seed orders the training problems)"
+        "task.options.seed is set by rlzoo; remove it (task.seed orders the training problems)"
     )
     assert error_of("chain_sum", dataset="gcd") == (
-        "task.dataset='gcd' contradicts task.name='reasoning_gym:chain_sum': leave task.dataset out"
+        "task.dataset='gcd' contradicts task.name='reasoning_gym:chain_sum': remove task.dataset"
     )
     assert error_of("chain_sum", options=3).startswith("task.options=3: ")

@@ -38,7 +38,7 @@ def test_every_seed_is_evaluated_on_the_same_distinct_problems():
 
 
 def test_training_never_meets_a_held_out_question():
-    # one digit, one multiplier and one step make 100 questions, so 3000 draws would meet every held-out one if they could
+    # one digit, one multiplier and one step give 100 questions, so 3000 draws would include every held-out one if they could
     task = recurrence(digits=1, multiplier_max=1, steps_max=1)
     held_out, train = set(task.held_out_problems(1000)), set(task.train_problems(0, 3000))
     assert held_out

@@ -1,4 +1,4 @@
-"""Several tries at a problem of one turn."""
+"""Several tries at a single-turn problem."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_problems_and_grades_are_those_of_the_other_task(inner):
     ("settings", "said"),
     [
         ({"inner": {"name": "arithmetics"}}, "unknown task 'arithmetics'"),
-        ({"inner": {"name": "retries", "inner": {"name": "arithmetic"}}}, "several turns already"),
+        ({"inner": {"name": "retries", "inner": {"name": "arithmetic"}}}, "already has several turns"),
         ({"inner": {"name": "arithmetic"}, "reward": "math:sqrt"}, "task.inner.reward"),
         ({"inner": {"name": "arithmetic"}, "template": "{question}?"}, "task.inner.template"),
         ({"inner": {"name": "arithmetic"}, "tries": 0}, "task.tries"),

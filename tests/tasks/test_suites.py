@@ -1,4 +1,4 @@
-"""Suites: which questions they hold and in what order, and which answers are the same."""
+"""Suites: their questions and order, and which answers are equal."""
 
 import json
 import os
@@ -91,14 +91,14 @@ def test_answers_that_are_the_same_mathematics_are_one_group(grader):
     responses = [
         "\\boxed{0.5}",  # 0, right
         "\\boxed{\\frac{1}{3}}",  # 1
-        "so \\boxed{\\frac12}",  # right, as 0
-        "\\boxed{2/6}",  # as 1
+        "so \\boxed{\\frac12}",  # right, like 0
+        "\\boxed{2/6}",  # like 1
         "I do not know",  # no answer
         "\\boxed{}",  # no answer
-        "it is 1/3.",  # without a box, as 1
+        "it is 1/3.",  # without a box, like 1
         "\\boxed{7}",  # 7
-        "#### 7",  # as 7
-        "\\boxed{1/3}",  # as 1
+        "#### 7",  # like 7
+        "\\boxed{1/3}",  # like 1
     ]
     rewards = grader.grade([Problem("q", "1/2")] * len(responses), responses)
     assert rewards == [1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
@@ -127,7 +127,7 @@ def test_an_answer_that_hangs_equals_no_other():
         ("073", "\\textbf{(073)}", 1.0),
         ("073", "\\textbf{(074)}", 0.0),
         ("\\text{Evelyn}", "\\text{evelyn}", 1.0),
-        ("\\text{Evelyn}", "\\text{Levyne}", 0.0),  # an anagram is no product of the same letters
+        ("\\text{Evelyn}", "\\text{Levyne}", 0.0),  # an anagram is not a product of the same letters
         ("18", "18\\$", 1.0),
     ],
 )
@@ -143,6 +143,6 @@ def test_references_are_judged_right_and_changed_ones_wrong():
     assert counts["math500", "answers, judged right"] == counts["math500", "solutions, judged right"] == (500, 500)
     assert {counts[suite, "answers, judged right"] for suite in ("aime24", "aime25")} == {(30, 30)}
     assert counts["amc23", "answers, judged right"] == (40, 40)
-    units = {("math500", "last number + 1, judged wrong")}  # two of them are the exponent of a unit, which is not looked at
+    units = {("math500", "last number + 1, judged wrong")}  # two of them are the exponent of a unit, which is ignored
     assert {key for key, (right, of) in counts.items() if right != of} == units
     assert counts["math500", "last number + 1, judged wrong"] == (487, 489)

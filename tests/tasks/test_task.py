@@ -1,4 +1,4 @@
-"""Laws of every task: how it is built, dumped, and graded by a reward of the user's own."""
+"""Laws of every task: how it is built, dumped, and graded by a user's reward."""
 
 import subprocess
 import sys
@@ -87,7 +87,7 @@ def test_a_task_is_frozen():
 def test_a_reward_of_the_users_own_is_found_in_the_current_directory(reward_module):
     reward_module("own_reward_a", "def length(problem, response):\n    return len(response) - int(problem.answer)\n")
     with build_task({"name": "arithmetic", "reward": "own_reward_a:length"}) as task:
-        # 4 characters - 8 = -4; no character - 17 = -17
+        # 4 characters - 8 = -4; no characters - 17 = -17
         assert task.grade([Problem("3+5", "8"), Problem("3+5+9", "17")], ["four", ""]) == [-4.0, -17.0]
         assert build_task({"name": task.name, **task.model_dump(mode="json")}) == task
 
@@ -146,9 +146,9 @@ def test_each_mistake_in_a_task_of_the_users_own_is_told(reward_module, tmp_path
     reward_module("own_task_b", OWN_TASK)
     start = "task.name='own_task_b:"
     assert error_of(name="own_task_b:Ecco") == f"{start}Ecco': own_task_b has no 'Ecco'; did you mean 'Echo'?"
-    assert error_of(name="own_task_b:function") == f"{start}function': is no class that derives from rlzoo.tasks.Task"
-    assert error_of(name="own_task_b:Half") == f"{start}Half': lacks held_out_problems, train_problems"
-    assert error_of(name="own_task_b:Named").startswith(f"{start}Named': has a name of its own: ")
+    assert error_of(name="own_task_b:function") == f"{start}function': is not a subclass of rlzoo.tasks.Task"
+    assert error_of(name="own_task_b:Half") == f"{start}Half': does not implement held_out_problems, train_problems"
+    assert error_of(name="own_task_b:Named").startswith(f"{start}Named': defines its own name; ")
     assert error_of(name="own_task_0:Echo").startswith(
         f"task.name='own_task_0:Echo': cannot import 'own_task_0' from {tmp_path}"
     )
@@ -230,7 +230,7 @@ def test_a_reward_that_hangs_or_crashes_counts_0_and_leaves_the_others(reward_mo
     ],
 )
 def test_a_missing_extra_is_told_how_to_install(monkeypatch, name, library, extra):
-    monkeypatch.setitem(sys.modules, library, None)  # what Python itself records for a module that cannot be imported
+    monkeypatch.setitem(sys.modules, library, None)  # Python itself records None for a module that cannot be imported
     assert error_of(name=name) == f"{library} is not installed: pip install 'rlzoo-llm[{extra}]'"
 
 

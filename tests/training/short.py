@@ -1,4 +1,4 @@
-"""Short runs on the shipped model, reading what they leave, and checking where they are resumed."""
+"""Short runs on the shipped model, functions that read their results, and checks of where they are resumed."""
 
 import json
 from contextlib import contextmanager, suppress
@@ -28,7 +28,7 @@ def without_times(metrics):
 
 
 def clocks(folder):
-    """When each row of a run was written; a row that was cut off does not count."""
+    """Return when each row of a run was written; a truncated row does not count."""
     times = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         with suppress(json.JSONDecodeError):
@@ -39,9 +39,9 @@ def clocks(folder):
 
 @contextmanager
 def resumes_after(step, folder):
-    """Check that the block resumes a run after this step: the rows up to it keep their times, and no others; None starts again.
+    """Check that the block resumes a run after this step: only the rows up to it keep their times. None means a new start.
 
-    A run that silently starts again has the same metrics, as runs are deterministic, but later times.
+    A run that silently starts again has the same metrics, because runs are deterministic, but later times.
     """
     before = clocks(folder)
     yield

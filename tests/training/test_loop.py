@@ -1,4 +1,4 @@
-"""A whole run on the shipped model: what it leaves, that it repeats, and how it ends."""
+"""A whole run on the shipped model: its files, that it is reproducible, and how it ends."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from tests.training.short import lines, quick, without_times
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, empty_store):
-    """One run of two steps, shared by the tests that look at what it left."""
+    """A run of two steps, shared by the tests that check its files."""
     folder = tmp_path_factory.mktemp("run")
     shutil.copy(empty_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
@@ -145,7 +145,7 @@ def test_a_penalty_on_length_reaches_the_advantages_and_leaves_the_reward(tmp_pa
     )
     rewards = torch.tensor([text["reward"] for text in texts])
     lengths = torch.tensor([text["length"] for text in texts])
-    penalty = ((lengths - 2) / 18).clamp(0, 1) / 2  # 20 tokens, of which the last 18 are the buffer
+    penalty = ((lengths - 2) / 18).clamp(0, 1) / 2  # 20 tokens, the last 18 of which are the buffer
     torch.testing.assert_close(tensors["rewards"], rewards - penalty)
     row = result.metrics[1]
     assert row["reward/mean"] == pytest.approx(float(rewards.mean()))

@@ -16,7 +16,7 @@ from tests.measured import table_of
 
 # four tokens each: FSPO's band is +-0.06, its ceiling 0.18
 LOG_RATIOS = [0.02, 0.02, -0.02, 0.05, 0.0, 0.02]  # S = .08, .08, -.08, .2, 0, .08
-ADVANTAGES = [1.0, -1.0, -1.0, -1.0, 1.0, 0.0]  # clipped above, free, clipped below, over the ceiling, free, no signal
+ADVANTAGES = [1.0, -1.0, -1.0, -1.0, 1.0, 0.0]  # clipped above, free, clipped below, above the ceiling, free, no signal
 
 
 def measured(policy, inputs, entropy=None, counts=None, groups=None):
@@ -65,7 +65,7 @@ def test_a_token_rule_counts_a_response_by_its_share_of_clipped_tokens():
 
 
 def test_a_response_with_advantages_by_token_counts_if_any_token_has_one():
-    # tokens +1 -1 +0 cancel to 0 but carry a signal; the second response carries none; what the padding says is not read
+    # tokens +1 -1 +0 cancel to 0 but carry a signal; the second response carries none; padding is not read
     old = torch.full((3, 4), -1.0)
     mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
     advantages = torch.tensor([[1.0, -1.0, 0.0, 5.0], [0.0, 0.0, 5.0, 5.0], [-2.0, 0.0, 0.0, 0.5]])
@@ -73,7 +73,7 @@ def test_a_response_with_advantages_by_token_counts_if_any_token_has_one():
     rows = measured(GRPO(), inputs)
     assert rows.advantage.tolist() == [0.0, 0.0, -1.5]
     assert rows.signal.tolist() == [1.0, 0.0, 1.0]
-    # exp(.5) > 1.2 is cut where A > 0, exp(-.5) < .8 where A < 0: two tokens of the first, the last of the third
+    # exp(.5) > 1.2 is cut for A > 0, exp(-.5) < .8 for A < 0: two tokens of the first response, the last of the third
     assert rows.clipped.tolist() == pytest.approx([2 / 3, 0.0, 1 / 4])
     assert rows.clipped_high.tolist() == pytest.approx([1 / 3, 0.0, 1 / 4])
     assert clip_metrics(rows, with_kl=False)["clip/fraction"] == pytest.approx((2 / 3 + 1 / 4) / 2)

@@ -1,4 +1,4 @@
-"""A run that was stopped after a checkpoint and goes on is the run that was never stopped."""
+"""A run that was stopped after a checkpoint and resumed equals the run that was never stopped."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ def config(name, folder, **settings):
 
 
 def drop_operands(overrides):
-    """The settings of the shipped task are not those of another."""
+    """Remove the settings of the shipped task, which other tasks do not have."""
     return [*overrides, "rollout.max_new_tokens=10"]
 
 
@@ -96,7 +96,7 @@ def test_a_line_that_was_cut_off_is_forgotten(tmp_path):
 
 
 def test_what_is_summed_up_over_steps_goes_on_too(tmp_path):
-    narrow = ["clip.width_low=1e-6", "clip.width_high=1e-6", "clip.width_ceiling=1e-6"]  # the third step warns of it
+    narrow = ["clip.width_low=1e-6", "clip.width_high=1e-6", "clip.width_ceiling=1e-6"]  # the third step warns about it
 
     def settings(name):
         overrides = [*QUICK, "checkpoint.every=2", *narrow]
@@ -107,7 +107,7 @@ def test_what_is_summed_up_over_steps_goes_on_too(tmp_path):
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")
     with resumes_after(2, tmp_path / "run"):
         again = rlzoo.train(settings("run"), resume=True)
-    assert repr(again.profile) == repr(whole.profile)  # which may hold NaN
+    assert repr(again.profile) == repr(whole.profile)  # may contain NaN
     summaries = [json.loads((result.path / "summary.json").read_text()) for result in (whole, again)]
     assert summaries[0]["warnings"] == summaries[1]["warnings"] == ["saturated"]
     assert summaries[0]["metrics"] == summaries[1]["metrics"]
@@ -154,7 +154,7 @@ def test_an_unfinished_checkpoint_is_not_gone_on_from(tmp_path):
     result = rlzoo.train(config("fspo", tmp_path / "run"))
     newest = result.path / "checkpoints" / "step-000004"
     shutil.copytree(newest, temporary_path(newest.with_name("step-000006"), identity(result.path)))
-    (newest / "state" / "state.json").unlink()  # as of a run stopped within step 4
+    (newest / "state" / "state.json").unlink()  # like a run stopped within step 4
     assert json.loads((newest.with_name("step-000002") / "state" / "state.json").read_text())["step"] == 2
     with resumes_after(2, tmp_path / "run"):
         again = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)

@@ -1,4 +1,4 @@
-"""Runs of one process do not know of each other."""
+"""Runs in one process do not affect each other."""
 
 import os
 

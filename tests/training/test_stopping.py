@@ -1,4 +1,4 @@
-"""How a run is stopped: after the step that is under way, by what cannot be written, by gradients without end."""
+"""How a run is stopped: after the current step, by files that cannot be written, by gradients that stay infinite."""
 
 import json
 import logging
@@ -21,14 +21,14 @@ OVERRIDES = ["tracking.mlflow=false", "checkpoint.every=0", "eval.num_problems=0
 
 @pytest.fixture(autouse=True)
 def _interrupts():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with SIGINT ignored
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What every run here would have been."""
+    """The uninterrupted run."""
     return rlzoo.train(quick(tmp_path_factory.mktemp("whole") / "run", steps=4, overrides=OVERRIDES))
 
 
@@ -48,7 +48,7 @@ def at_step(number, act):
 def test_a_signal_ends_the_run_after_the_step_and_nothing_is_lost(number, error, step, whole, tmp_path, caplog):
     def stop():
         os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)  # a terminal and a launcher may both pass it on
+        os.kill(os.getpid(), number)  # a terminal and a launcher may both forward it
 
     with pytest.raises(error) as raised:
         rlzoo.train(config(tmp_path), at_step(step, stop))
@@ -109,7 +109,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(whole, tmp_path):
 
     def fill():
         metrics.rename(tmp_path / "aside")
-        metrics.symlink_to("/dev/full")  # where every write finds no space
+        metrics.symlink_to("/dev/full")  # every write fails with no space left
 
     with pytest.raises(
         RunError, match=r"step 3: No space left on device.*; once that is fixed, resume with: rlzoo train --resume"

@@ -1,8 +1,7 @@
-"""A plugin as a stranger would write it, for mypy alone: nothing here is ever run.
+"""A plugin by an outside author, for mypy only: nothing here is ever run.
 
-``mypy tests/typing/plugin.py`` checks it under the project's strict settings. Types that a plugin author may rely on are
-asserted; mistakes that must not pass are each marked with the error they must raise, and strict mode complains about a mark
-without its error.
+``mypy tests/typing/plugin.py`` checks it with the project's strict settings. It asserts the types on which a plugin author may
+rely. Mistakes that mypy must find are each marked with their error, and strict mode reports a mark without its error.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from rlzoo.testing import LAWS, Law, Outcome, check, evaluate, parametrize_with_
 
 
 class Stranger(ClipPolicy):
-    """A band on the mean log-ratio that follows what was clipped."""
+    """A band on the mean log-ratio that follows the clip fraction."""
 
     name = "stranger"
     paper = "none"
@@ -72,7 +71,7 @@ def rlzoo_clip_policies() -> Iterable[type[ClipPolicy]]:
 
 
 def what_an_author_may_rely_on(inputs: ClipInputs, stats: ClipStats) -> None:
-    """The types of the public names."""
+    """Types of the public names."""
     policy = Stranger(width_high=0.2, ceiling=None)
     assert_type(policy.width_high, float)
     assert_type(policy.ceiling, float | None)
@@ -110,7 +109,7 @@ def what_an_author_may_rely_on(inputs: ClipInputs, stats: ClipStats) -> None:
 
 
 class Unfinished(ClipPolicy):
-    """Has no `__call__`, so there is no instance of it."""
+    """Has no `__call__`, so it cannot be instantiated."""
 
     name = "unfinished"
     paper = "none"
@@ -118,7 +117,7 @@ class Unfinished(ClipPolicy):
 
 
 def mistakes_in_the_use_of_a_policy(policy: Stranger, inputs: ClipInputs, settings: dict[str, Any]) -> None:
-    """Each line holds one mistake, and mypy says so."""
+    """Each line has one mistake, which mypy reports."""
     Stranger(width_hihg=0.2)  # type: ignore[call-arg]
     Stranger(width_high="wide")  # type: ignore[arg-type]
     Stranger(width_high=None)  # type: ignore[arg-type]
@@ -142,7 +141,7 @@ def mistakes_in_the_use_of_a_policy(policy: Stranger, inputs: ClipInputs, settin
 
 
 class WrongAnswer(Stranger):
-    """Returns the objective alone."""
+    """Returns only the objective."""
 
     def __call__(self, inputs: ClipInputs) -> Tensor:  # type: ignore[override]
         """Return a tensor."""
@@ -150,7 +149,7 @@ class WrongAnswer(Stranger):
 
 
 class WrongReturn(Stranger):
-    """Promises a result and returns a tensor."""
+    """Declares a result but returns a tensor."""
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Return a tensor."""
@@ -158,7 +157,7 @@ class WrongReturn(Stranger):
 
 
 class WrongArgument(Stranger):
-    """Wants to be called with tensors."""
+    """Takes tensors as its argument."""
 
     def __call__(self, log_probs: Tensor, old_log_probs: Tensor) -> ClipResult:  # type: ignore[override]
         """Take tensors."""
@@ -166,13 +165,13 @@ class WrongArgument(Stranger):
 
 
 class WrongScope(Stranger):
-    """Has a scope that there is not."""
+    """Has a scope that does not exist."""
 
     scope = "word"  # type: ignore[assignment]
 
 
 class WrongUpdate(Stranger):
-    """Updates into another class."""
+    """Updates to another class."""
 
     def updated(self, stats: ClipStats) -> ClipPolicy:  # type: ignore[override]
         """Return some policy."""

@@ -1,4 +1,4 @@
-"""A real vLLM engine, in process and as a server on loopback, beside the model that it must agree with."""
+"""A real vLLM engine, in process and as a server on loopback, with the model that it must agree with."""
 
 import contextlib
 import importlib.util
@@ -33,7 +33,7 @@ OPTIONS += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vll
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.filterwarnings("default"))  # vLLM's own are none of ours
+            item.add_marker(pytest.mark.filterwarnings("default"))  # vLLM's own warnings do not concern us
 
 
 @dataclass
@@ -53,13 +53,13 @@ class Pair:
                 parameter.add_(0.05 * torch.randn_like(parameter))
 
     def difference(self, rollouts, temperature=1.0):
-        """The largest difference between the log-probs reported and transformers', over all tokens."""
+        """Return the largest difference between the reported log-probs and transformers', over all tokens."""
         return max(float((self.plain(rollout, temperature) - torch.tensor(rollout.rollout_log_probs)).abs().max())
                    for rollout in rollouts)  # fmt: skip
 
     @contextlib.contextmanager
     def cached(self):
-        """A list, to which the number of tokens is added that vLLM found in its prefix cache meanwhile."""
+        """Return a list to which the number of tokens is added that vLLM finds in its prefix cache inside the block."""
         found, server = [], self.sampler.settings.server
         if server:
             before = cache_hits(server)
@@ -77,21 +77,21 @@ class Pair:
 
     @torch.no_grad()
     def plain(self, rollout, temperature):
-        """Log-probs of one response with nothing of ours: no padding, full logits."""
+        """Return log-probs of one response without our code: no padding, full logits."""
         sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
         logits = self.model(input_ids=sequence[None]).logits[0].float() / temperature
         return logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[-len(rollout.response_ids) :, 0]
 
 
 def cache_hits(server):
-    """Tokens that a server has found in its prefix cache since it was started."""
+    """Return the number of tokens that a server has found in its prefix cache since its start."""
     with urllib.request.urlopen(f"{server}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("vllm:prefix_cache_hits_total"))
 
 
 def write_model(folder, tied):
-    """A small Qwen3 with random weights and the embedded tokenizer; its generation config asks for top-k 2."""
+    """Write a small Qwen3 with random weights and the embedded tokenizer; its generation config asks for top-k 2."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=16,
@@ -116,7 +116,7 @@ def write_model(folder, tied):
 
 @contextlib.contextmanager
 def serving(folder, name, log):
-    """A vLLM server on loopback; gives its address, and ends the processes it started."""
+    """Run a vLLM server on loopback; returns its address, and stops its processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -149,7 +149,7 @@ def wait_for(address, process, log, seconds=600):
 
 @pytest.fixture(scope="session", params=["process-tied", "process-untied", "process-embedded", "server-tied", "server-untied"])
 def pair(request, tmp_path_factory):
-    """Every way of running vLLM with every kind of model; the engine is ended before the next one starts."""
+    """Every way of running vLLM with every kind of model; each engine is stopped before the next one starts."""
     where, _, kind = request.param.partition("-")
     folder = tmp_path_factory.mktemp(request.param)
     path = "embedded"
@@ -171,7 +171,7 @@ def pair(request, tmp_path_factory):
 
 
 def server_of(name):
-    """A fixture: the address of a server of a model that ships."""
+    """Make a fixture with the address of a server for a shipped model."""
 
     @pytest.fixture(scope="session")
     def address(tmp_path_factory):

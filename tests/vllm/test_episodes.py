@@ -1,4 +1,4 @@
-"""Episodes of several turns: vLLM plays those that transformers plays, and computes each token once."""
+"""Episodes of several turns: vLLM plays the same ones as transformers, and computes each token once."""
 
 import contextlib
 
@@ -13,8 +13,8 @@ from rlzoo.rollout.sampler import Draws
 from rlzoo.rollout.vllm_model import write_served
 from tests.vllm.conftest import Pair, serving
 
-GREEDY = 0.01  # the lowest temperature that vLLM takes
-BLOCK = 128  # tokens of a block of vLLM's cache on the CPU; a block is found once all of it has been computed
+GREEDY = 0.01  # the lowest temperature that vLLM accepts
+BLOCK = 128  # tokens in a block of vLLM's cache on the CPU; a block is found once it is fully computed
 
 
 def settings(*overrides):
@@ -27,7 +27,7 @@ def sampler_of(config, model, tokenizer):
 
 @pytest.fixture(scope="module", params=["process", "server"])
 def pair(request, tmp_path_factory):
-    """The model that plays, and vLLM beside it; it is ended before the next engine starts."""
+    """The model that plays, and vLLM; it is stopped before the next engine starts."""
     folder = tmp_path_factory.mktemp(request.param)
     with contextlib.ExitStack() as stack:
         overrides = ["rollout.engine=vllm"]
@@ -43,7 +43,7 @@ def pair(request, tmp_path_factory):
 
 
 def play(sampler, *overrides, temperature=1.0, context=None, games=16):
-    """Two episodes of each game."""
+    """Play two episodes of each game."""
     config = settings(*overrides)
     problems = [problem for problem in config.task.train_problems(0, games) for _ in range(2)]
     seeds = [config.task.episode_seed(problem) for problem in problems]
@@ -52,7 +52,7 @@ def play(sampler, *overrides, temperature=1.0, context=None, games=16):
 
 
 def plain(pair, rollout, temperature=1.0):
-    """Log-probs of the whole vocabulary at each token of a response, with nothing of ours."""
+    """Return log-probs of the whole vocabulary at each token of a response, without our code."""
     sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
     with torch.no_grad():
         logits = pair.model(input_ids=sequence[None]).logits[0].double() / temperature
@@ -68,7 +68,7 @@ def chosen(rollout):
 
 @pytest.fixture
 def decided(pair):
-    """The pair with logits 1,024 times as large: at the lowest temperature, 1e-4 between two tokens are 10 nats."""
+    """The pair with logits multiplied by 1,024: at the lowest temperature, 1e-4 between two tokens becomes 10 nats."""
     norm = pair.model.model.norm.weight
     norm.data *= 1024
     pair.sync()
@@ -102,7 +102,7 @@ def test_log_probs_of_turns_are_those_of_one_pass_over_the_episode(pair, tempera
 
 
 def test_a_turn_finds_the_turns_before_it_in_the_cache(pair):
-    pair.sync()  # which empties the cache
+    pair.sync()  # this empties the cache
     rng = torch.Generator().manual_seed(0)
     contexts = {row: tuple(torch.randint(2, 42, (100 + 20 * row,), generator=rng).tolist()) for row in range(4)}
     conversation, found, computed = pair.sampler.conversation(), [], dict.fromkeys(contexts, 1)
@@ -112,7 +112,7 @@ def test_a_turn_finds_the_turns_before_it_in_the_cache(pair):
         assert hits == [sum((size - 1) // BLOCK * BLOCK for size in computed.values())]
         found += hits
         contexts = {row: ids + tuple(tokens) for (row, ids), (tokens, _) in zip(contexts.items(), drawn, strict=True)}
-        computed = {row: len(ids) for row, ids in contexts.items()}  # but for the last token
+        computed = {row: len(ids) for row, ids in contexts.items()}  # except for the last token
         observed = torch.randint(2, 42, (130,), generator=rng).tolist()
         contexts = {row: (*ids, *observed) for row, ids in contexts.items()}
     conversation.close()
@@ -156,7 +156,7 @@ def test_an_episode_ends_where_vllm_has_no_more_room(pair):
 @pytest.mark.parametrize("pair", ["process"], indirect=True)  # a server never sleeps
 def test_vllm_sleeps_after_the_episodes_and_not_between_their_turns(pair, monkeypatch):
     calls = []
-    monkeypatch.setattr(pair.sampler, "sleeps", True)  # there is no sleep on a CPU: what vLLM is asked for is written down
+    monkeypatch.setattr(pair.sampler, "sleeps", True)  # a CPU has no sleep mode, so the calls of vLLM are recorded
     monkeypatch.setattr(pair.sampler.llm, "sleep", lambda level: calls.append("sleep"), raising=False)
     monkeypatch.setattr(pair.sampler.llm, "wake_up", lambda: calls.append("wake up"), raising=False)
     generate = pair.sampler.llm.generate

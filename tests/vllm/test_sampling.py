@@ -8,7 +8,7 @@ import torch
 
 from rlzoo.errors import UserError
 
-PROMPTS = ["3+5+9=", "1+2=", "+".join("7" * 14) + "="]  # what the embedded model was trained on, and far more than that
+PROMPTS = ["3+5+9=", "1+2=", "+".join("7" * 14) + "="]  # prompts like the embedded model's training data, and much longer ones
 END = 1
 
 
@@ -88,7 +88,7 @@ def test_a_prompt_that_leaves_too_little_room_is_refused(pair):
 
 
 def test_more_prompt_tokens_than_vllm_takes_in_one_pass(pair):
-    # 60 prompts of 150 to 209 tokens: 10,770, and a pass takes 2,048 or 4,096
+    # 60 prompts of 150 to 209 tokens: 10,770 in total, while a pass takes 2,048 or 4,096
     prompts = [f"{index % 10}+" + "7" * (147 + index) + "=" for index in range(60)]
     rollouts = pair.sampler.sample(prompts, 2, seed=1)
     assert sum(len(rollout.prompt_ids) for rollout in rollouts[::2]) == 10_770

@@ -1,4 +1,4 @@
-"""A whole run samples with vLLM, in process and against a server: every batch with the weights of its version."""
+"""A whole run samples with vLLM, in process and with a server: every batch uses the weights of its version."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import rlzoo
 from rlzoo.recording import RecordedStep
 
-EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"  # the same model by another name
+EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"  # the same model with another name
 QUICK = [
     "rollout.engine=vllm", "rollout.num_prompts=8", "rollout.group_size=4", "rollout.max_new_tokens=20",
     "task.num_operands_max=4", "eval.num_problems=20", "learner.lr=1e-3", "tracking.mlflow=false",
@@ -25,7 +25,7 @@ PLAYED = [
 
 
 def train(folder, *overrides, options=(), quick=QUICK):
-    """`rlzoo train` for two steps in a process of its own; returns the run directory."""
+    """Run `rlzoo train` for two steps in a separate process; returns the run directory."""
     settings = [word for override in (*quick, *overrides) for word in ("--set", override)]
     command = [
         sys.executable,
@@ -50,14 +50,14 @@ def train(folder, *overrides, options=(), quick=QUICK):
 
 
 def play(folder, *overrides, options=()):
-    """The same for the game that ships with the package."""
+    """Do the same for the game that ships with the package."""
     return train(folder, *overrides, options=("--config", "guess", *options), quick=PLAYED)
 
 
 def check(run):
-    """The sampler's log-probs are the trainer's before the first update of each step, and the model moved in between."""
+    """Check that the sampler's log-probs are the trainer's before each step's first update, and that the weights changed."""
     responses = []
-    for step, version in ((1, 0), (2, 4)):  # four optimizer steps a batch
+    for step, version in ((1, 0), (2, 4)):  # four optimizer steps per batch
         rows = [json.loads(line) for line in (run / "rollouts" / f"{step:06d}.jsonl").read_text().splitlines()]
         tensors = load_file(run / "rollouts" / f"{step:06d}.safetensors")
         assert len(rows) == 32
@@ -67,7 +67,7 @@ def check(run):
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in metrics] == [0, 1, 2]
     assert metrics[0]["eval/accuracy"] > 0.2
-    assert metrics[1]["ratio/log_ratio_max"] > 0.01  # so the second batch's weights are others
+    assert metrics[1]["ratio/log_ratio_max"] > 0.01  # so the second batch has other weights
     return responses
 
 
@@ -80,7 +80,7 @@ def test_runs_against_a_server_start_from_their_own_weights(tmp_path, embedded_s
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     server = check(train(tmp_path / "one", f"rollout.vllm.server={embedded_server}"))
-    # the server holds the weights of the first run's end: the second one starts from the model's again
+    # the server has the first run's final weights, and the second run starts from the model's again
     again = check(train(tmp_path / "two", f"rollout.vllm.server={embedded_server}"))
     assert server[0] == again[0]
 
@@ -128,7 +128,7 @@ def test_one_batch_ahead_is_sampled_by_the_weights_before(tmp_path, where, reque
 
 
 def check_episodes(run):
-    """Responses hold the tokens of both, and the log-probs of the model's own agree."""
+    """Check that responses contain the tokens of both, and that the log-probs of the model's tokens agree."""
     responses = check(run)
     for step in (1, 2):
         rows = [json.loads(line) for line in (run / "rollouts" / f"{step:06d}.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""New weights arrive: after an update vLLM reports the trainer's log-probs, and not before."""
+"""New weights arrive: after an update, and not before, vLLM reports the trainer's log-probs."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from rlzoo.learner.batch import collate
 from rlzoo.learner.learner import Learner
 from rlzoo.types import Problem, RolloutGroup
 
-# one token a character; longer than a block of vLLM's cache (128 tokens on the CPU), so that its start is cached
+# one token per character; longer than a block of vLLM's cache (128 tokens on the CPU), so that its start is cached
 LONG = "+".join("12345"[: 1 + place % 5] for place in range(60))[:190] + "="
 PROMPTS = ["3+5+9=", LONG]
 CLOSE, FAR = 1e-4, 1e-2
@@ -38,7 +38,7 @@ def test_what_is_cached_of_a_prompt_is_forgotten(pair):
 
 
 def test_every_tensor_counts(pair):
-    """One tensor at a time, so that none hides behind the others."""
+    """Change one tensor at a time, so that none is masked by the others."""
     for name, tensor in pair.model.named_parameters():
         with torch.no_grad():
             tensor.add_(0.2 * torch.randn_like(tensor))
@@ -68,7 +68,7 @@ def test_after_an_optimizer_step_sampler_and_trainer_agree(pair):
 
 
 def batch_of(rollouts):
-    """Graded in turns with 0 and 1, so that there is something to learn."""
+    """Grade responses alternately with 0 and 1, so that there is something to learn."""
     rewards = itertools.cycle((0.0, 1.0))
     graded = [dataclasses.replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=False)]
     groups = [RolloutGroup(Problem("q", "a"), tuple(graded[:8])), RolloutGroup(Problem("q", "a"), tuple(graded[8:]))]

@@ -1,4 +1,4 @@
-"""The rule keeps the laws, and its gate has the numbers of its formula."""
+"""Checks that the rule keeps the laws, and that its gate matches its formula."""
 
 import math
 

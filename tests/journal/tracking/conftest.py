@@ -1,4 +1,4 @@
-"""A run to be told of."""
+"""A run to log to MLflow."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Servers that do not answer as MLflow's would; each connection is handled by a function of its socket."""
+"""Servers that do not respond as MLflow's would; a function handles each connection's socket."""
 
 import contextlib
 import itertools

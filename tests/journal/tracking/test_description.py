@@ -1,4 +1,4 @@
-"""What MLflow shows at the top of a run, and the command in it."""
+"""The description of a run in MLflow, and the command in it."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ RUN = Path("/runs/mine")
 
 
 def table(text):
-    """Settings, default and this run's, of the list of differences."""
+    """Return settings, defaults and this run's values from the list of differences."""
     found = re.findall(r'^    (\S+): "?(.*?)"? \(default: "?(.*?)"?\)$', text, re.MULTILINE)
     return {key: (there, here) for key, here, there in found}
 

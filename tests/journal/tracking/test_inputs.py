@@ -1,4 +1,4 @@
-"""The data of a run in MLflow is the data it used."""
+"""The datasets of a run in MLflow are the data that it used."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.quick import quick_run
 
 
 def used(result):
-    """By context: MLflow's data set, and its source as MLflow reads it."""
+    """Return by context MLflow's dataset, and its source as MLflow reads it."""
     inputs = mlflow.MlflowClient(tracking_uri()).get_run(result.mlflow_run_id).inputs.dataset_inputs
     return {given.tags[0].value: (given.dataset, mlflow.data.get_source(given).to_dict()) for given in inputs}
 

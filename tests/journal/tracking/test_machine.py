@@ -1,4 +1,4 @@
-"""The load of the machine: sampled beside a run, kept in its directory, and never in the way."""
+"""The load of the machine is sampled during a run, kept in its directory, and never disturbs the run."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ def test_a_run_shorter_than_the_interval_has_a_sample(folder):
 
 def test_a_run_that_goes_on_counts_on_behind_whole_samples(folder):
     file = folder / "tracking" / "machine.jsonl"
-    for content, expected in (('{"step": 6}\n{"step": 7}\n{"st', [6, 7, 8]), ('{"st', [0])):  # cut off where it was killed
+    for content, expected in (('{"step": 6}\n{"step": 7}\n{"st', [6, 7, 8]), ('{"st', [0])):  # cut off when the run was killed
         file.write_text(content)
         Machine(folder, every=3600.0).end()
         assert [row["step"] for row in samples(folder)] == expected

@@ -1,4 +1,4 @@
-"""A run's final model in MLflow: there once, and loaded by MLflow's own transformers flavour."""
+"""A run's final model in MLflow is uploaded once, and can be loaded by MLflow's transformers flavour."""
 
 import shutil
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tests.quick import quick_run
 
 @pytest.fixture
 def finished(trained, tmp_path):
-    """The directory of a run of four steps, which no store was told of."""
+    """The directory of a run of four steps that was not logged to any store."""
     folder = tmp_path / "run"
     shutil.copytree(trained.path, folder)
     record = Record.new("tests", "fspo: mine", tags={}, params={}, max_model_mb=100.0)
@@ -32,17 +32,17 @@ def models():
     return client.search_logged_models([experiment])
 
 
-@pytest.mark.filterwarnings("default")  # of loading, by transformers and MLflow
+@pytest.mark.filterwarnings("default")  # from transformers and MLflow while loading
 def test_the_model_of_a_run_is_loaded_and_generates(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "tests")
     result = quick_run(tmp_path / "run", "fspo", "tracking.mlflow=true", steps=2)
     (model,) = models()
     assert (model.source_run_id, model.name, model.status) == (result.mlflow_run_id, "run", "READY")
-    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", None)  # the next line is sticky
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", None)  # the next line sets a global
     mlflow.set_tracking_uri(tracking_uri())
     generate = mlflow.transformers.load_model(f"models:/{model.model_id}")
     (answer,) = generate("3+5+9=", max_new_tokens=12, do_sample=False)
-    assert answer["generated_text"].startswith("3+5+9=8#1")  # 17, and most of it right before any training
+    assert answer["generated_text"].startswith("3+5+9=8#1")  # 17 and most others are right before any training
     info = mlflow.models.get_model_info(f"models:/{model.model_id}")
     assert info.flavors.keys() == {"transformers", "python_function"}
     assert [column.type.name for column in (*info.signature.inputs, *info.signature.outputs)] == ["string", "string"]
@@ -51,7 +51,7 @@ def test_the_model_of_a_run_is_loaded_and_generates(tmp_path, monkeypatch):
 def test_a_model_is_sent_once_whoever_sends_it(finished):
     send(finished)
     send(finished)
-    (finished / "tracking" / "sent.json").unlink()  # killed before it was written down
+    (finished / "tracking" / "sent.json").unlink()  # killed before it was recorded
     send(finished)
     (model,) = models()
     run = mlflow.MlflowClient(tracking_uri()).get_run(run_id_of(finished))

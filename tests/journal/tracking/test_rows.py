@@ -1,4 +1,4 @@
-"""Which metrics MLflow is sent."""
+"""The metrics that are logged to MLflow."""
 
 import json
 import re

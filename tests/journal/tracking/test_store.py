@@ -1,4 +1,4 @@
-"""A store that misbehaves costs a run nothing but a line: no memory, no minutes, no process that stays."""
+"""A store that misbehaves costs a run only a line: no memory, no minutes, no lingering process."""
 
 import resource
 import signal
@@ -22,7 +22,7 @@ from tests.journal.tracking.followed import add_row, end, history, send, store
 
 
 def error_of(sending):
-    """What the store, or the library that talks to it, raises; each has errors of its own."""
+    """Return the error of the store or its client library, which have different errors."""
     try:
         sending.send(is_over=True)
     except Exception as error:
@@ -125,7 +125,7 @@ def test_a_database_that_is_deleted_in_mid_run_is_an_error_and_not_a_loss(direct
         with pytest.raises(Exception, match="readonly database") as caught:
             sending.send(is_over=True)
     assert describe(caught.value, tracking_uri()).isprintable()
-    # another process, as this one keeps the deleted file open
+    # in another process, because this one keeps the deleted file open
     answer = zygote.run("sync", directory, folder=directory)
     assert answer.returncode == 0, answer.stderr
     assert "4 steps and" in answer.stdout, "what the deleted file took does not count as sent"

@@ -1,4 +1,4 @@
-"""A store is told what a directory holds: all of it, once, and whatever happened in between."""
+"""A store receives everything in a directory exactly once, whatever happened in between."""
 
 import shutil
 
@@ -39,7 +39,7 @@ def test_nothing_outside_the_directory_is_sent(directory):
     (directory / "figures" / "linked.png").symlink_to(outside)
     (directory / "linked.txt").symlink_to(outside)
     end(directory, files=("config.yaml", "../outside.png", str(outside), "linked.txt"))
-    assert send(directory).num_files == 2  # config.yaml and the picture that is one
+    assert send(directory).num_files == 2  # config.yaml and the one valid picture
     names = [item.path for item in store().list_artifacts(run_id_of(directory))]
     assert names == ["clip", "completions.json", "config.yaml"]
 
@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_is_the_same_run(directory):
 
 def test_steps_that_are_done_anew_are_not_shown_twice(directory):
     send(directory, is_over=False)
-    rows = (directory / "metrics.jsonl").read_text().splitlines()[:2]  # as of a run that goes on from step 1
+    rows = (directory / "metrics.jsonl").read_text().splitlines()[:2]  # like a run that resumes from step 1
     (directory / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
     for step in (2, 3):
         add_row(directory, step)
@@ -149,7 +149,8 @@ def test_a_store_that_fails_half_way_is_told_the_rest(directory, monkeypatch):
 
 
 def test_a_store_that_is_not_there_yet(directory, tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:////proc/{tmp_path.name}/mlflow.db")  # where nobody can write
+    # a location that nobody can write to
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:////proc/{tmp_path.name}/mlflow.db")
     with pytest.raises(Exception, match=r"unable to open database|No such file|nonexistent"):
         send(directory)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/there.db")

@@ -1,4 +1,4 @@
-"""The data, the description, tables and the machine's load reach MLflow once."""
+"""The data, the description, tables and the machine's load are sent to MLflow once."""
 
 import json
 

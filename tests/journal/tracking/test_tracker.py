@@ -1,4 +1,4 @@
-"""The process that keeps MLflow up with a run: it survives the run, and the run survives it."""
+"""The process that uploads a run to MLflow survives the run, and the run survives it."""
 
 import os
 import signal
@@ -131,7 +131,7 @@ def test_a_store_that_cannot_be_reached_is_told_of_once_and_left_for_later(direc
 
 
 class Flaky:
-    """Stands in for a store: fails as often as it is told to."""
+    """A store that fails a given number of times."""
 
     def __init__(self, *failures):
         self.failures, self.calls, self.reports = list(failures), [], []
