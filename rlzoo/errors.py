@@ -74,8 +74,9 @@ class PolicyError(RuntimeError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'lr'?"`` with the closest known word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), list(names), n=1)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
@@ -95,7 +96,9 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     if first["type"] == "extra_forbidden":
         section = _section(model, location[:-1])
         allowed = list(section.model_fields) if section else []
-        return f"unknown key {key!r} (allowed: {', '.join(allowed)}){did_you_mean(location[-1], allowed)}"
+        elsewhere = [] if prefix else keys_called(location[-1], model)
+        hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(location[-1], allowed)
+        return f"unknown key {key!r} (allowed: {', '.join(allowed)}){hint}"
     message = str(cause or first["msg"])
     if not location:
         return f"{prefix.rstrip('.')}: {message}".lstrip(": ")
@@ -114,6 +117,40 @@ def first_mistake(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"])
     return f"{where}: {message[:1].lower()}{message[1:]}".lstrip(": ")
+
+
+OTHER_NAMES = {
+    "batch_size": "num_prompts",
+    "beta": "kl_coef",
+    "epochs": "num_epochs",
+    "learning_rate": "lr",
+    "max_completion_length": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "mini_batches": "num_minibatches",
+    "model": "path",
+    "n": "group_size",
+    "num_generations": "group_size",
+    "ppo_epochs": "num_epochs",
+}
+"""Names of settings in other libraries, and the key that they have here."""
+
+
+def keys_called(name: str, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return the dotted keys of settings with this name, or the name that other libraries give them.
+
+    Example:
+        ``["learner.lr"]`` for ``learning_rate``.
+    """
+    wanted = {name, OTHER_NAMES.get(name, name)}
+    found: list[str] = []
+    for key, field in model.model_fields.items():
+        inner: Any = field.annotation
+        if hasattr(inner, "model_fields"):
+            found += keys_called(name, inner, f"{prefix}{key}.")
+        elif key in wanted and prefix:
+            found.append(f"{prefix}{key}")
+    return found
 
 
 def _section(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:

@@ -25,9 +25,9 @@ Row = dict[str, float]
 def spent(rows: list[Row], pause: float, *, is_quiet: bool) -> tuple[float, float]:
     """Return the CPU time and the duration of a loop that shows the rows repeatedly, or nothing."""
     started, begun, step = time.perf_counter(), time.process_time(), 0
-    with shown(Plain(), "a run", 10**6, is_quiet=is_quiet) as show:
+    with shown(Plain(), "a run", 10**6, is_quiet=is_quiet) as view:
         while time.perf_counter() - started < SECONDS:
-            show(step, rows[step % len(rows)])
+            view.step(step, rows[step % len(rows)])
             step += 1
             time.sleep(pause)
         return time.process_time() - begun, time.perf_counter() - started

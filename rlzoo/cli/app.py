@@ -9,6 +9,7 @@ import typer
 from rlzoo.cli.calibrate import calibrate
 from rlzoo.cli.check import clips_check
 from rlzoo.cli.clips import clips_list, clips_show
+from rlzoo.cli.command import Command
 from rlzoo.cli.compare import compare
 from rlzoo.cli.convert import convert
 from rlzoo.cli.doctor import doctor
@@ -31,24 +32,24 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(train)
-app.command()(sync)
-app.command()(sweep)
-app.command()(calibrate)
-app.command()(replay)
-app.command()(fairness)
-app.command()(rescore)
-app.command()(convert)
-app.command("eval")(evaluate)
-app.command()(compare)
-app.command()(ui)
-app.command()(doctor)
+app.command(cls=Command)(train)
+app.command(cls=Command)(sync)
+app.command(cls=Command)(sweep)
+app.command(cls=Command)(calibrate)
+app.command(cls=Command)(replay)
+app.command(cls=Command)(fairness)
+app.command(cls=Command)(rescore)
+app.command(cls=Command)(convert)
+app.command("eval", cls=Command)(evaluate)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(ui)
+app.command(cls=Command)(doctor)
 clips = typer.Typer(help="The clip policies that are installed.", no_args_is_help=True)
-clips.command("list")(clips_list)
-clips.command("show")(clips_show)
-clips.command("check")(clips_check)
-clips.command("portrait")(clips_portrait)
-clips.command("new")(clips_new)
+clips.command("list", cls=Command)(clips_list)
+clips.command("show", cls=Command)(clips_show)
+clips.command("check", cls=Command)(clips_check)
+clips.command("portrait", cls=Command)(clips_portrait)
+clips.command("new", cls=Command)(clips_new)
 app.add_typer(clips, name="clips")
 app.add_typer(advantages, name="advantages")
 app.add_typer(corrections, name="corrections")

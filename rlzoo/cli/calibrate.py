@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @lasting_output()
 def calibrate(
-    clip: Annotated[str, typer.Option(help="Clip policy with a width.")],
+    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Clip policy with a width.")],
     target: Annotated[
         float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of the responses to clip.")
     ] = 0.1,
@@ -52,8 +53,8 @@ def calibrate(
             console.print(f"clip fraction {pilot.clip_fraction:.3f} with {widths}")
 
     title = f"pilots of {steps} steps: {run.clip.name} on {run.task.name}"
-    with shown(console, title, steps, is_quiet=quiet) as show:
-        tried = find_width(run, target, max_pilots=pilots, told=told, observer=show)
+    with shown(console, title, steps, is_quiet=quiet) as view:
+        tried = find_width(run, target, max_pilots=pilots, told=told, observer=view.step)
     best = nearest(tried)
     path.write_text(overlay(best, run), encoding="utf-8")
     console.print(f"wrote {path}; use it with: rlzoo train --config {path}")

@@ -33,6 +33,28 @@ def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
     return rows
 
 
+def clip_in_words(profile: LengthProfile) -> str:
+    """Say which lengths were clipped more or less often than the average response, beyond noise.
+
+    Example:
+        ``"Clipped more often than the average response: 57-65 tokens (1.7 times). Other lengths differ within noise."``
+    """
+    both, average = profile.both, profile.clip_fraction
+    if not average:
+        return "Nothing was clipped."
+    error = profile.lre and profile.lre.total.max.interval
+    more, less = [], []
+    for label, share, low, high in zip(profile.bin_labels(), both.fraction, both.low, both.high, strict=True):
+        words = f"{label} tokens ({share / average:.1f} times)"
+        more += [words] if low > average else []  # not where a bin is empty, and its numbers are NaN
+        less += [words] if high < average else []
+    if not (more or less) or (error and error[0] == 0):  # six bins: one of them may be apart by chance
+        return "Every length was clipped alike, within noise."
+    found = [f"Clipped {word} often than the average response: {', '.join(bins)}."
+             for word, bins in (("more", more), ("less", less)) if bins]  # fmt: skip
+    return " ".join([*found, "Other lengths differ within noise."])
+
+
 def interval_bar(ends: Sequence[int], signs: str) -> str:
     """Draw a bar from 0 to a value, with its interval over it; the ends are the low, the value and the high.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.options import AsJson, loading
@@ -25,7 +26,12 @@ SHOWN = 8  # rows and tokens of a failing input that are printed
 
 
 def clips_check(
-    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A policy's name, or a plugin file or folder.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|PATH", autocompletion=complete.policies, help="A policy's name, or a plugin file or folder."
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Hold a policy to the laws every rule keeps, and measure where it cuts; exit code 1 if it breaks a law."""

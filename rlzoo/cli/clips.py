@@ -10,6 +10,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, Plugins, loading
 from rlzoo.cli.tables import table
@@ -41,7 +42,12 @@ def clips_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
 
 
 def clips_show(
-    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A policy's name, or a plugin file or folder.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|PATH", autocompletion=complete.policies, help="A policy's name, or a plugin file or folder."
+        ),
+    ],
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,11 +87,27 @@ def _show(console: Plain, entry: Entry[Any]) -> None:
     console.print(Text.assemble((policy.name, "bold"), f"  {entry.source}  {policy.paper}\n"))
     console.print(inspect.getdoc(policy) or "")
     print_settings(console, fields, "--set clip.NAME=VALUE", required_fields(policy))
+    if changed := _in_the_default_run(policy):
+        console.print(f"`rlzoo train --clip {policy.name}` sets {changed}, for the small model that it trains.")
     for title, notes in (("Watch these metrics", policy.watch), ("Laws it opts out of", policy.exempt)):
         if notes:
             console.print(f"\n{title}", style="bold")
         for key, text in notes.items():
             console.print(Padding(Text(f"{key}: {text}"), (0, 0, 0, 2)))
+
+
+def _in_the_default_run(policy: type[ClipPolicy]) -> str:
+    """The settings that the default run gives the policy in place of the class's own."""
+    from rlzoo.config.run_config import RunConfig
+    from rlzoo.errors import UserError
+
+    try:
+        run = RunConfig.compose(clip=policy.name).clip
+    except UserError:  # a plugin file that was shown without being installed
+        return ""
+    own = {name: field.get_default(call_default_factory=True) for name, field in policy.model_fields.items()}
+    changed = {name: value for name, value in run.model_dump().items() if name in own and value != own[name]}
+    return ", ".join(f"{name} {json.dumps(value)}" for name, value in changed.items())
 
 
 def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, required: Collection[str]) -> None:

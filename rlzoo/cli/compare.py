@@ -19,6 +19,13 @@ from rlzoo.errors import UserError
 if TYPE_CHECKING:
     from rlzoo.lab.races import Race
 
+LEGEND = """\
+gain: accuracy less accuracy before training
+IQM: mean without the highest and the lowest quarter of the seeds
+clip: share of the responses; {match}: length error with this share clipped,
+0 if every length is clipped alike; noise: what an even clip would show
+len: tokens of a response; s: seconds of a run
+P: chance that a run of the first rule beats a run of the second"""
 MANY = 4  # contenders; of more, only the pairs with the best are shown
 
 
@@ -81,6 +88,7 @@ def _print(console: Plain, result: Race) -> None:
             f"{fmean(run.seconds for run in contender.runs):.0f}",
         )
     console.print(rows)
+    console.print(LEGEND.format(match=matched), style="dim")
     best = result.contenders[0].label
     shown = [pair for pair in result.pairs if len(result.contenders) <= MANY or best in (pair.first, pair.second)]
     pairs = table("<pair", ">difference", ">95 %", ">P", "<verdict")
@@ -90,7 +98,7 @@ def _print(console: Plain, result: Race) -> None:
             signed(pair.mean),
             interval(pair.interval),
             f"{pair.probability_of_improvement:.2f}",
-            pair.verdict,
+            "" if pair.p_value is None else pair.verdict,
         )
     if shown:
         console.print(pairs)

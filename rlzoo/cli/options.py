@@ -12,6 +12,7 @@ from typing import Annotated, Any, TextIO, cast
 
 import typer
 
+from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.errors import UserError
 
@@ -20,9 +21,13 @@ logger = logging.getLogger("rlzoo")
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugin", metavar="PATH", help="Plugin to load: a .py file, or a folder; may be repeated.")
 ]
-Configs = Annotated[list[str] | None, typer.Option("--config", help="Shipped config or YAML file; later ones win.")]
+Configs = Annotated[
+    list[str] | None,
+    typer.Option("--config", autocompletion=complete.configs, help="Shipped config or YAML file; later ones win."),
+]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.lr=1e-5.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", autocompletion=complete.settings, help="Any setting, such as learner.lr=1e-5."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 MatchBySign = Annotated[

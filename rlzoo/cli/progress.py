@@ -22,6 +22,13 @@ SPEED = "throughput/tokens_per_second"
 WIDEST, NARROWEST = 40, 8  # characters of a sparkline
 
 
+class View(NamedTuple):
+    """How a run is shown: what to call with each step and its metrics, and with what happens between steps."""
+
+    step: Callable[[int, Mapping[str, float]], None]
+    stage: Callable[[str], None] | None = None
+
+
 class Shown(NamedTuple):
     """A metric and how it is shown."""
 
@@ -96,7 +103,11 @@ class Screen(Bars):
         columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         super().__init__(console, BarColumn(None), *columns, TextColumn("{task.fields[words]}"), expand=True)
         self._steps = steps
-        self._starting = self.add_task("", total=steps, words="starting")
+        self._starting = self.add_task("", total=steps, words="importing")
+
+    def say(self, words: str) -> None:
+        """Show what a run does between steps."""
+        self.update(self._starting, words=words)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take one step's metrics into the view; step 0 begins a run."""
@@ -142,8 +153,8 @@ def shown(
     is_quiet: bool = False,
     as_json: bool = False,
     run: Path | None = None,
-) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """Show a run inside the block, as fits where the output goes; call the result with each step and its metrics.
+) -> Iterator[View]:
+    """Show a run inside the block, as fits where the output goes.
 
     A title and a number of steps are shown, or a JSON object per step as in ``metrics.jsonl``, null for numbers that JSON does
     not have. ``run`` is the directory with the steps before, if there are any.
@@ -162,11 +173,11 @@ def shown(
         console.print("  ".join([f"step {step}/{steps}", *words]))
 
     if is_quiet:
-        yield lambda step, metrics: None
+        yield View(lambda step, metrics: None)
     elif as_json:
-        yield print_json
+        yield View(print_json)
     elif console.is_screen:
         with Screen(console, title, steps, run) as screen:
-            yield screen.show
+            yield View(screen.show, screen.say)
     else:
-        yield print_line
+        yield View(print_line)

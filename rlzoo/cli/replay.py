@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, Configs, MatchBySign, Plugins, Quiet, loading, names_in
 from rlzoo.cli.pages import check_page, write_page
@@ -30,7 +31,7 @@ Recording = Annotated[
 
 def replay(
     recording: Recording,
-    clip: Annotated[str, typer.Option(help="Clip policies, with commas between them.")],
+    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Clip policies, with commas between them.")],
     match: Annotated[
         float | None,
         typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Scale every rule's widths to this clip fraction."),

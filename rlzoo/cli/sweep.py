@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlzoo.cli import complete
 from rlzoo.cli.compare import compare
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @lasting_output()
 def sweep(
-    clip: Annotated[str, typer.Option(help="Clip policies, with commas between them.")],
+    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Clip policies, with commas between them.")],
     seeds: Annotated[str, typer.Option(help="A number of seeds (5: 0 to 4), or seeds with commas between them.")] = "5",
     grid: Annotated[
         list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Also every one of these values; may be repeated.")

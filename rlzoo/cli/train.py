@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlzoo.cli.chart import clip_by_length
+from rlzoo.cli import complete
+from rlzoo.cli.chart import clip_by_length, clip_in_words
 from rlzoo.cli.completions import completions, is_due
 from rlzoo.cli.console import Plain, show_log
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
@@ -27,7 +28,9 @@ logger = logging.getLogger("rlzoo")
 
 @lasting_output()
 def train(
-    clip: Annotated[str | None, typer.Option(help="Clip policy, see `rlzoo clips list`.")] = None,
+    clip: Annotated[
+        str | None, typer.Option(autocompletion=complete.policies, help="Clip policy, see `rlzoo clips list`.")
+    ] = None,
     config: Configs = None,
     set_: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
@@ -68,6 +71,8 @@ def train(
         raise UserError("--devices: only together with --dry-run")
     if allow_changed_plugin and not resume:
         raise UserError("--allow-changed-plugin: only together with --resume")
+    if clip and "," in clip:
+        raise UserError(f"--clip {clip!r}: a run has one rule; compare several with: rlzoo sweep --clip {clip}")
     if show_completions and (quiet or as_json):
         other = "--json" if as_json else "--quiet"
         raise UserError(f"--show-completions: not with {other}; every response is in rollouts/*.jsonl of the run directory")
@@ -99,6 +104,10 @@ def train(
         number = ["--show-completions", str(show_completions)]
         launch(run, resume=resume, options=[*(flag for flag, is_given in flags.items() if is_given), *number])
     else:
+        if not (clip or resume):
+            show_log(logging.WARNING if quiet or as_json else logging.INFO)
+            given = f"the rule of {' and '.join(map(str, config))}" if config else "the rule that this project is about"
+            logger.info("no --clip: training with %s, %s; see `rlzoo clips list` for others", run.clip.name, given)
         _train(run, resume, allow_changed_plugin, quiet, as_json, show_completions)
 
 
@@ -144,16 +153,16 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
     assert path is not None, "named before"
     console = Plain()
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
-    with shown(console, title, run.steps, run=path, is_quiet=is_quiet or not is_main, as_json=as_json) as show:
+    with shown(console, title, run.steps, run=path, is_quiet=is_quiet or not is_main, as_json=as_json) as view:
         from rlzoo.training.train import train as learn  # takes seconds, seen on the display
 
         def observe(step: int, metrics: Mapping[str, float]) -> None:
-            show(step, metrics)
+            view.step(step, metrics)
             if num_shown and is_due(step, run.steps):
                 console.print(completions(path, step, num_shown))
 
         with quick_garbage_collection():
-            result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin)
+            result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin, stage=view.stage)
     if is_main:
         _print_result(console, result, is_quiet=is_quiet, as_json=as_json)
 
@@ -177,6 +186,7 @@ def _print_result(console: Plain, result: RunResult, *, is_quiet: bool, as_json:
         console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
     if result.profile is not None and not is_quiet:
         console.print(clip_by_length(result.profile, console))
+        console.print(clip_in_words(result.profile))
     console.print(f"run directory {result.path}")
     if result.mlflow_run_id and not is_quiet:
-        console.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui")
+        console.print("compare it with other runs in MLflow: rlzoo ui")

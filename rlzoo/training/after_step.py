@@ -23,17 +23,23 @@ FEWEST_NORMS = 10
 Observer = Callable[[int, Mapping[str, float]], None]
 """Called with the step and its metrics after each step, and with step 0 after the first evaluation."""
 
+Stage = Callable[[str], None]
+"""Called with a few words before something other than a step begins, such as ``"evaluating 1,000 problems"``."""
+
 logger = logging.getLogger("rlzoo")
 
 
 class AfterStep:
     """Does what follows a step."""
 
-    def __init__(self, run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None = None) -> None:
+    def __init__(
+        self, run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None = None, stage: Stage | None = None
+    ) -> None:
         self.run = run
         self.tracker = tracker
         self.stop = stop
         self.observer = observer
+        self.stage = stage
 
     def __call__(self, step: int, row: dict[str, float], updates: Sequence[Update] = ()) -> None:
         """Finish a step, given its metrics; step 0 is the evaluation before the first one.
@@ -48,6 +54,8 @@ class AfterStep:
                 row["learner/rolled_back"] = float(self._roll_back(step))
             run.monitor.after_step(step, [update.table for update in updates], row)
         if step in (0, config.steps) or run.is_due(step, config.eval.every):
+            if self.stage is not None and run.is_main and config.eval.num_problems:
+                self.stage(f"evaluating {config.eval.num_problems:,} problems")
             row |= run.evaluate()
         row["time/clock"] = time.time()
         run.metrics.append(row)

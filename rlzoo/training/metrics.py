@@ -236,7 +236,7 @@ def run_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | N
         profile: of the last ``window`` steps' responses, pooled.
         window: steps whose rewards and lengths are averaged.
     """
-    metrics = {}
+    metrics: dict[str, float] = {}
     evaluated = [step["eval/accuracy"] for step in steps if "eval/accuracy" in step]
     if evaluated:
         metrics |= {"accuracy": evaluated[-1], "gain": evaluated[-1] - evaluated[0]}

@@ -19,7 +19,7 @@ from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.measure.monitor import WINDOW
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.support.signals import StopRequest, requested_stop
-from rlzoo.training.after_step import AfterStep, Observer
+from rlzoo.training.after_step import AfterStep, Observer, Stage
 from rlzoo.training.checks import check_plugins_unchanged, check_run
 from rlzoo.training.loop import steps
 from rlzoo.training.metrics import run_metrics
@@ -44,7 +44,12 @@ class RunResult:
 
 
 def train(
-    config: RunConfig, observer: Observer | None = None, *, resume: bool = False, allow_changed_plugin: bool = False
+    config: RunConfig,
+    observer: Observer | None = None,
+    *,
+    resume: bool = False,
+    allow_changed_plugin: bool = False,
+    stage: Stage | None = None,
 ) -> RunResult:
     """Train a model; what ``rlzoo train`` does.
 
@@ -54,6 +59,7 @@ def train(
         config: the complete run.
         observer: called with every step's metrics, for progress displays.
         resume: resume from the newest checkpoint in ``config.output``.
+        stage: called with what the run does outside of its steps, for progress displays.
         allow_changed_plugin: resume even if a plugin is not what the run was started with, after a warning.
 
     Raises:
@@ -69,13 +75,15 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"
     try:
         with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
+            if stage is not None and is_main:
+                stage(f"loading {config.model.path}")
             run = Run(config, task, resume=resume)
             last.callback(run.directory.close)
             tracker.begin(run.directory.path, run_record(run))
             # on other devices, operations have no threads that wait for each other
             threads = torch.get_num_threads() if run.accelerator.device.type == "cpu" else 1
             with requested_stop() as stop, sharing_cores(threads):
-                result = _run(run, tracker, stop, observer)
+                result = _run(run, tracker, stop, observer, stage)
     except (OSError, SafetensorError) as error:
         reason = why_not_written(error)
         if reason is None:
@@ -84,9 +92,9 @@ def train(
     return replace(result, mlflow_run_id=tracker.run_id)
 
 
-def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None) -> RunResult:
+def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None, stage: Stage | None) -> RunResult:
     """Do all steps; a run that fails leaves its last checkpoint and, if possible, the weights that it failed with."""
-    config, after = run.config, AfterStep(run, tracker, stop, observer)
+    config, after = run.config, AfterStep(run, tracker, stop, observer, stage)
     run.directory.summarise(run.summary(finished=False))
     _warn_of_an_inert_clip(config)
     try:

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from rlzoo.cli.chart import clip_by_length
+from rlzoo.cli.chart import clip_by_length, clip_in_words
 from rlzoo.cli.console import Plain
 from rlzoo.lab.replay import replay
 
@@ -51,3 +51,19 @@ def test_bins_share_no_length(profile):
     rows = drawn(dataclasses.replace(profile, edges=edges))[1:]
     assert rows[0].split()[0] == "9-13"
     assert rows[1].split()[0] == "14-20"
+
+
+def test_words_name_the_lengths_that_were_clipped_more_or_less_often_beyond_noise(profile):
+    sides = dataclasses.replace(
+        profile.both,
+        fraction=(0.05, 0.1, 0.1, 0.1, 0.1, 0.22),
+        low=(0.02, 0.06, 0.06, 0.06, 0.06, 0.15),
+        high=(0.09, 0.15, 0.15, 0.15, 0.15, 0.3),
+    )
+    edges = (1, 8, 16, 32, 64, 128, 256)
+    found = clip_in_words(dataclasses.replace(profile, both=sides, clip_fraction=0.1, edges=edges, lre=None))
+    assert found == (
+        "Clipped more often than the average response: 129-256 tokens (2.2 times). "
+        "Clipped less often than the average response: 1-8 tokens (0.5 times). Other lengths differ within noise."
+    )
+    assert clip_in_words(dataclasses.replace(profile, clip_fraction=0.0)) == "Nothing was clipped."

@@ -109,7 +109,7 @@ def test_a_run_prints_plain_lines_when_piped(zygote, tmp_path):
     assert [line.split()[1] for line in steps] == ["0/2", "1/2", "2/2"]
     assert "reward" in steps[1]
     assert "tok/s" in steps[1]
-    assert "MLflow run" in answer.stdout
+    assert "compare it with other runs in MLflow: rlzoo ui" in answer.stdout
     assert "\x1b" not in answer.stdout
     waiting = "MLflow is sent the rest"  # printed after five seconds, which a busy machine may need to make a store
     assert [line for line in answer.stderr.splitlines() if not line.startswith(waiting)] == []

@@ -56,7 +56,9 @@ def test_nothing_stays_of_a_run_that_did_not_begin(a_terminal):
     screen = a_terminal(80, 24)
     with Screen(Plain(), TITLE, 40) as display:  # for example, a directory that is taken would end it here
         display.refresh()
-        screen.wait_for("starting")
+        screen.wait_for("importing")
+        display.say("loading embedded")
+        screen.wait_for("loading embedded")
     Plain().print("the end")
     screen.wait_for("the end")
     assert screen.text == "the end"
@@ -105,9 +107,9 @@ def test_a_title_cannot_steer_the_terminal(a_terminal):
 
 def test_elsewhere_a_step_is_a_line(trained):
     file = io.StringIO()
-    with shown(Plain(file=file), TITLE, 4) as show:
+    with shown(Plain(file=file), TITLE, 4) as view:
         for step, metrics in enumerate(trained.metrics):
-            show(step, metrics)
+            view.step(step, metrics)
     title, *lines = file.getvalue().splitlines()
     assert title == TITLE
     assert [line.split()[1] for line in lines] == [f"{step}/4" for step in range(5)]
@@ -120,9 +122,9 @@ def test_json_lines_are_the_rows_of_the_run(trained):
     file = io.StringIO()
     rows = [dict(row) for row in trained.metrics]
     rows[1]["reward/mean"] = math.nan  # JSON has no NaN
-    with shown(Plain(file=file, width=20), TITLE, 4, as_json=True) as show:
+    with shown(Plain(file=file, width=20), TITLE, 4, as_json=True) as view:
         for step, metrics in enumerate(rows):
-            show(step, metrics)
+            view.step(step, metrics)
     read = [json.loads(line, parse_constant=pytest.fail) for line in file.getvalue().splitlines()]
     rows[1]["reward/mean"] = None
     assert read == [{"step": step, **row} for step, row in enumerate(rows)]
@@ -130,15 +132,15 @@ def test_json_lines_are_the_rows_of_the_run(trained):
 
 def test_a_quiet_run_shows_nothing_and_json_is_no_view(trained, a_terminal):
     screen = a_terminal(80, 24)
-    with shown(Plain(), TITLE, 4, is_quiet=True) as show:
-        show(1, trained.metrics[1])
-    with shown(Plain(), TITLE, 4, as_json=True) as show:
-        show(0, {"reward/mean": 0.5})
-    with shown(Plain(), TITLE, 4) as show:
-        show(1, trained.metrics[1])
+    with shown(Plain(), TITLE, 4, is_quiet=True) as view:
+        view.step(1, trained.metrics[1])
+    with shown(Plain(), TITLE, 4, as_json=True) as view:
+        view.step(0, {"reward/mean": 0.5})
+    with shown(Plain(), TITLE, 4) as view:
+        view.step(1, trained.metrics[1])
     Plain().print("the end")
     screen.wait_for("the end")
-    json_line, title, view, *_ = screen.text.split("\n")
+    json_line, title, first, *_ = screen.text.split("\n")
     assert json.loads(json_line) == {"step": 0, "reward/mean": 0.5}
     assert title == TITLE
-    assert view.startswith("1 of 4 steps in ")
+    assert first.startswith("1 of 4 steps in ")

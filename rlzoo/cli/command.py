@@ -1,0 +1,59 @@
+"""The class of our commands: an option that does not exist is refused with the setting or the command that was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from typer.core import TyperCommand
+
+from rlzoo.errors import UserError, did_you_mean
+
+NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
+"""Settings that are chosen by name."""
+
+
+class Command(TyperCommand):
+    """A command whose unknown options are explained."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; raises UserError for an unknown option."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if type(error).__name__ != "NoSuchOption":  # typer's copy of click has no public name for it
+                raise
+            option = str(vars(error)["option_name"])
+            options = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
+            raise UserError(f"{ctx.info_name}: no option {option}{_advice(option, given, options)}") from None
+
+
+def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> str:
+    """What to write instead."""
+    if "--set" in options and (keys := _settings(option.lstrip("-").replace("-", "_"))):
+        return f"; did you mean --set {keys[0]}={_value(option, arguments)}?"
+    return did_you_mean(option, options) or "; see --help"
+
+
+def _settings(name: str) -> list[str]:
+    """Keys of settings with this name."""
+    from rlzoo.config.run_config import RunConfig
+    from rlzoo.errors import keys_called
+
+    if name in NAMED:
+        return [NAMED[name]]
+    section = RunConfig.model_fields.get(name)
+    inner = getattr(section.annotation, "model_fields", {}) if section else {}
+    first = next((f"{name}.{key}" for key in ("path", "name") if key in inner), None)  # of a section: what it is
+    return [first] if first else keys_called(name, RunConfig)
+
+
+def _value(option: str, arguments: Sequence[str]) -> str:
+    """The value that was given to the option."""
+    for place, word in enumerate(arguments):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if word == option and place + 1 < len(arguments):
+            return arguments[place + 1]
+    return "VALUE"

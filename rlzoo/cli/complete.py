@@ -1,0 +1,49 @@
+"""Offers values for options when the shell completes a command line, which `rlzoo --install-completion` sets up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+
+def policies(incomplete: str) -> list[str]:
+    """Names of clip policies, also after a comma."""
+    from rlzoo.zoo import load_zoo
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in load_zoo() if name.startswith(last)]
+
+
+def configs(incomplete: str) -> list[str]:
+    """Names of shipped configs."""
+    from rlzoo.config.composition import config_names
+
+    return [name for name in config_names() if name.startswith(incomplete)]
+
+
+def settings(incomplete: str) -> list[str]:
+    """``KEY=`` for every setting of a run, and ``KEY=VALUE`` for those with named values."""
+    from rlzoo.config.run_config import RunConfig
+
+    key, equals, _ = incomplete.partition("=")
+    found = dict(_keys(RunConfig.model_fields, ""))
+    offered = [f"{key}={value}" for value in found.get(key, ())] if equals else [f"{name}=" for name in found]
+    return [word for word in offered if word.startswith(incomplete)]
+
+
+def _keys(fields: dict[str, Any], prefix: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Dotted keys, each with its named values."""
+    for name, field in fields.items():
+        if hasattr(field.annotation, "model_fields"):
+            yield from _keys(field.annotation.model_fields, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _values(field.annotation)
+
+
+def _values(annotation: Any) -> list[str]:
+    """The values of a Literal, also inside a union."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    if annotation is bool:
+        return ["true", "false"]
+    return [value for inner in get_args(annotation) for value in _values(inner)]

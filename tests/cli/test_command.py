@@ -1,0 +1,58 @@
+"""Mistakes on the command line are answered with what was meant, and the shell completes names and settings."""
+
+import pytest
+
+from rlzoo.cli import complete
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["--model", "X"], "--set model.path=X"),
+        (["--lr", "1e-5"], "--set learner.lr=1e-5"),
+        (["--lr=1e-5"], "--set learner.lr=1e-5"),
+        (["--batch-size", "4"], "--set rollout.num_prompts=4"),
+        (["--task", "gsm8k"], "--set task.name=gsm8k"),
+        (["--dryrun"], "'--dry-run'"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_answered_with_what_was_meant(refused, arguments, meant):
+    line = refused("train", *arguments)
+    assert line.startswith(f"train: no option {arguments[0].partition('=')[0]}; did you mean {meant}?")
+
+
+def test_commands_without_settings_suggest_their_own_options(refused, tmp_path):
+    assert refused("compare", tmp_path, "--jsn") == "compare: no option --jsn; did you mean '--json'?"
+    assert refused("compare", tmp_path, "--lr", "1") == "compare: no option --lr; see --help"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--clip", "FSPO"], "did you mean 'fspo'?"),
+        (["--clip", "ppo"], "did you mean 'grpo', which has PPO's clip?"),
+        (["--clip", "dapo"], "give it with --config dapo"),
+        (["--clip", "gspo,fspo"], "compare several with: rlzoo sweep --clip gspo,fspo"),
+        (["--set", "lr=1"], "did you mean 'learner.lr'?"),
+        (["--set", "learner.learning_rate=1"], "did you mean 'learner.lr'?"),
+        (["--set", "num_generations=4"], "did you mean 'rollout.group_size'?"),
+    ],
+)
+def test_names_of_other_libraries_are_understood(refused, arguments, hint):
+    assert refused("train", *arguments).endswith(hint)
+
+
+def test_the_suggestions_are_accepted(rlzoo):
+    settings = ["learner.lr=1e-5", "rollout.num_prompts=4", "rollout.group_size=4", "model.path=embedded"]
+    code, out, _ = rlzoo("train", "--dry-run", *(word for setting in settings for word in ("--set", setting)))
+    assert code == 0
+    assert "lr: 1.0e-05" in out
+
+
+def test_the_shell_completes_policies_configs_and_settings():
+    assert complete.policies("fspo") == ["fspo", "fspo-adaptive", "fspo-turn"]
+    assert "fspo,gspo" in complete.policies("fspo,gs")
+    assert complete.configs("arith") == ["arithmetic"]
+    assert complete.settings("learner.sch") == ["learner.schedule="]
+    assert complete.settings("learner.schedule=co") == ["learner.schedule=constant", "learner.schedule=cosine"]
+    assert complete.settings("nothing") == []
