@@ -117,7 +117,28 @@ def factorial(rows: Sequence[Row]) -> list[Headline]:
     return [*within, over_seeds("always - never, all bands", between)]
 
 
-SOURCES: dict[str, Callable[[Sequence[Row]], list[Headline]]] = {"evenness.csv": evenness, "factorial.csv": factorial}
+def staleness(rows: Sequence[Row]) -> list[Headline]:
+    """How the length error changes with the age of the responses: updates 10 to 16 of a batch less updates 2 to 8."""
+    found = []
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        by_seed: dict[int, list[float]] = {}
+        for made in dict.fromkeys(row["rollouts_of"] for row in rows):
+            for seed in dict.fromkeys(row["seed"] for row in rows if row["seed"] != "all"):
+                own = [
+                    r for r in rows if (r["rollouts_of"], r["seed"], r["rule"], r["matched"]) == (made, seed, rule, "by sign")
+                ]
+                errors = {int(r["part"].split()[1]): float(r["conditional"]) for r in own if r["part"] != "all"}
+                late, early = (fmean(errors[update] for update in updates) for updates in (range(10, 17), range(2, 9)))
+                by_seed.setdefault(int(seed), []).append(late - early)
+        found.append(over_seeds(f"{rule}, updates 10 to 16 less updates 2 to 8", by_seed))
+    return found
+
+
+SOURCES: dict[str, Callable[[Sequence[Row]], list[Headline]]] = {
+    "evenness.csv": evenness,
+    "factorial.csv": factorial,
+    "staleness.csv": staleness,
+}
 
 
 def headlines(folder: Path) -> list[Headline]:

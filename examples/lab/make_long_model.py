@@ -1,11 +1,12 @@
 """Make a language model of a million parameters whose task has solutions of 7 to 1,750 tokens: a testbed with a long tail.
 
-    python examples/lab/make_long_model.py --output FOLDER [--seed 0] [--steps 1000] [--ratio 0.6]
+    python examples/lab/make_long_model.py --output FOLDER [--seed 0] [--steps 1600] [--ratio 0.6] [--slip 0.02]
 
-The model is a three-layer Qwen3 that learns ``task.name=recurrence`` from correct worked solutions. The multipliers are not
-equally frequent in them: each one is ``--ratio`` times as frequent as the one below it. So the model makes few mistakes with
-the multiplier 1 and many with the multiplier 9. In reinforcement learning all multipliers are equally frequent, so the model
-needs skills that it lacks. The solutions contain no mistakes.
+The model is a three-layer Qwen3 that learns ``task.name=recurrence`` from worked solutions. The multipliers are not equally
+frequent in them: each one is ``--ratio`` times as frequent as the one below it. So the model makes few mistakes with the
+multiplier 1 and many with the multiplier 9. In reinforcement learning all multipliers are equally frequent, so the model needs
+skills that it lacks. Each term of a solution is off by one with probability ``--slip``, so the model, when sampled, errs at
+every length, and nearly always in long solutions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rlzoo.tasks import Task, build_task
-from rlzoo.tasks.recurrence import worked_solution
+from rlzoo.tasks.recurrence import worked_solution, worked_terms
 
 CHARACTERS = "0123456789,#abcdefghi"
 MAX_LENGTH = 2048  # tokens of prompt and response; the longest has 1,764
@@ -65,21 +66,39 @@ def multiplier(question: str) -> int:
     return next(ord(character) - ord("a") + 1 for character in question if character.isalpha())
 
 
-def texts(task: Task, ratio: float, generator: random.Random) -> Iterator[tuple[str, int]]:
+def solution_with_slips(question: str, slip: float, generator: random.Random) -> str:
+    """The worked solution, in which each term is off by one with probability ``slip``. Later terms follow from the wrong one.
+
+    Example:
+        >>> solution_with_slips("004c17,003c42,", 0.0, random.Random(0))
+        '002c43,001c71,000#56'
+    """
+    letter, solution = multiplier(question), ""
+    before, last = (int(term[-2:]) for term in question.split(",")[:2])
+    for term in worked_terms(question):
+        before, last = last, (letter * last + before) % 100
+        if generator.random() < slip:
+            last = (last + generator.choice((-1, 1))) % 100
+        head, tail = term[:4], term[6:]
+        solution += f"{head}{last:02}{tail}"
+    return solution
+
+
+def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> Iterator[tuple[str, int]]:
     """Question with solution, and the question's length; a multiplier k is kept with probability ``ratio ** (k - 1)``."""
     start = FIRST_PROBLEM
     while True:
         for problem in task.train_problems(start, POOL):
             if generator.random() < ratio ** (multiplier(problem.question) - 1):
-                yield problem.question + worked_solution(problem.question) + EOS, len(problem.question)
+                yield problem.question + solution_with_slips(problem.question, slip, generator) + EOS, len(problem.question)
         start += POOL
 
 
-def batches(ratio: float, seed: int) -> Iterator[tuple[list[tuple[str, int]], int]]:
+def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[str, int]], int]]:
     """Batches of one of three kinds, each of about as many tokens, and where their texts are cut off."""
     generator = random.Random(seed)
     short, long = (
-        texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, generator)
+        texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, slip, generator)
         for limits in ({"steps_max": 250}, {"steps_min": WINDOW // 7 - 2})
     )
     while True:
@@ -98,7 +117,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, options
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_STEPS) * (1 - step / steps))
     recent, began = [], time.perf_counter()
-    for step, (rows, limit) in zip(range(1, steps + 1), batches(options.ratio, options.seed), strict=False):
+    for step, (rows, limit) in zip(range(1, steps + 1), batches(options.ratio, options.slip, options.seed), strict=False):
         ids = tokenizer([text for text, _ in rows], padding=True, padding_side="right", return_tensors="pt").input_ids[
             :, :limit
         ]
@@ -137,8 +156,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make a language model whose task has a long tail.")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1000, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1600, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--ratio", type=float, default=0.6, help="frequency of a multiplier, relative to the one below it")
+    parser.add_argument("--slip", type=float, default=0.02, help="probability of a wrong term (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -85,9 +85,15 @@ class Lab:
             for row in listed:
                 writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
 
+    def file(self, name: str, *arguments: str, to: str | None = None) -> None:
+        """Run a script that is started by its path; ``to`` is the result that its output is."""
+        self._run([sys.executable, str(ROOT / "examples" / "lab" / f"{name}.py"), *arguments], to)
+
     def script(self, module: str, *arguments: str, to: str | None = None) -> None:
         """Run another script of the lab; ``to`` is the result that its output is."""
-        command = [sys.executable, "-m", f"examples.lab.{module}", *arguments]
+        self._run([sys.executable, "-m", f"examples.lab.{module}", *arguments], to)
+
+    def _run(self, command: list[str], to: str | None) -> None:
         self.results.mkdir(parents=True, exist_ok=True)
         if to is None:
             subprocess.run(command, cwd=ROOT, check=True)
@@ -167,13 +173,65 @@ def factorial(lab: Lab) -> None:
     lab.write("factorial.csv", numbers(folders))
 
 
+def long_tail(lab: Lab) -> None:
+    """Experiment 3: three rules on a task whose responses have 7 to 1,750 tokens, with a model that is trained here."""
+    model = lab.runs / "long-model"
+    if not (model / "config.json").exists():
+        lab.file("make_long_model", "--output", str(model), *(["--steps", "20"] if lab.quick else []))
+    small = ["--problems", "8", "--k", "2"] if lab.quick else []
+    lab.file("measure_long_model", str(model), *small, to="long-model.csv")
+    settings = [*NO_WEIGHTS, f"model.path={model}"]
+    settings += ["rollout.num_prompts=4", "rollout.max_new_tokens=64"] if lab.quick else []
+    folder = lab.sweep(
+        "long", "fspo,gspo,rloo", lab.seeds(3), settings, "--config", str(ROOT / "examples" / "lab" / "long.yaml")
+    )
+    lab.write("long-race.csv", numbers({"long": folder}))
+    lab.script("evenness", str(folder), *(lab.skip_steps() or ["--skip-steps", "3"]), to="long-evenness.csv")
+
+
+MASKS = {
+    "none": (),
+    "length_fair": ("correction=length_fair",),
+    "tis-sum": ("correction=tis", "correction.pool=sum"),
+    "icepop-sum": ("correction=icepop", "correction.pool=sum"),
+    "icepop-mean": ("correction=icepop", "correction.pool=mean"),
+}
+"""Corrections for a sampler that is behind, each judging whole responses."""
+
+
+def masks(lab: Lab) -> None:
+    """Experiment 5, second part: what corrections keep of responses that are 16 to 31 updates old, by length."""
+    settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
+    words = [] if lab.quick else ["--steps", "20"]
+    rows = []
+    for name, correction in MASKS.items():
+        more = (*settings, "rollout.max_staleness=1", *correction)
+        folder = lab.sweep(f"masks/{name}", "fspo", lab.seeds(3), more, *words)
+        for record in find_runs([folder])[0]:
+            kept = [record.mean(f"mismatch/kept_length_bin_{k}") for k in range(6)]
+            found = {"staleness": record.mean("rollout/staleness"), "kept": record.mean("mismatch/kept")}
+            bins = {f"kept_{k}": value for k, value in enumerate(kept)}
+            rows.append({"correction": name, "seed": record.seed, **found, **bins, "reward": record.mean("reward/mean", 0.25)})
+    lab.write("masks.csv", rows)
+
+
+KEPT = (
+    *("rollouts_of", "matched", "part", "rule", "seed", "responses", "clip_fraction"),
+    *("conditional", "conditional_low", "conditional_high", "noise", "clip_by_length"),
+)
+"""Columns of the results by update, of which there are many rows."""
+
+
 def staleness(lab: Lab) -> None:
     """Experiment 5: batches of 512 responses and sixteen updates, the last of which learns from responses 15 updates old."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     folder = lab.sweep("stale", "fspo,gspo", lab.seeds(3), settings, *words)
     skip = lab.skip_steps() or ["--skip-steps", "5"]
-    lab.script("evenness", str(folder), "--by-update", "--clip", "fspo,gspo,rloo", *skip, to="staleness.csv")
+    lab.script("evenness", str(folder), "--by-update", "--clip", "fspo,fspo-adaptive,gspo,rloo", *skip, to="staleness.csv")
+    with (lab.results / "staleness.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["matched"] == "by sign"]
+    lab.write("staleness.csv", [{name: row[name] for name in KEPT} for row in rows])
 
 
 def widths(lab: Lab) -> None:
@@ -225,7 +283,9 @@ def every_width() -> str:
 EXPERIMENTS: dict[str, Callable[[Lab], None]] = {
     "races": races,
     "factorial": factorial,
+    "long": long_tail,
     "staleness": staleness,
+    "masks": masks,
     "widths": widths,
     "law": law,
     "figures": figures,
