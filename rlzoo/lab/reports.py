@@ -16,6 +16,7 @@ from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.report import ReportSection, Row, Table, render
 
 MEGABYTE = 2**20
+SMOOTHED = 5  # steps that a line of a curve is averaged over
 PARTS = (
     "`lre_max` is conditional on the sign of the advantage: every length bin is weighted to the overall mix of signs. `by "
     "signs` is the error that the mix of signs alone would cause, if each sign were clipped equally at every length. `total` "
@@ -50,7 +51,9 @@ def _scores(race: Race) -> ReportSection:
         "between seeds that is due to the sampled evaluation responses."
     )
     what = SCORES[race.metric]
-    return ReportSection("Scores", [*race.notes, text], [forest(dots, xlabel=what)], [Table(what, columns, rows)])
+    return ReportSection(
+        "Scores", [*race.highlights, *race.notes, text], [forest(dots, xlabel=what)], [Table(what, columns, rows)]
+    )
 
 
 def _pairs(race: Race) -> ReportSection:
@@ -75,12 +78,13 @@ def _curves(race: Race) -> ReportSection:
 
 
 def _curve(contender: Contender, name: str) -> Series:
-    """Return the mean, minimum and maximum over seeds of a metric's mean over the last five steps."""
+    """The mean over seeds at each step, and the mean, lowest and highest over seeds of the mean over the last steps."""
     by_seed = [[row[name] for row in run.metrics if name in row] for run in contender.runs]
     length = min(map(len, by_seed))
     values = np.array([row[:length] for row in by_seed])
-    smooth = np.array([values[:, max(0, step - 5) : step].mean(1) for step in range(1, length + 1)])
-    return Series(range(1, length + 1), smooth.mean(1).tolist(), smooth.min(1).tolist(), smooth.max(1).tolist())
+    smooth = np.array([values[:, max(0, step - SMOOTHED) : step].mean(1) for step in range(1, length + 1)])
+    ends = smooth.min(1).tolist(), smooth.max(1).tolist()
+    return Series(range(1, length + 1), smooth.mean(1).tolist(), *ends, raw=values.mean(0).tolist())
 
 
 def _fairness(race: Race) -> ReportSection:

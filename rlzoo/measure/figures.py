@@ -31,6 +31,7 @@ class Series:
     y: Sequence[float | None]  # None and NaN are not drawn
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    raw: Sequence[float] | None = None  # the same before it was smoothed, drawn as dots
 
 
 def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False) -> Figure:
@@ -38,6 +39,8 @@ def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str 
     figure, axes = _canvas(title, xlabel, ylabel)
     for (label, points), look in zip(series.items(), _looks(series, marker=log_x), strict=True):
         axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **look)
+        if points.raw is not None:
+            axes.plot(points.x, np.array(points.raw, dtype=float), ".", color=look["color"], markersize=3, alpha=0.5)
         if points.low is not None and points.high is not None:
             axes.fill_between(points.x, points.low, points.high, color=look["color"], alpha=0.15, linewidth=0)
     if log_x:

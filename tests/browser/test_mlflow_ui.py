@@ -18,10 +18,13 @@ import pytest
 from mlflow import MlflowClient
 from playwright.sync_api import expect, sync_playwright
 
+from rlzoo.journal.tracking.views import NAME, SECTIONS, view_path
+from rlzoo.support.colours import rule_colour
+
 FLAGS = ["--no-sandbox", "--disable-quic", "--disable-background-networking"]
 SLOW = 90_000  # milliseconds; the pages are large and the machine may be busy
 CURVES = ("reward/mean", "clip/fraction", "fairness/lre_max")
-GLANCE = ("aggregate/accuracy", "aggregate/reward", "aggregate/clip_fraction", "aggregate/lre_max")
+GLANCE = ("accuracy", "reward", "clip_fraction", "lre_max")
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,31 @@ def run_page(page, store):
 def keep(page, name):
     if folder := os.environ.get("RLZOO_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def test_the_saved_view_shows_which_rule_is_best_and_which_is_most_even(page, address, store):
+    """The address that `rlzoo ui` prints, read as text."""
+    page.goto(f"{address}{view_path('1')}", wait_until="domcontentloaded")
+    for text in (NAME, "Group: fspo", "Group: gspo", "Group: report", *SECTIONS):
+        expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW)
+    for metric in ("accuracy", "lre_at_0.1"):
+        card = page.get_by_test_id("experiment-view-compare-runs-card").filter(has_text=metric).first
+        expect(card.locator(".js-plotly-plot")).to_be_visible(timeout=SLOW)
+        shown = card.inner_text().split("\n")
+        for rule in ("fspo", "gspo"):
+            assert rule in shown, shown
+            runs = MlflowClient(store).search_runs(["1"], f"tags.rl_rule = '{rule}'")
+            mean = sum(run.data.metrics[metric] for run in runs) / len(runs)
+            assert f"{mean:.2f}" in shown, (rule, metric, mean, shown)
+    keep(page, "view")
+
+
+def test_a_rule_has_the_colour_that_reports_give_it(page, address):
+    page.goto(f"{address}{view_path('1')}", wait_until="domcontentloaded")
+    expect(page.get_by_text("Group: fspo").first).to_be_visible(timeout=SLOW)
+    for rule in ("fspo", "gspo"):
+        row = page.locator(".ag-row").filter(has_text=f"Group: {rule}").first
+        assert row.locator("input[type=color]").first.input_value() == rule_colour(rule)
 
 
 def test_the_runs_of_a_sweep_are_nested_under_it_by_name(page):
