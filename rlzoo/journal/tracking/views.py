@@ -26,15 +26,17 @@ COLUMNS = (
 )
 """Columns of the table, from left to right."""
 
-SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "Result: high accuracy, low length error": (("accuracy",), ("lre_at_0.1",)),
-    "Clip fraction, short (0) to long (5) responses": (tuple(f"clip_by_length_{k}" for k in range(6)),),
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Result: high accuracy, low length error": ("accuracy", "lre_at_0.1"),
+    "Clip fraction: all responses, the shortest sixth (0), the longest sixth (5)": (
+        *("clip_fraction", "clip_by_length_0", "clip_by_length_5"),
+    ),
     "Training": (
-        *(("eval/accuracy",), ("reward/mean",), ("clip/fraction",)),
-        *(("fairness/lre_max",), ("learner/entropy",), ("response/length_mean",)),
+        *("eval/accuracy", "reward/mean", "clip/fraction"),
+        *("fairness/lre_max", "learner/entropy", "response/length_mean"),
     ),
 }
-"""Charts by section, each with its metrics. A chart of whole runs has a bar for each rule, a chart of steps a line."""
+"""The metrics of each section's charts. A metric of whole runs has a bar for each rule, a metric of steps a line."""
 MOST_COLUMNS = 3  # charts beside each other
 
 
@@ -80,8 +82,8 @@ def _state() -> dict[str, Any]:
         "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": RULE_TAG}]},
         "groupsExpanded": {},
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
-        "compareRunCharts": [_chart(section, metrics) for section, charts in SECTIONS.items() for metrics in charts],
-        "compareRunSections": [_section(name, len(charts)) for name, charts in SECTIONS.items()],
+        "compareRunCharts": [_chart(section, metric) for section, metrics in SECTIONS.items() for metric in metrics],
+        "compareRunSections": [_section(name, len(metrics)) for name, metrics in SECTIONS.items()],
     }
 
 
@@ -91,19 +93,19 @@ def _section(name: str, num_charts: int) -> dict[str, Any]:
     return {"uuid": name, "name": name, **kept, "columns": min(num_charts, MOST_COLUMNS)}
 
 
-def _chart(section: str, metrics: tuple[str, ...]) -> dict[str, Any]:
+def _chart(section: str, metric: str) -> dict[str, Any]:
     """A chart as the page saves it: lines by step for a metric of steps, which has a prefix, else a bar."""
     chart = {
-        "uuid": f"{KEY}-{metrics[0]}",
+        "uuid": f"{KEY}-{metric}",
         "type": "BAR",
-        "metricKey": metrics[0],
-        "selectedMetricKeys": list(metrics),
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
         "metricSectionId": section,
         "runsCountToCompare": MOST_RUNS,
         "deleted": False,
         "isGenerated": False,
     }
-    if "/" not in metrics[0]:
+    if "/" not in metric:
         return chart
     axes = {"xAxisKey": "step", "yAxisKey": "metric", "selectedXAxisMetricKey": "", "yAxisExpressions": [], "range": {}}
     scales = {"xAxisScaleType": "linear", "scaleType": "linear", "useGlobalXaxisKey": False, "ignoreOutliers": False}
