@@ -14,6 +14,8 @@ from statistics import fmean
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from rlzoo.support.colours import rule_colour
+
 RULES = ("fspo", "gspo", "rloo", "fspo-adaptive")
 PANELS = (
     ("overall", "total", "10 % clipped, all responses pooled"),
@@ -32,7 +34,7 @@ def main() -> None:
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     for axes, (matched, part, title) in zip(figure.subplots(1, len(PANELS), sharey=True), PANELS, strict=True):
         for place, rule in enumerate(RULES):
-            color = f"C{place}"
+            color = rule_colour(rule)
             for group, rollouts in enumerate(made):
                 cell = (rule, rollouts, matched)
                 found = [float(row[part]) for row in rows if (row["rule"], row["rollouts_of"], row["matched"]) == cell]
