@@ -66,7 +66,7 @@ class Settings:
 
     model: str = "smollm2"
     prompt: str = "Write a long text about {topic}."
-    topics: tuple[str, ...] = TOPICS[:16]
+    topics: tuple[str, ...] = TOPICS
     length: int = 2048  # tokens of a document
     training_length: int = 512  # of the longest response that gives a gradient
     probe: int = 512  # of two documents, on which the size of a step is set
@@ -109,22 +109,25 @@ def log_probs(model: PreTrainedModel, document: Document) -> Tensor:
     return chunked_log_probs(hidden, ids[0, len(prompt) :], model.get_output_embeddings(), 1.0)[0]
 
 
-def directions(
-    model: PreTrainedModel, training: Sequence[Document], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, list[Tensor]]:
-    """The direction of each kind of step, a sign for every weight."""
+def lessons(training: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> list[tuple[Document, float]]:
+    """The responses that give the gradients, cut to lengths from 16 tokens to the longest, with their advantages."""
     punctuation = torch.tensor([any(c in tokenizer.decode([i]) for c in ",.#") for i in range(len(tokenizer))])
-    generator = torch.Generator().manual_seed(0)
-    parameters = list(model.parameters())
-    found = {"random": [torch.randn(p.shape, generator=generator).sign() for p in parameters]}
     longest = len(training[0][1])
     lengths = [round(16 * (longest / 16) ** (index / (GROUP - 1))) for index in range(GROUP)]
     cut = [(prompt, response[: lengths[index % GROUP]]) for index, (prompt, response) in enumerate(training)]
     rewards = torch.tensor([float(punctuation[list(response)].float().mean()) for _, response in cut]).view(-1, GROUP)
-    advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).flatten().tolist()
+    advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
+    return list(zip(cut, advantages.flatten().tolist(), strict=True))
+
+
+def directions(model: PreTrainedModel, given: Sequence[tuple[Document, float]]) -> dict[str, list[Tensor]]:
+    """The direction of each kind of step, a sign for every weight."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = list(model.parameters())
+    found = {"random": [torch.randn(p.shape, generator=generator).sign() for p in parameters]}
     for kind in ("mean", "sum"):
         model.zero_grad()
-        for document, advantage in zip(cut, advantages, strict=True):
+        for document, advantage in given:
             each = log_probs(model, document)
             (advantage * (each.mean() if kind == "mean" else each.sum())).backward()
         found[kind] = [torch.zeros_like(p) if p.grad is None else p.grad.sign() for p in parameters]
@@ -140,8 +143,10 @@ def move(model: PreTrainedModel, direction: Sequence[Tensor], size: float) -> No
 
 
 @torch.no_grad()
-def measured(folder: Path, options: Settings, documents: Sequence[Document], training: Sequence[Document]) -> dict[str, Array]:
-    """Token log-ratios ``(D, T)`` of every kind of step."""
+def measured(
+    folder: Path, options: Settings, documents: Sequence[Document], training: Sequence[Document]
+) -> tuple[dict[str, Array], list[Row]]:
+    """Token log-ratios ``(D, T)`` of every kind of step, and the summed log-ratios of the responses that gave the gradients."""
     model, tokenizer = load_pretrained(options.model)
     weights = [p.clone() for p in model.parameters()]
 
@@ -159,8 +164,18 @@ def measured(folder: Path, options: Settings, documents: Sequence[Document], tra
             rows.append(np.load(file))
         return np.stack(rows)
 
+    given = lessons(training, tokenizer)
     with torch.enable_grad():
-        steps = directions(model, training, tokenizer)
+        steps = directions(model, given)
+    own = [
+        {
+            "response": number,
+            "length": len(response),
+            "advantage": advantage,
+            "base": float(log_probs(model, (prompt, response)).sum()),
+        }
+        for number, ((prompt, response), advantage) in enumerate(given)
+    ]
     before = of("base")
     probe = [(prompt, response[: options.probe]) for prompt, response in documents[:2]]
     base = torch.cat([log_probs(model, document) for document in probe])
@@ -174,12 +189,14 @@ def measured(folder: Path, options: Settings, documents: Sequence[Document], tra
             size *= SPREAD / spread
         move(model, steps[kind], size)
         found[kind] = of(kind) - before
+        for row, (document, _) in zip(own, given, strict=True):
+            row[kind] = float(log_probs(model, document).sum()) - row["base"]
         restore()
         print(
             f"{kind}: a step of {size:.3g} for every weight, spread {float(np.sqrt(np.square(found[kind]).mean())):.4f}",
             flush=True,
         )
-    return found
+    return found, own
 
 
 def windows(log_ratios: dict[str, Array]) -> list[Row]:
@@ -239,12 +256,13 @@ def main() -> None:
     options = QUICK if parsed.quick else Settings(kinds=tuple(parsed.kinds.split(",")))
     parsed.output.mkdir(parents=True, exist_ok=True)
     training, listed = documents(parsed.output, options)
-    log_ratios = measured(parsed.output, options, listed, training)
+    log_ratios, own = measured(parsed.output, options, listed, training)
     results = parsed.results or parsed.output
     results.mkdir(parents=True, exist_ok=True)
     write(results / "length-law.csv", windows(log_ratios))
     write(results / "length-law-prefixes.csv", prefixes(log_ratios))
     write(results / "length-law-positions.csv", positions(log_ratios))
+    write(results / "length-law-own.csv", own)
 
 
 if __name__ == "__main__":
