@@ -1,4 +1,4 @@
-"""Draws the display of `rlzoo train` half-way through the default run, on a terminal of 80 columns, by running it.
+"""Draws what `rlzoo train` shows at the end of the default run, on a terminal of 80 columns, by running it.
 
 python examples/lab/terminal_picture.py docs/images/train-terminal.svg
 """
@@ -7,35 +7,39 @@ import io
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from datetime import timedelta
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 
 import rlzoo
-from rlzoo.cli.console import Plain
-from rlzoo.cli.progress import Screen
+from rlzoo.cli.chart import clip_by_length, clip_in_words
+from rlzoo.cli.console import Plain, folded
+from rlzoo.cli.progress import Curves
 
-STEP = 24  # of 40
 FONTS = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 # no fonts from another server: a picture in a page must not fetch anything
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace("Fira Code, monospace", FONTS)
 
 
 def main() -> None:
-    console = Plain(file=io.StringIO(), record=True, force_terminal=True, color_system="standard", width=80, height=24)
+    console = Plain(file=io.StringIO(), record=True, force_terminal=True, color_system="standard", width=80, height=40)
     console.print("$ rlzoo train --clip fspo")
+    curves, started = Curves(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         config = rlzoo.RunConfig.compose(clip="fspo", overrides=["tracking.mlflow=false"], output=Path(folder) / "run")
-        display = Screen(console, f"fspo on {config.task.name}, model {config.model.path}, seed {config.seed}", config.steps)
-
-        def observe(step: int, metrics: Mapping[str, float]) -> None:
-            if step <= STEP:
-                display.show(step, metrics)
-            if step == STEP:
-                console.print(display.get_renderable())
-
-        rlzoo.train(config, observe)
+        result = rlzoo.train(config, lambda step, metrics: curves.add(metrics))
+    console.print(f"{config.clip.name} on {config.task.name}, model {config.model.path}, seed {config.seed}", style="bold")
+    console.print(f"{config.steps} of {config.steps} steps in {timedelta(seconds=int(time.monotonic() - started))}")
+    for line in curves.lines(console):
+        console.print(line)
+    accuracies = [row["eval/accuracy"] for row in result.metrics if "eval/accuracy" in row]
+    console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
+    assert result.profile is not None, "a run that clips has a profile"
+    console.print(clip_by_length(result.profile, console))
+    for line in folded(clip_in_words(result.profile), console.width).splitlines():
+        console.print(line)
     console.save_svg(sys.argv[1], title="rlzoo train", code_format=FORMAT, unique_id="train")
 
 
