@@ -41,6 +41,9 @@ class Power:
 def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[RunRecord] = ()) -> Power:
     """Plan a comparison.
 
+    The errors of two rules' evaluations are taken as independent. Rules of one seed are evaluated with the same random numbers,
+    so the plan is cautious.
+
     Args:
         config: configuration of one of its runs.
         num_rules: number of rules, all pairs of which are compared.
@@ -55,7 +58,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
         raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set for example eval.num_problems=1000")
     if num_rules < 2 or num_seeds < 2:
         raise UserError(
-            f"--power compares rules over seeds; it needs at least 2 of each, not {num_rules} rule and {num_seeds} seed"
+            f"--power compares rules over seeds; it needs at least 2 of each, not {num_rules} and {num_seeds}"
         )
     deviation, response, source = USUAL_DEVIATION, math.sqrt(USUAL_ACCURACY * (1 - USUAL_ACCURACY)), "that of the default run"
     if records:
