@@ -75,7 +75,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def named_settings(key: str, value: object) -> dict[str, Any]:
-    """Return a layer's settings for its policy or task as a dict; a bare name becomes ``{"name": ...}``, and None becomes ``{}``."""
+    """Return the settings of a layer's policy or task as a dict; a name becomes ``{"name": ...}``, and None becomes ``{}``."""
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping | None) or not isinstance((settings or {}).get("name", ""), str):
         raise UserError(f"{key}={shown(value)}: give {'a policy' if key == 'clip' else 'a task'} name, or settings with a name")

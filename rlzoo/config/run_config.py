@@ -132,9 +132,7 @@ class RunConfig(Section):
         try:
             str(self.output).encode()
         except UnicodeEncodeError:
-            raise UserError(
-                f"output={shown(str(self.output))}: the name is not valid UTF-8; choose another with --output"
-            ) from None
+            raise UserError(f"output={shown(str(self.output))}: the name is not UTF-8; choose another with --output") from None
         return self
 
     @model_validator(mode="after")
@@ -156,9 +154,7 @@ class RunConfig(Section):
                 "minibatch; use learner.minibatch_by=prompts"
             )
         if self.rollout.dynamic_sampling and self.rollout.group_size < 2:
-            raise UserError(
-                f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs a rollout.group_size of at least 2"
-            )
+            raise UserError(f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs rollout.group_size of at least 2")
         return self
 
     @model_validator(mode="after")

@@ -42,7 +42,7 @@ class VLLMConfig(Section):
     )
     sync_folder: str | None = Field(
         None,
-        description="folder for new weights that both trainer and server can access; null: a temporary one, on a single machine",
+        description="folder for new weights that both trainer and server can access; null: a temporary one, on one machine",
     )
     timeout: float = Field(600.0, gt=0, le=86400, description="maximum time for one reply of the server, in seconds")
     dtype: Literal["float32", "bfloat16"] | None = Field(
@@ -61,7 +61,7 @@ class RolloutConfig(Section):
 
     engine: Literal["hf", "generate", "vllm"] = Field(
         "hf",
-        description="the sampler: 'hf' decodes the transformers model row by row, 'generate' uses its generate method, 'vllm' uses vLLM",
+        description="the sampler: the transformers model decoded row by row, its generate method, or vLLM",
     )
 
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")

@@ -116,7 +116,7 @@ class Rollouts:
             self.next_problem, self._ahead = self.next_problem - len(self._ahead.problems), None
 
     def sampled_ahead(self) -> list[Rollout] | None:
-        """Wait for the batch that is sampled ahead, and return the rollouts of all processes, or None if there is no such batch."""
+        """Wait for the batch that is sampled ahead, and return its rollouts from all processes; None if there is none."""
         return None if self._ahead is None else gather(self.accelerator, self._ahead.rollouts.result())
 
     def restore(self, next_problem: int, ahead: list[Rollout] | None) -> None:

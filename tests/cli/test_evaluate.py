@@ -64,7 +64,7 @@ def test_a_mistake_is_told_in_one_line(refused, tmp_path):
     assert line.endswith("; did you mean 'arithmetic'?")
     assert (
         refused("eval", "embedded", "--suite", ",")
-        == "--suite ',': give suites with commas between them, such as gsm8k,math500"
+        == "--suite ',': give comma-separated suites, such as gsm8k,math500"
     )
     assert "no gsm8k.jsonl or gsm8k_test.jsonl in --data" in refused("eval", "embedded", "--suite", "gsm8k", "--data", tmp_path)
     assert refused("eval", "embeded", *QUICK).endswith("; did you mean 'embedded'?")
