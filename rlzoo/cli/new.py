@@ -79,7 +79,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
         raise UserError(f"name {part!r} is taken by {shelf.entries[part].source}; choose another")
     if len(name) > LONGEST or title in TAKEN or find_spec(f"rlzoo_{short}"):
         raise UserError(
-            f"name {name!r} cannot be used: it is too long, or its module or class name exists in Python or rlzoo; choose another"
+            f"name {name!r} cannot be used: it is too long, or its module or class name is already in use; choose another"
         )
     words = {
         "name": name,

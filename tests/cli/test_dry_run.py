@@ -71,7 +71,7 @@ def test_a_dry_run_is_quick(rlzoo):
 
 
 def test_devices_are_for_dry_runs(refused):
-    assert refused("train", "--devices", "8xH100") == "--devices: only together with --dry-run"
+    assert refused("train", "--devices", "8xH100") == "--devices needs --dry-run"
     assert refused("train", "--dry-run", "--devices", "many").startswith("--devices 'many': write 8xH100, 2x24GB or")
 
 
