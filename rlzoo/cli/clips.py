@@ -111,7 +111,7 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
 
 
 def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, required: Collection[str]) -> None:
-    """Print what `settings` found as a table."""
+    """Print the fields that `settings` returns as a table."""
     rows = table("<name", "<default", "<allowed", "<meaning", title=f"\nSettings ({option})")
     rows.columns[2].min_width = max((len(word) for field in fields for word in field["allowed"].split()), default=None)
     for field in fields:

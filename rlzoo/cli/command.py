@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 from rlzoo.errors import UserError, did_you_mean
 
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
-"""Settings that take a name, by what users may call them."""
+"""Maps names that users may try as options to the settings that take a name."""
 
 
 class Command(TyperCommand):

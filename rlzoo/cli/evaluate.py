@@ -77,7 +77,7 @@ def evaluate(
         with bars:
             result = measure(config, path, experiment=EXPERIMENT if mlflow else None, told=told)
     except (KeyboardInterrupt, SystemExit):
-        messages.print(f"stopped; the same command continues the evaluation in {path}")
+        messages.print(f"stopped; to resume, rerun the same command; the evaluation is in {path}")
         raise
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))

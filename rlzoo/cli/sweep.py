@@ -90,7 +90,7 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     console.print(f"by a paired t-test at {found.level} after Holm's correction over {found.num_pairs} pairs")
     console.print(f"standard deviation of a difference between seeds: {found.seed_deviation:.4f} ({found.source})")
     console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {found.evaluation_error:.4f}")
-    console.print(f"its noise is below half of the variance between seeds with eval.num_samples={found.samples_needed}")
+    console.print(f"with eval.num_samples={found.samples_needed}, its noise is below half of the variance between seeds")
     for difference, seeds in found.seeds_needed.items():
         console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
 
@@ -132,7 +132,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
-        console.print(f"stopped; the same command continues the sweep in {sweep.folder}")
+        console.print(f"stopped; to resume, rerun the same command; the sweep is in {sweep.folder}")
         raise
     finally:
         if parent:
