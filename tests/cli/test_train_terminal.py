@@ -132,7 +132,9 @@ def test_what_cannot_be_shown_together_is_refused(refused):
     assert (
         line == "--show-completions cannot be combined with --json; every response is in rollouts/*.jsonl of the run directory"
     )
-    assert refused("train", "--show-completions", "2", "--quiet").startswith("--show-completions cannot be combined with --quiet;")
+    assert refused("train", "--show-completions", "2", "--quiet").startswith(
+        "--show-completions cannot be combined with --quiet;"
+    )
 
 
 def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):
