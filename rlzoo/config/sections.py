@@ -77,7 +77,7 @@ class RolloutConfig(Section):
         1024,
         ge=1,
         le=1_000_000,
-        description="maximum tokens that an environment writes between two turns; with more, it counts as failed",
+        description="maximum tokens that an environment writes between two turns; with more, the episode fails",
     )
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the model's log-probs use it too")
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
