@@ -335,7 +335,7 @@ def test_an_estimator_that_asks_for_what_there_is_not_is_left_out(install):
 
 def test_an_estimator_that_a_run_cannot_serve_is_refused():
     for name, missing in (("gigpo", "state_ids"), ("process", "token_rewards")):
-        with pytest.raises(UserError, match=f"advantage {name!r} needs {missing}, which task 'arithmetic' does not give"):
+        with pytest.raises(UserError, match=f"advantage {name!r} needs {missing}, which task 'arithmetic' does not provide"):
             RunConfig.compose(clip="grpo", overrides=[f"clip.advantage={name}"])
 
 

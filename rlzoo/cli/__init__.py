@@ -1,1 +1,1 @@
-"""The command line: composes a run from options and shows what happens."""
+"""The command line: composes a run from options and shows its progress and results."""

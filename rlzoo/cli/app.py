@@ -1,4 +1,4 @@
-"""The commands; what is slow to import is imported inside the command that needs it."""
+"""Registers the commands. Each command imports slow libraries when it is called."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ app.command("eval", cls=Command)(evaluate)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(ui)
 app.command(cls=Command)(doctor)
-clips = typer.Typer(help="The clip policies that are installed.", no_args_is_help=True)
+clips = typer.Typer(help="The installed clip policies.", no_args_is_help=True)
 clips.command("list", cls=Command)(clips_list)
 clips.command("show", cls=Command)(clips_show)
 clips.command("check", cls=Command)(clips_check)

@@ -1,4 +1,4 @@
-"""Bars for work that takes a while."""
+"""Progress bars for long-running commands."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rich.progress import (
 from rlzoo.cli.console import Plain
 
 REFRESHES = 2  # per second
-NARROW = 78  # columns of a screen below which bars leave something out
-MEMORY = 3600.0  # seconds that the time left is estimated from: a step of a large model takes minutes
+NARROW = 78  # terminal columns below which bars show less
+MEMORY = 3600.0  # seconds of history for estimating the remaining time: a step of a large model takes minutes
 
 
 class Bars(Progress):
-    """Bars on a screen, and nothing elsewhere; what is printed and logged meanwhile appears above them."""
+    """Progress bars, shown only on a terminal; printed and logged lines appear above them."""
 
     def __init__(self, console: Plain, *columns: ProgressColumn, is_quiet: bool = False, **options: Any) -> None:
         self._bars: dict[str, TaskID] = {}
@@ -38,18 +38,18 @@ class Bars(Progress):
             disable=is_quiet or not console.is_screen,
             refresh_per_second=REFRESHES,
             speed_estimate_period=MEMORY,
-            redirect_stderr=sys.stderr.isatty(),  # a file gets it as before
+            redirect_stderr=sys.stderr.isatty(),  # stderr in a file stays unchanged
             **options,
         )
 
     def reach(self, name: str, completed: int, total: int, words: str = "") -> None:
-        """Set how much is completed; the first call shows the bar and starts to measure its speed."""
+        """Set how much is completed; the first call shows the bar and starts measuring its speed."""
         if name not in self._bars:
             self._bars[name] = self.add_task(name, total=total, words="")
             self.advance(self._bars[name], completed)
         self.update(self._bars[name], completed=completed, total=total, words=words)
 
     def remove(self, name: str) -> None:
-        """Take a bar away, if there is one."""
+        """Remove a bar if it exists."""
         if name in self._bars:
             self.remove_task(self._bars.pop(name))

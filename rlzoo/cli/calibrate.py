@@ -1,4 +1,4 @@
-"""`rlzoo calibrate`: finds a policy's width by pilot runs and writes it as a config."""
+"""`rlzoo calibrate`: finds a policy's width with pilot runs and writes it to a config."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 def calibrate(
     clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Clip policy with a width.")],
     target: Annotated[
-        float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of the responses to clip.")
+        float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of responses to clip.")
     ] = 0.1,
     config: Configs = None,
     set_: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the pilots.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Rollout batches of a pilot.")] = 10,
-    pilots: Annotated[int, typer.Option(min=1, max=50, help="Pilots at most.")] = 6,
-    output: Annotated[Path | None, typer.Option(help="Config file to write; NAME-calibrated.yaml without it.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Rollout batches in a pilot.")] = 10,
+    pilots: Annotated[int, typer.Option(min=1, max=50, help="Maximum number of pilots.")] = 6,
+    output: Annotated[Path | None, typer.Option(help="Config file to write; by default NAME-calibrated.yaml.")] = None,
     plugin: Plugins = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the width that clips a wanted share of the responses, by short pilot runs, and write it as a config."""
+    """Find the width that clips a given share of responses, with short pilot runs, and write it to a config."""
     path = output or Path(f"{clip}-calibrated.yaml")
     if path.exists():
         raise UserError(f"{str(path)!r} exists; name another file with --output, or remove it")

@@ -1,4 +1,4 @@
-"""The clip fraction by response length as a picture in the terminal."""
+"""Draws the clip fraction by response length in the terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rlzoo.measure.profile import LengthProfile
 
 WIDEST, NARROWEST = 40, 10  # characters of a bar
-BESIDE = 34  # characters of the lengths and the numbers
+BESIDE = 34  # characters that the lengths and numbers take next to a bar
 
 
 def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
-    """A row for each length bin that holds any response: lengths, bar with a 95 % interval, and the numbers."""
+    """Return a table with a row per non-empty length bin: lengths, a bar with its 95 % interval, and the numbers."""
     rows = table(">", "<", "<", title="clip fraction by response length", show_header=False)
     both = profile.both
     largest = max([0.01, *(high for high in both.high if not math.isnan(high))])
@@ -46,9 +46,9 @@ def clip_in_words(profile: LengthProfile) -> str:
     more, less = [], []
     for label, share, low, high in zip(profile.bin_labels(), both.fraction, both.low, both.high, strict=True):
         words = f"{label} tokens ({share / average:.1f} times)"
-        more += [words] if low > average else []  # not where a bin is empty, and its numbers are NaN
+        more += [words] if low > average else []  # False for an empty bin, whose numbers are NaN
         less += [words] if high < average else []
-    if not (more or less) or (error and error[0] == 0):  # six bins: one of them may be apart by chance
+    if not (more or less) or (error and error[0] == 0):  # one of six bins may differ by chance
         return "Every length was clipped alike, within noise."
     found = [f"Clipped {word} often than the average response: {', '.join(bins)}."
              for word, bins in (("more", more), ("less", less)) if bins]  # fmt: skip
@@ -56,7 +56,7 @@ def clip_in_words(profile: LengthProfile) -> str:
 
 
 def interval_bar(ends: Sequence[int], signs: str) -> str:
-    """Draw a bar from 0 to a value, with its interval over it; the ends are the low, the value and the high.
+    """Draw a bar from 0 to a value with its interval on top; ``ends`` are the low end, the value and the high end.
 
     Example:
         >>> interval_bar([16, 19, 22], "━─├┤┼")

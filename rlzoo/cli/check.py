@@ -1,4 +1,4 @@
-"""`rlzoo clips check`: the laws of a clip policy, with the smallest input that shows a failure, and its portrait."""
+"""`rlzoo clips check`: checks a clip policy against the laws, and prints minimal failing inputs and its portrait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clips_check(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Hold a policy to the laws every rule keeps, and measure where it cuts; exit code 1 if it breaks a law."""
+    """Check a policy against the laws, and measure where it cuts; exits with code 1 if it breaks a law."""
     with loading():
         from rlzoo.policy import with_defaults
         from rlzoo.testing import check, portrait
@@ -50,7 +50,7 @@ def clips_check(
         has_failed |= any(outcome.status == "fail" for outcome in outcomes)
         try:
             drawn = portrait(made)
-        except Exception:  # a policy that raises has failed a law already
+        except Exception:  # a policy that raises has already failed a law
             drawn = None
         if as_json:
             reports.append({**_as_dict(policy, outcomes), "portrait": drawn and as_dict(drawn)})
@@ -75,7 +75,7 @@ def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], se
     statements = {law.name: law.statement for law in LAWS}
     failed = [outcome for outcome in outcomes if outcome.status == "fail"]
     opted_out, warned = (sum(outcome.status == status for outcome in outcomes) for status in ("opted out", "warn"))
-    console.print(Text.assemble((policy.name, "bold"), f"  {policy.paper}"))  # plain text: brackets are no markup
+    console.print(Text.assemble((policy.name, "bold"), f"  {policy.paper}"))  # brackets are not markup
     console.print(rows)
     for outcome in failed:
         console.print(f"\n{outcome.law}: {statements[outcome.law]}", style="bold")
@@ -87,7 +87,7 @@ def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], se
 
 
 def describe(inputs: ClipInputs) -> str:
-    """Inputs as a person reads them: a row per response with its advantages and log-ratios, a dash where it is masked."""
+    """Format inputs as one line per response, with advantages and log-ratios; masked tokens are dashes."""
     lines = []
     for row in range(min(len(inputs.log_probs), SHOWN)):
         mask = inputs.response_mask[row].tolist()
@@ -111,7 +111,7 @@ def _as_dict(policy: type[ClipPolicy], outcomes: list[Outcome]) -> dict[str, Any
 
 
 def _tensors(inputs: ClipInputs) -> dict[str, Any]:
-    """Inputs as plain lists; those of the extreme law are long and are cut to `SHOWN`."""
+    """Return inputs as lists, cut to `SHOWN` rows and tokens because those of the extreme law are long."""
     from rlzoo.testing.data import ALL_FIELDS
 
     given = {name: values for name in ALL_FIELDS if (values := getattr(inputs, name)) is not None}

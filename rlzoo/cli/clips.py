@@ -1,4 +1,4 @@
-"""`rlzoo clips`: what is in the zoo."""
+"""`rlzoo clips list` and `rlzoo clips show`: the installed clip policies."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def clips_show(
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a policy: its formula, settings with bounds and defaults, metrics to watch, reference."""
+    """Show a policy's formula, settings with bounds and defaults, metrics to watch, and reference."""
     with loading():
         from rlzoo.zoo import is_path, load_zoo
     zoo = load_zoo(plugin or [])
     if not is_path(name, zoo):
-        policy = zoo[name]  # names what is wrong with one that cannot be used
+        policy = zoo[name]  # raises an error that says why a policy cannot be used
         entries = [zoo.entries[policy.name]]
     else:
         entries = [entry for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
@@ -88,7 +88,7 @@ def _show(console: Plain, entry: Entry[Any]) -> None:
     console.print(inspect.getdoc(policy) or "")
     print_settings(console, fields, "--set clip.NAME=VALUE", required_fields(policy))
     if changed := _in_the_default_run(policy):
-        console.print(f"`rlzoo train --clip {policy.name}` sets {changed}, for the small model that it trains.")
+        console.print(f"`rlzoo train --clip {policy.name}` sets {changed}, which suits the small default model.")
     for title, notes in (("Watch these metrics", policy.watch), ("Laws it opts out of", policy.exempt)):
         if notes:
             console.print(f"\n{title}", style="bold")
@@ -97,13 +97,13 @@ def _show(console: Plain, entry: Entry[Any]) -> None:
 
 
 def _in_the_default_run(policy: type[ClipPolicy]) -> str:
-    """The settings that the default run gives the policy in place of the class's own."""
+    """Return the policy's settings in the default run that differ from its class defaults."""
     from rlzoo.config.run_config import RunConfig
     from rlzoo.errors import UserError
 
     try:
         run = RunConfig.compose(clip=policy.name).clip
-    except UserError:  # a plugin file that was shown without being installed
+    except UserError:  # the policy is in a plugin file that is not installed
         return ""
     own = {name: field.get_default(call_default_factory=True) for name, field in policy.model_fields.items()}
     changed = {name: value for name, value in run.model_dump().items() if name in own and value != own[name]}
@@ -111,18 +111,18 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
 
 
 def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, required: Collection[str]) -> None:
-    """Print what `settings` found as a table."""
+    """Print the fields that `settings` returns as a table."""
     rows = table("<name", "<default", "<allowed", "<meaning", title=f"\nSettings ({option})")
     rows.columns[2].min_width = max((len(word) for field in fields for word in field["allowed"].split()), default=None)
     for field in fields:
         default = "required" if field["name"] in required else json.dumps(field["default"])
         cells = (field["name"], default, field["allowed"], field["description"])
-        rows.add_row(*map(Text, cells))  # plain text: brackets in a description are no markup
+        rows.add_row(*map(Text, cells))  # brackets in a description are not markup
     console.print(rows)
 
 
 def settings(kind: type[BaseModel]) -> list[dict[str, Any]]:
-    """The fields of a policy, an estimator or a correction with defaults, bounds and descriptions, from its JSON schema."""
+    """Return the fields of a policy, estimator or correction: name, default, allowed values and description."""
     required = [name for name, field in kind.model_fields.items() if field.is_required()]
     defaults = {name: field.get_default() for name, field in kind.model_fields.items()} if required else kind().model_dump()
     properties = kind.model_json_schema()["properties"]
@@ -146,7 +146,7 @@ def _allowed(schema: dict[str, Any]) -> str:
             words.append(f"list, each {_allowed(option.get('items', {}))}")
             continue
         if option.get("type") == "object":
-            continue  # settings with a name, in place of the name
+            continue  # settings with a name are an alternative to the name alone
         bounds = [f"{sign} {option[key]:g}" for key, sign in signs.items() if key in option]
         words.append(", ".join(option.get("enum", bounds)) or option.get("type", ""))
     return " or ".join(words)

@@ -1,4 +1,4 @@
-"""The class of our commands: an option that does not exist is refused with the setting or the command that was meant."""
+"""The class of all commands, which suggests a setting or another option when an option does not exist."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typer.core import TyperCommand
 from rlzoo.errors import UserError, did_you_mean
 
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
-"""Settings that are chosen by name."""
+"""Maps names that users may try as options to the settings that take a name."""
 
 
 class Command(TyperCommand):
-    """A command whose unknown options are explained."""
+    """A command that suggests a correction for an unknown option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line; raises UserError for an unknown option."""
+        """Parse the command line; raises `UserError` for an unknown option."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -30,14 +30,14 @@ class Command(TyperCommand):
 
 
 def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> str:
-    """What to write instead."""
+    """Return a hint with the option or setting that was probably meant."""
     if "--set" in options and (keys := _settings(option.lstrip("-").replace("-", "_"))):
         return f"; did you mean --set {keys[0]}={_value(option, arguments)}?"
     return did_you_mean(option, options) or "; see --help"
 
 
 def _settings(name: str) -> list[str]:
-    """Keys of settings with this name."""
+    """Return the keys of settings with this name."""
     from rlzoo.config.run_config import RunConfig
     from rlzoo.errors import keys_called
 
@@ -45,12 +45,14 @@ def _settings(name: str) -> list[str]:
         return [NAMED[name]]
     section = RunConfig.model_fields.get(name)
     inner = getattr(section.annotation, "model_fields", {}) if section else {}
-    first = next((f"{name}.{key}" for key in ("path", "name") if key in inner), None)  # of a section: what it is
+    first = next(
+        (f"{name}.{key}" for key in ("path", "name") if key in inner), None
+    )  # the setting that selects a section's model or task
     return [first] if first else keys_called(name, RunConfig)
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:
-    """The value that was given to the option."""
+    """Return the value that was given to the option."""
     for place, word in enumerate(arguments):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]

@@ -1,4 +1,4 @@
-"""`rlzoo compare`: which policy did better, and how surely, as tables, JSON and an HTML report."""
+"""`rlzoo compare`: compares policies with confidence intervals, as tables, JSON and an HTML report."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from rlzoo.lab.races import Race
 
 LEGEND = """\
-gain: accuracy less accuracy before training
+gain: accuracy minus accuracy before training
 IQM: mean without the highest and the lowest quarter of the seeds
-clip: share of the responses; {match}: length error with this share clipped,
-0 if every length is clipped alike; noise: what an even clip would show
-len: tokens of a response; s: seconds of a run
-P: chance that a run of the first rule beats a run of the second"""
-MANY = 4  # contenders; of more, only the pairs with the best are shown
+clip: share of responses clipped; {match}: length error at this share,
+0 if every length is clipped alike; noise: its value for an even clip
+len: tokens per response; s: seconds per run
+P: probability that a run of the first rule beats a run of the second"""
+MANY = 4  # contenders; with more, only pairs with the best one are shown
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that hold some, such as a sweep's.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that contain some, such as a sweep's.")],
     match: Annotated[
         float, typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Clip fraction at which to compare fairness.")
     ] = 0.1,
     match_by_sign: MatchBySign = False,
-    skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out of fairness.")] = 0,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out of fairness.")] = 0,
     as_json: AsJson = False,
-    report: Annotated[Path | None, typer.Option(help="HTML report to write; compare.html beside the runs without it.")] = None,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write; by default compare.html next to the runs.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare runs by policy: scores with intervals, pairs, fairness by length, time and memory."""

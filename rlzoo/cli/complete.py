@@ -1,4 +1,4 @@
-"""Offers values for options when the shell completes a command line, which `rlzoo --install-completion` sets up."""
+"""Shell completion of option values. `rlzoo --install-completion` sets it up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 
 def policies(incomplete: str) -> list[str]:
-    """Names of clip policies, also after a comma."""
+    """Return the names of clip policies that complete the last name in a comma-separated list."""
     from rlzoo.zoo import load_zoo
 
     before, comma, last = incomplete.rpartition(",")
@@ -15,14 +15,14 @@ def policies(incomplete: str) -> list[str]:
 
 
 def configs(incomplete: str) -> list[str]:
-    """Names of shipped configs."""
+    """Return the names of shipped configs that complete a name."""
     from rlzoo.config.composition import config_names
 
     return [name for name in config_names() if name.startswith(incomplete)]
 
 
 def settings(incomplete: str) -> list[str]:
-    """``KEY=`` for every setting of a run, and ``KEY=VALUE`` for those with named values."""
+    """Return ``KEY=`` for matching settings, or ``KEY=VALUE`` after ``=`` if the setting has a fixed set of values."""
     from rlzoo.config.run_config import RunConfig
 
     key, equals, _ = incomplete.partition("=")
@@ -32,7 +32,7 @@ def settings(incomplete: str) -> list[str]:
 
 
 def _keys(fields: dict[str, Any], prefix: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Dotted keys, each with its named values."""
+    """Yield dotted keys, each with its fixed set of values."""
     for name, field in fields.items():
         if hasattr(field.annotation, "model_fields"):
             yield from _keys(field.annotation.model_fields, f"{prefix}{name}.")
@@ -41,7 +41,7 @@ def _keys(fields: dict[str, Any], prefix: str) -> Iterator[tuple[str, Sequence[s
 
 
 def _values(annotation: Any) -> list[str]:
-    """The values of a Literal, also inside a union."""
+    """Return the values of a bool or a Literal, also inside a union."""
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     if annotation is bool:

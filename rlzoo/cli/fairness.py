@@ -1,4 +1,4 @@
-"""`rlzoo fairness`: how recorded updates moved and clipped responses of each length."""
+"""`rlzoo fairness`: shows how recorded updates moved and clipped responses of each length."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 def fairness(
     recording: Recording,
     clip: Annotated[
-        str | None, typer.Option(help="Clip policies, with commas between them; without it the rule that was trained with.")
+        str | None, typer.Option(help="Comma-separated clip policies; by default the rule that was used in training.")
     ] = None,
-    skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out.")] = 0,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out.")] = 0,
     config: Configs = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show how a run treated responses of each length: how far its updates moved them, and which of them its rule clipped.
+    """Show how far the updates of a run moved responses of each length, and which of them its rule clipped.
 
-    The rollouts are those of a run of rlzoo, or of any trainer that writes rollout files (docs/reference/rollout-files.md).
+    The rollouts come from a run of rlzoo, or from any trainer that writes rollout files (docs/reference/rollout-files.md).
     """
     with loading(is_quiet=quiet):
         from rlzoo.errors import UserError
@@ -41,10 +41,10 @@ def fairness(
     if drift is None:
         where = f" after step {skip_steps}" if skip_steps else ""
         raise UserError(
-            f"{str(run.path)!r} has no response{where} with tokens and an advantage whose log-probs had moved when it was "
-            "learned from; with one optimizer step for each batch the ratio is 1 and no rule clips"
+            f"{str(run.path)!r} has no response{where} with tokens, an advantage and log-probs that had changed when the model "
+            "was updated on it; with one optimizer step per batch the ratio is 1 and no rule clips"
         )
-    names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`") if clip else ()
+    names = names_in("--clip", clip, "comma-separated policies; see `rlzoo clips list`") if clip else ()
     rules = [policy_for(run, name, config or [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
     judged = study(run, rules, skip_steps=skip_steps, with_cosine=False) if rules else None
     if as_json:

@@ -1,4 +1,4 @@
-"""Starts a run on several processes with Accelerate's launcher, and ends as they end."""
+"""Starts a run on several processes with Accelerate's launcher, and exits with their exit code."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from rlzoo.journal.tracking.description import COMMAND, typed_command
 from rlzoo.lab.sweep import LAUNCHER
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
-"""Environment variable that every launcher of torch's sets."""
+"""Environment variable that every launcher of torch sets."""
 
-PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def must_launch(config: RunConfig) -> bool:
-    """Whether more processes than this one are asked for, and none of them runs yet."""
+    """Return whether the run needs several processes and no launcher has started them yet."""
     return (config.launch.processes or 1) > 1 and STARTED_BY_A_LAUNCHER not in os.environ
 
 
 def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = ()) -> None:
-    """Run the configuration in ``launch.processes`` processes on this machine, and wait for them.
+    """Run the configuration in ``launch.processes`` processes on this machine and wait for them.
 
     Exits with the code of the first process that failed.
     """
     processes = config.launch.processes
-    assert processes is not None, "asked by must_launch"
+    assert processes is not None, "checked by must_launch"
     config.refuse_redacted()
     with tempfile.TemporaryDirectory(prefix="rlzoo-launch-") as folder:
         file = Path(folder) / "run.yaml"
-        file.write_text(config.to_yaml(with_secrets=True), encoding="utf-8")  # in a folder of this user's alone
+        file.write_text(config.to_yaml(with_secrets=True), encoding="utf-8")  # only this user can read the folder
         command = ["-m", "rlzoo", "train", "--config", str(file), *options]
         if resume:
             command += ["--resume", "--output", str(config.output)]
@@ -46,31 +46,31 @@ def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = 
 
 
 def end_with_the_launcher() -> None:
-    """In a process that our launcher or a sweep has started: end when that one is killed (Linux).
+    """End this process when the launcher or the sweep that started it is killed (Linux only).
 
-    One of several processes is killed, since it cannot save alone; a run of a sweep saves what it has, as after SIGTERM.
+    One of several processes gets SIGKILL, since it cannot save a checkpoint alone. A run of a sweep gets SIGTERM and saves one.
     """
-    launcher = os.environ.pop(LAUNCHER, None)  # it is not that of a process which this one starts
+    launcher = os.environ.pop(LAUNCHER, None)  # child processes must not inherit it
     if launcher is None or not sys.platform.startswith("linux"):
         return
     how = signal.SIGKILL if STARTED_BY_A_LAUNCHER in os.environ else signal.SIGTERM
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, how)
-    if os.getppid() != int(launcher):  # it is gone already
+    if os.getppid() != int(launcher):  # the launcher has already ended
         os.kill(os.getpid(), how)
 
 
 def _environment(processes: int, config: RunConfig) -> dict[str, str]:
-    """What the processes need to know beside their numbers, unless the user has said it."""
+    """Return environment variables for the processes, without those that the user has set."""
     import torch
 
     told = {
         LAUNCHER: str(os.getpid()),
         COMMAND: typed_command(),
-        "PYTHONSAFEPATH": "1",  # the launcher starts `python -m rlzoo`, which looks into the working directory first
+        "PYTHONSAFEPATH": "1",  # `python -m rlzoo` would import from the working directory first
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
     }
     if not torch.cuda.is_available():
-        # Accelerate's own --cpu would start one process, and with DeepSpeed a CPU is not named at all
+        # Accelerate's --cpu would start a single process, and it sets no CPU for DeepSpeed
         told |= {"DS_ACCELERATOR": "cpu"} if config.launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
     return {name: value for name, value in told.items() if name not in os.environ}
 
@@ -84,18 +84,18 @@ def _run_accelerate(processes: int, command: list[str], environment: dict[str, s
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
     arguments = launch_command_parser().parse_args([*kind, *plain, *command])
     os.environ.update(environment)
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # it tells of every process that it ends
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # it warns about every process that it ends
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             launch_command(arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if failure.exitcode > 0:  # the process has said why
+        if failure.exitcode > 0:  # the process has printed the reason
             sys.exit(failure.exitcode)
         name = signal.Signals(-failure.exitcode).name
-        hint = "; the system does that when memory runs out" if name == "SIGKILL" else ""
-        print_error(f"rlzoo: process {rank} of {processes} was killed ({name}), the others were ended{hint}")
+        hint = "; the system kills processes when memory runs out" if name == "SIGKILL" else ""
+        print_error(f"rlzoo: process {rank} of {processes} was killed ({name}), and the others were stopped{hint}")
         sys.exit(128 - failure.exitcode)
     except SignalException as error:
         sys.exit(128 + (signal.SIGINT if error.sigval == signal.SIGINT else signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""The entry point: runs a command and turns whatever it raises into a line and an exit code."""
+"""The entry point: runs a command and turns exceptions into an error line and an exit code."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rlzoo.support.garbage import collect_seldom
 from rlzoo.support.redaction import redact
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
-"""Errors of a stream without a name that say enough: a disk is full, or nobody reads any more."""
+"""Errors that are clear without a file name: the disk is full, or the reader of the output has closed it."""
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP arrived; unwinds like Ctrl-C, so that what a run has is saved."""
+    """Raised on SIGTERM or SIGHUP; unwinds the stack like Ctrl-C, so that a run saves a checkpoint."""
 
 
 def entry() -> NoReturn:
-    """Run the command line as a program: `main`, after which no signal prints a traceback while Python ends."""
+    """Run `main` as a program, and prevent tracebacks from signals that arrive while Python exits."""
     try:
         main()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as of a shell's background job
+            if signal.getsignal(number) != signal.SIG_IGN:  # a background job of a shell ignores it
                 signal.signal(number, _end_at_once)
 
 
@@ -44,11 +44,11 @@ def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit: 0 done, 2 the user's mistake, 1 ours, 130 or 143 stopped by a signal."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # no Python that is started from here on looks into the working directory first
+    """Run the command line and exit with 0 on success, 2 for a user error, 1 for any other error, 130 or 143 after a signal."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
     _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is closed; not under nohup
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; nohup ignores it
         signal.signal(signal.SIGHUP, _terminate)
     try:
         if problem := damage():
@@ -60,7 +60,7 @@ def main() -> NoReturn:
         from rlzoo.cli.app import app
 
         app()
-    except KeyboardInterrupt:  # before a command that catches it itself has begun
+    except KeyboardInterrupt:  # raised before a command that handles it has started
         sys.exit(INTERRUPTED)
     except UserError as error:
         _complain(str(error))
@@ -81,12 +81,12 @@ def main() -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """Open what the shell has closed, as by ``>&-``, on /dev/null: else the next file that is opened would get the output."""
+    """Open closed standard streams (as with ``>&-``) on /dev/null, so that no other file gets their descriptors."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # which takes the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # uses the lowest free descriptor
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False, encoding="utf-8"))
 

@@ -1,4 +1,4 @@
-"""``new``: writes a distribution with a policy, an estimator or a correction in it, which installs and works as it is."""
+"""``new``: writes an installable distribution with a working policy, estimator or correction."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ TAKEN = {
     *keyword.kwlist, "Annotated", "ClassVar", "Field", "Width", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult",
     "AdvantageEstimator", "AdvantageInputs", "Correction", "CorrectionInputs", "Tensor",
 }  # fmt: skip
-"""Class names that the written module could not have beside what it imports."""
+"""Class names that would clash with keywords or with imports of the generated module."""
 
-Name = Annotated[str, typer.Argument(help="Name of what is new: lower-case words with hyphens.")]
-Folder = Annotated[Path, typer.Option(help="Folder to put rlzoo-NAME in.")]
+Name = Annotated[str, typer.Argument(help="Name of the new part: lower-case words with hyphens.")]
+Folder = Annotated[Path, typer.Option(help="Folder in which to create rlzoo-NAME.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is written for one kind of plugin."""
+    """One kind of plugin, and what is written for it."""
 
-    command: str  # of rlzoo, such as clips
-    what: str  # with its article
-    folder: str  # of the assets
-    option: str  # of `rlzoo train`, with $part for the name
+    command: str  # command of rlzoo, such as clips
+    what: str  # name of the kind, with its article
+    folder: str  # folder of the templates
+    option: str  # options of `rlzoo train`, with $part for the name
 
 
 POLICY = Kind("clips", "a clip policy", "policy", "--clip $part")
@@ -46,31 +46,31 @@ CORRECTION = Kind("corrections", "a mismatch correction", "correction", "--clip 
 
 
 def clips_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a distribution with a new policy: module, test, page and packaging, ready to change."""
+    """Write a distribution with a new policy to start from: module, test, page and packaging."""
     write(POLICY, name, folder)
 
 
 def advantages_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a distribution with a new advantage estimator: module, test, page and packaging, ready to change."""
+    """Write a distribution with a new advantage estimator to start from: module, test, page and packaging."""
     write(ADVANTAGE, name, folder)
 
 
 def corrections_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a distribution with a new correction: module, test, page and packaging, ready to change."""
+    """Write a distribution with a new correction to start from: module, test, page and packaging."""
     write(CORRECTION, name, folder)
 
 
 def write(kind: Kind, name: str, folder: Path) -> None:
-    """Write a distribution into a folder of its own.
+    """Write a distribution into a new folder.
 
     Raises:
-        UserError: the name is taken or cannot be one, or the folder cannot be written.
+        UserError: the name is taken or not valid, or the folder cannot be written.
     """
     with loading():
         from rlzoo.hookspecs import API_VERSION
         from rlzoo.zoo import NAME, load_zoo
     if not NAME.fullmatch(name):
-        raise UserError(f"name {name!r}: lower-case words of letters and digits with hyphens between them, such as 'my-rule'")
+        raise UserError(f"name {name!r}: give lower-case words of letters and digits, joined by hyphens, such as 'my-rule'")
     zoo = load_zoo()
     shelf: Shelf[Any] = zoo if kind is POLICY else getattr(zoo, kind.command)
     short, title = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
@@ -78,7 +78,9 @@ def write(kind: Kind, name: str, folder: Path) -> None:
     if part in shelf:
         raise UserError(f"name {part!r} is taken by {shelf.entries[part].source}; choose another")
     if len(name) > LONGEST or title in TAKEN or find_spec(f"rlzoo_{short}"):
-        raise UserError(f"name {name!r} cannot be used: too long, or Python or rlzoo has its module or class; choose another")
+        raise UserError(
+            f"name {name!r} cannot be used: it is too long, or its module or class name is already in use; choose another"
+        )
     words = {
         "name": name,
         "part": part,

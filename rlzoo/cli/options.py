@@ -1,4 +1,4 @@
-"""Options and behaviour that several commands share."""
+"""Options and output handling that several commands share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlzoo.errors import UserError
 logger = logging.getLogger("rlzoo")
 
 Plugins = Annotated[
-    list[str] | None, typer.Option("--plugin", metavar="PATH", help="Plugin to load: a .py file, or a folder; may be repeated.")
+    list[str] | None, typer.Option("--plugin", metavar="PATH", help="Plugin to load: a .py file or a folder; may be repeated.")
 ]
 Configs = Annotated[
     list[str] | None,
@@ -31,13 +31,13 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 MatchBySign = Annotated[
-    bool, typer.Option("--match-by-sign", help="Match the clip fraction apart for negative and for positive advantages.")
+    bool, typer.Option("--match-by-sign", help="Match the clip fraction separately for negative and positive advantages.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and what it all came to.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and the final result.")]
 
 
 def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
-    """Split an option at its commas; refuse one without a name."""
+    """Split an option's value at commas; raise `UserError` if it contains no name."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise UserError(f"{option} {text!r}: give {wanted}")
@@ -45,19 +45,19 @@ def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
 
 
 class Lasting:
-    """A text stream that writes to /dev/null once its reader is gone, or its disk is full."""
+    """A text stream that switches to /dev/null when its reader has closed it or its disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write it if that is possible."""
+        """Write the text if possible."""
         with self._attempt():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush if that is possible."""
+        """Flush the stream if possible."""
         with self._attempt():
             self._stream.flush()
 
@@ -77,7 +77,7 @@ class Lasting:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Within the block, output that cannot be written ends nothing: what the command does matters more than what it prints."""
+    """Let a command continue when its output cannot be written."""
     output, errors = (cast(TextIO, Lasting(stream)) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(output), redirect_stderr(errors):
         yield
@@ -85,7 +85,7 @@ def lasting_output() -> Iterator[None]:
 
 @contextmanager
 def loading(*, is_quiet: bool = False) -> Iterator[None]:
-    """Show a line on stderr, if that is a screen, while libraries are imported within the block, which takes seconds."""
+    """Show a status line on stderr, if it is a terminal, while the block imports libraries, which takes seconds."""
     console = Plain(stderr=True)
     is_shown = console.is_screen and not is_quiet
     with console.status("starting", spinner="line") if is_shown else nullcontext():

@@ -1,4 +1,4 @@
-"""Writes reports in HTML; a report replaces only an earlier report."""
+"""Writes HTML reports, and overwrites nothing but earlier reports."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from rlzoo.errors import UserError
 
 MARK = b'<meta name="generator" content="rlzoo">'
-"""Stands in the head of every report."""
+"""Marks a file as a report; every report has it in its head."""
 
 
 def check_page(page: Path) -> None:
-    """Make sure that a report replaces nothing that rlzoo did not write; call it before the work.
+    """Check before the work begins that a report would not overwrite a file that rlzoo did not write.
 
     Raises:
-        UserError: something else has the name.
+        UserError: the path exists and is not a report.
     """
     if not page.exists():
         return
@@ -29,7 +29,7 @@ def write_page(page: Path, text: str) -> None:
     """Write a report.
 
     Raises:
-        UserError: something else has the name, or it cannot be written.
+        UserError: the path exists and is not a report, or it cannot be written.
     """
     check_page(page)
     try:

@@ -1,4 +1,4 @@
-"""`rlzoo advantages` and `rlzoo corrections`: what is installed, and whether it keeps the laws."""
+"""`rlzoo advantages` and `rlzoo corrections`: lists, shows and checks what is installed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def advantages_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
 
 
 def advantages_show(name: Name, plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """Show an advantage estimator: its formula, settings with bounds and defaults, reference."""
+    """Show an advantage estimator's formula, settings with bounds and defaults, and reference."""
     _show(_shelf("advantages", plugin), name, "clip.advantage", as_json)
 
 
 def advantages_check(name: NameOrPath, as_json: AsJson = False) -> None:
-    """Hold an advantage estimator to the laws; exit code 1 if it breaks one."""
+    """Check an advantage estimator against the laws; exits with code 1 if it breaks one."""
     _check("advantages", name, as_json)
 
 
@@ -46,12 +46,12 @@ def corrections_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
 
 
 def corrections_show(name: Name, plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """Show a mismatch correction: its formula, settings with bounds and defaults, reference."""
+    """Show a mismatch correction's formula, settings with bounds and defaults, and reference."""
     _show(_shelf("corrections", plugin), name, "correction", as_json)
 
 
 def corrections_check(name: NameOrPath, as_json: AsJson = False) -> None:
-    """Hold a mismatch correction to the laws; exit code 1 if it breaks one."""
+    """Check a mismatch correction against the laws; exits with code 1 if it breaks one."""
     _check("corrections", name, as_json)
 
 
@@ -63,14 +63,14 @@ def _app(help_: str, **commands: Any) -> typer.Typer:
 
 
 advantages = _app(
-    "The advantage estimators that are installed.",
+    "The installed advantage estimators.",
     list=advantages_list,
     show=advantages_show,
     check=advantages_check,
     new=advantages_new,
 )
 corrections = _app(
-    "The corrections for a sampler that differs from the trainer.",
+    "The installed corrections for differences between sampler and trainer.",
     list=corrections_list,
     show=corrections_show,
     check=corrections_check,

@@ -1,4 +1,4 @@
-"""The plan of a run as `rlzoo train --dry-run` shows it."""
+"""Shows the plan of a run for `rlzoo train --dry-run`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlzoo.training.checks import missing_libraries
 
 
 def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False) -> None:
-    """Check a run and show its plan: the configuration on stdout, the plan on stderr; with JSON, both on stdout."""
+    """Check a run, and print its configuration on stdout and its plan on stderr, or both as JSON on stdout."""
     named = parse_devices(devices) if devices else None
     processes, architecture, prompts = check(config, named, resume=resume)
     plan = Plan(config, architecture, named or this_machine(), prompts, processes)
@@ -41,7 +41,7 @@ def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bo
 
 
 def launch_command(config: RunConfig, processes: int) -> str:
-    """The command that starts the run as it was planned: as typed, without the options of a dry run."""
+    """Return the command that starts the planned run: the typed command without the options of a dry run."""
     words = shlex.split(typed_command())
     kept = [word for before, word in pairwise(["", *words]) if "--devices" not in (before, word.partition("=")[0])]
     more = [] if processes in (1, config.launch.processes) else ["--set", f"launch.processes={processes}"]
@@ -51,14 +51,14 @@ def launch_command(config: RunConfig, processes: int) -> str:
 def _notes(plan: Plan) -> list[str]:
     config, notes = plan.config, []
     if plan.architecture is None:
-        notes.append(f"the shape of model {config.model.path!r} is not known here: no memory, time and disk")
+        notes.append(f"the shape of model {config.model.path!r} is not known here: memory, time and disk are not estimated")
     if not plan.prompts.counted:
         notes.append("the tokenizer is not on this machine: prompt lengths are estimated from the text")
     if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
-        notes.append("within a tenth of the device's memory: fragments and the driver's own share may not fit")
+        notes.append("the peak is within 10 % of the device's memory: fragmentation and the driver's memory may exceed it")
     masters = plan.sharding.stage or config.learner.master_weights or config.learner.lora.rank
     if config.model.dtype == "bfloat16" and not masters:
-        notes.append("bfloat16 weights without float32 copies: steps below 0.4 % of a weight are lost in rounding")
+        notes.append("bfloat16 weights without float32 copies: updates below 0.4 % of a weight are lost to rounding")
     if plan.updates == 1:
         notes.append("clip is inert: one update per rollout, so every ratio is 1")
     return notes
@@ -93,7 +93,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         facts += [
             ("work", f"{work['learner'] / 1e12:,.1f} TFLOP a step to learn, {work['rollout'] / 1e12:,.1f} to sample"),
             ("disk", f"checkpoints {disk['checkpoints']}, rollouts at most {disk['rollouts']}{replay}"),
-            ("host", f"{shown(plan.host_loading)} in all while {sharding.processes} x the weights are loaded"),
+            ("host", f"{shown(plan.host_loading)} in total while {sharding.processes} x the weights are loaded"),
             ("memory", f"{shown(plan.memory.peak)} of {shown(plan.device_memory)} on each device, estimated:"),
         ]
     return facts
@@ -113,7 +113,7 @@ def _memory_table(memory: Memory) -> Table:
 def _time(plan: Plan) -> str:
     learner, rollout = plan.seconds
     if learner is None:
-        return "no estimate: the speed of these devices is not known; --devices names some"
+        return "no estimate: the speed of these devices is not known; name devices with --devices"
     sampling = "sampling not estimated" if rollout is None else f"{rollout:,.0f} s to sample"
     hours = "" if rollout is None else f"; {plan.config.steps * (learner + rollout) / 3600:,.0f} h in all"
     return f"estimate, every response at its limit: {learner:,.0f} s a step to learn, {sampling}{hours}"

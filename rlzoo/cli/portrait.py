@@ -1,4 +1,4 @@
-"""`rlzoo clips portrait`: where rules cut and how they weigh, as tables and as a picture."""
+"""`rlzoo clips portrait`: shows where rules cut and how they weigh gradients, as tables and a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlzoo.errors import UserError
 if TYPE_CHECKING:
     from rlzoo.testing import Portrait
 
-COMPARED = "grpo"  # the rule that `clips check` prints beside another one
+COMPARED = "grpo"  # the rule that `clips check` prints for comparison
 PICTURES = (".svg", ".png")
 CURVE = tuple(2 ** (step / 8) for step in range(-16, 17))  # ratios from 1/4 to 4
 DRAWN = tuple(4**step for step in range(7))  # lengths from 1 to 4096
@@ -32,7 +32,9 @@ def clips_portrait(
 ) -> None:
     """Draw where policies cut at each length, and how they weigh a gradient at each ratio."""
     if output.suffix not in PICTURES:
-        raise UserError(f"--output {str(output)!r}: the picture is written as {' or '.join(PICTURES)}; give such a name")
+        raise UserError(
+            f"--output {str(output)!r}: a picture is {' or '.join(PICTURES)}; give a name with one of these endings"
+        )
     with loading():
         from rlzoo.measure import figures
         from rlzoo.policy import with_defaults
@@ -70,7 +72,7 @@ def clips_portrait(
 
 
 def _thinned(drawn: Portrait) -> Portrait:
-    """The lengths and ratios of a portrait that are printed."""
+    """Reduce a portrait to the lengths and ratios that are printed."""
     from rlzoo.testing.portrait import LENGTHS, RATIOS
 
     edges = {length: drawn.edges[length] for length in LENGTHS}
@@ -79,7 +81,7 @@ def _thinned(drawn: Portrait) -> Portrait:
 
 
 def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
-    """Two tables: cut edges by length, and weights by ratio, a block for each policy."""
+    """Print two tables, with a block per policy: cut edges by length, and weights by ratio."""
     rows = table("<", ">L", ">A>0 above", ">A<0 below", ">A<0 above")
     for drawn in portraits:
         has_inward = [
@@ -102,7 +104,7 @@ def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
 
 
 def as_dict(drawn: Portrait) -> dict[str, Any]:
-    """A portrait as plain numbers, rounded to four digits."""
+    """Return a portrait as numbers, rounded to four significant digits."""
     edges = {str(length): _rounded(dataclasses.asdict(edge)) for length, edge in drawn.edges.items()}
     weights = {"A > 0": drawn.positive, "A < 0": drawn.negative}
     return {"edges": edges, "weights": {sign: _rounded(values) for sign, values in weights.items()}}

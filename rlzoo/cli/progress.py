@@ -1,4 +1,4 @@
-"""A run while it trains: curves on a screen, else a line or a JSON object per step, or nothing."""
+"""Shows a run while it trains: curves on a terminal, or a line or a JSON object per step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDEST, NARROWEST = 40, 8  # characters of a sparkline
 
 
 class View(NamedTuple):
-    """How a run is shown: what to call with each step and its metrics, and with what happens between steps."""
+    """The callbacks that show a run: one for each step and its metrics, one for the work between steps."""
 
     step: Callable[[int, Mapping[str, float]], None]
     stage: Callable[[str], None] | None = None
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
     """A metric and how it is shown."""
 
     metric: str
-    label: str  # on a screen
+    label: str  # on a terminal
     word: str  # in a line
     digits: int = 3
 
@@ -53,19 +53,19 @@ SHOWN = (
 
 
 class Curves:
-    """The values of the metrics in `SHOWN` so far, each drawn as a sparkline with its first and its last value."""
+    """The history of the metrics in `SHOWN`, each drawn as a sparkline with its first and last value."""
 
     def __init__(self) -> None:
         self._values: dict[Shown, list[float]] = {shown: [] for shown in SHOWN}
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Take one step's metrics; one that was not measured keeps its value."""
+        """Add one step's metrics; a metric that was not measured keeps its last value."""
         for shown, values in self._values.items():
             value = metrics.get(shown.metric, math.nan)
             values.extend([value] if math.isfinite(value) else values[-1:])
 
     def lines(self, console: Plain) -> Iterator[Text]:
-        """A line for each metric that was measured, as wide as the console at most."""
+        """Yield a line for each metric that was measured, no wider than the console."""
         signs, arrow = ("▁▂▃▄▅▆▇█", "→") if console.encoding.startswith("utf") else (".:-=+*#@", "->")
         measured = [(shown, values) for shown, values in self._values.items() if values]
         rows = [(shown.label, shown.number(values[0]), shown.number(values[-1]), values) for shown, values in measured]
@@ -79,7 +79,7 @@ class Curves:
 
 
 def sparkline(values: Sequence[float], width: int, signs: str) -> str:
-    """Draw values as a row of signs from the lowest to the highest, each the mean of about equally many values.
+    """Draw values as a row of signs; each sign is the mean of about equally many values.
 
     Example:
         >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█")
@@ -92,9 +92,9 @@ def sparkline(values: Sequence[float], width: int, signs: str) -> str:
 
 
 class Screen(Bars):
-    """A view of a run that stays in place: a bar with the time left, and the metrics so far as curves.
+    """A live view of a run: a bar with the remaining time, and the metrics as curves.
 
-    At the end the curves stay, without the bar; nothing stays of a run without a step.
+    When the run ends, the curves stay on the terminal and the bar is removed. Nothing stays if no step was completed.
     """
 
     def __init__(self, console: Plain, title: str, steps: int, run: Path | None = None) -> None:
@@ -106,11 +106,11 @@ class Screen(Bars):
         self._starting = self.add_task("", total=steps, words="importing")
 
     def say(self, words: str) -> None:
-        """Show what a run does between steps."""
+        """Show what the run does between steps."""
         self.update(self._starting, words=words)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take one step's metrics into the view; step 0 begins a run."""
+        """Add one step's metrics to the view; step 0 starts a new run."""
         if step == 0:
             self._curves = Curves()
         if not self._bars:
@@ -122,7 +122,7 @@ class Screen(Bars):
         self.reach("steps", step, self._steps, f"{metrics[SPEED]:,.0f} tok/s" if SPEED in metrics else "")
 
     def _add_steps_before(self, step: int) -> None:
-        """Of a run that is resumed."""
+        """Add the earlier steps of a resumed run."""
         if step > 0 and self._run is not None:
             from rlzoo.journal.run_directory import read_metrics
 
@@ -131,14 +131,14 @@ class Screen(Bars):
                     self._curves.add(row)
 
     def stop(self) -> None:
-        """Leave the curves without the bar."""
+        """Stop the display; the curves stay and the bar is removed."""
         (task,) = self.tasks
         self._ending = f"{task.completed:.0f} of {task.total:.0f} steps in {timedelta(seconds=int(task.elapsed or 0))}"
         self.live.transient = not self._bars
         super().stop()
 
     def get_renderables(self) -> list[RenderableType]:
-        """What is drawn, called several times a second."""
+        """Return what is drawn; called several times per second."""
         top = Text(self._ending) if self._ending else self.make_tasks_table(self.tasks)
         room = len(SHOWN) if self._ending else max(0, self._plain.height - 2)
         return [top, *list(self._curves.lines(self._plain))[:room]]
@@ -154,10 +154,10 @@ def shown(
     as_json: bool = False,
     run: Path | None = None,
 ) -> Iterator[View]:
-    """Show a run inside the block, as fits where the output goes.
+    """Show a run inside the block, in the form that suits the output.
 
-    A title and a number of steps are shown, or a JSON object per step as in ``metrics.jsonl``, null for numbers that JSON does
-    not have. ``run`` is the directory with the steps before, if there are any.
+    On a terminal the run is shown as curves, elsewhere as a line per step. With ``as_json`` every step is a JSON object as in
+    ``metrics.jsonl``, with null for NaN and infinity. ``run`` is the run directory, with the earlier steps of a resumed run.
     """
     titles = [printable(title)]  # printed with the first step
 

@@ -1,4 +1,4 @@
-"""`rlzoo replay`: other rules on a run's recorded rollouts, as tables, JSON and an HTML report."""
+"""`rlzoo replay`: applies other rules to recorded rollouts; prints tables or JSON, and writes an HTML report."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ if TYPE_CHECKING:
 
 
 Recording = Annotated[
-    list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directory; or rollout files and folders of them, as one run.")
+    list[Path],
+    typer.Argument(metavar="RUN|FILE...", help="Run directory, or rollout files and folders of them, read as one run."),
 ]
 
 
 def replay(
     recording: Recording,
-    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Clip policies, with commas between them.")],
+    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Comma-separated clip policies.")],
     match: Annotated[
         float | None,
         typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Scale every rule's widths to this clip fraction."),
     ] = None,
     match_by_sign: MatchBySign = False,
-    sweep_width: Annotated[bool, typer.Option("--sweep-width", help="Also each rule from 1/16 to 16 times its width.")] = False,
-    skip_steps: Annotated[int, typer.Option(min=0, help="Steps at the beginning to leave out of what is reported.")] = 0,
-    cosine: Annotated[bool, typer.Option(help="Measure the angle to the unclipped gradient, if weights were kept.")] = True,
+    sweep_width: Annotated[
+        bool, typer.Option("--sweep-width", help="Also replay each rule with 1/16 to 16 times its width.")
+    ] = False,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out of the results.")] = 0,
+    cosine: Annotated[bool, typer.Option(help="Measure the angle to the unclipped gradient, if weights were saved.")] = True,
     config: Configs = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policies, such as clip.drift=0.")
@@ -47,13 +50,13 @@ def replay(
     plugin: Plugins = None,
     as_json: AsJson = False,
     report: Annotated[
-        Path | None, typer.Option(help="HTML report to write; without it replay.html in the run directory.")
+        Path | None, typer.Option(help="HTML report to write; by default replay.html in the run directory.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Judge recorded rollouts by other rules: what each would have clipped of the same data.
+    """Replay recorded rollouts with other rules, and show what each rule would have clipped.
 
-    The rollouts are those of a run of rlzoo, or of any trainer that writes rollout files (docs/reference/rollout-files.md).
+    The rollouts come from a run of rlzoo, or from any trainer that writes rollout files (docs/reference/rollout-files.md).
     """
     if match_by_sign and match is None:
         raise UserError("--match-by-sign needs a clip fraction to match; add --match-clip-fraction 0.1")
@@ -67,7 +70,7 @@ def replay(
     page = report or (None if as_json or not recorded.config else recorded.path / "replay.html")
     if page:
         check_page(page)
-    names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`")
+    names = names_in("--clip", clip, "comma-separated policies; see `rlzoo clips list`")
     policies = [policy_for(recorded, name, config or [], set_ or [], plugin or []) for name in names]
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = study(
@@ -95,10 +98,10 @@ def replay(
 def policy_for(
     run: RecordedRun, name: str, configs: Sequence[str], overrides: Sequence[str], plugins: Sequence[str]
 ) -> ClipPolicy:
-    """The rule that the run was trained with, as it was configured; another with the settings that it would be trained with.
+    """Return a rule with its settings for a recorded run; configs and overrides take precedence.
 
-    For a run of rlzoo these are the ones that `rlzoo train` composes, for others the rule's defaults. Configs and overrides
-    change what they name.
+    The rule that the run was trained with keeps its recorded settings. Another rule gets the settings that `rlzoo train` would
+    compose if the run is from rlzoo, and its defaults otherwise.
     """
     from rlzoo.config.composition import for_clip, merge, named_settings, parse_overrides, read_config
     from rlzoo.config.run_config import RunConfig
@@ -128,15 +131,15 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     for label in result.sweep:
         console.print(_by_width(label, result))
     unmoved = result.rules[0].replayed.profile.unmoved
-    console.print(f"{unmoved:.0%} of the responses had not moved yet; no rule can clip those")
+    console.print(f"{unmoved:.0%} of the responses had not moved yet, and no rule can clip those")
     if with_cosine and run.config and not result.by_sign and result.rules[0].cosine is None:
-        console.print("no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)")
+        console.print("no cosine: the run saved no weights (train with --set checkpoint.keep_for_replay=10)")
 
 
 def rule_tables(result: Study) -> Iterator[Table]:
-    """What each rule clipped: in all, by length, and of episodes by turn."""
+    """Yield tables of what each rule clipped: in total, by length and, for episodes, by turn."""
     rows = table("<policy", ">clipped", ">A < 0", ">A > 0", ">lre_max", ">95 %", ">noise", ">ess", ">cosine")
-    parts = table("<policy", ">given sign", ">corrected", ">by signs", ">total", title="length reweighting error in parts")
+    parts = table("<policy", ">given sign", ">corrected", ">by signs", ">total", title="parts of the length reweighting error")
     for rule in result.rules:
         profile = rule.replayed.profile
         judged = rule.replayed.table.judged()
@@ -162,7 +165,7 @@ def rule_tables(result: Study) -> Iterator[Table]:
 
 
 def _by_turns(result: Study) -> Iterator[Table]:
-    """Of episodes: clip fractions by turn, and by number of turns."""
+    """Yield tables of the clip fractions of episodes by turn, and by number of turns."""
     from rlzoo.fairness import NUM_BINS
     from rlzoo.measure.turns import TurnProfile
 

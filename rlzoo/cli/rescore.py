@@ -1,4 +1,4 @@
-"""`rlzoo rescore`: the log-probs of any checkpoint for recorded tokens."""
+"""`rlzoo rescore`: computes the log-probs of recorded tokens with other checkpoints."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rlzoo.cli.options import Quiet, loading
 
 def rescore(
     recording: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Rollout files, folders of them, run directories.")
+        list[Path], typer.Argument(metavar="FILE...", help="Rollout files, folders of them, or run directories.")
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the new rollout files; new, or empty.")],
+    output: Annotated[Path, typer.Option(help="New or empty folder for the new rollout files.")],
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Checkpoint that becomes an update of all responses, replacing recorded ones; may be repeated."),
+        typer.Option(help="Checkpoint whose log-probs become an update, in place of recorded updates; may be repeated."),
     ] = None,
     old: Annotated[
         str | None,
-        typer.Option(help="Checkpoint of the old log-probs, or 'sampler' for the reported ones; as recorded without it."),
+        typer.Option(help="Checkpoint for the old log-probs, or 'sampler' for those it reported; by default as recorded."),
     ] = None,
-    ref: Annotated[str | None, typer.Option(help="Checkpoint of the reference log-probs; as recorded without it.")] = None,
+    ref: Annotated[str | None, typer.Option(help="Checkpoint for the reference log-probs; by default as recorded.")] = None,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")] = "float32",
     quiet: Quiet = False,
 ) -> None:
-    """Compute the log-probs that other checkpoints give to recorded responses, and write them as new rollout files.
+    """Compute the log-probs of recorded responses with other checkpoints, and write new rollout files.
 
-    Rules can then be compared at any distance between the model that sampled and the one that learns, by `rlzoo replay`.
-    A checkpoint is 'embedded', 'smollm2', a folder, or a name on the hub. The recorded temperature applies.
+    `rlzoo replay` can then compare rules at any distance between the sampling model and the trained model.
+    A checkpoint is 'embedded', 'smollm2', a folder, or a name on the hub. The recorded temperature is used.
     """
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
@@ -40,4 +40,6 @@ def rescore(
         files = compute(recording, output, model or [], old=old, ref=ref, dtype=dtype, reach=bars.reach)
     if not quiet:
         steps = f"{len(files)} step{'s' if len(files) > 1 else ''}"
-        Plain().print(f"rescored {steps} into {output}; judge them with: rlzoo replay {output} --clip fspo,gspo,grpo")
+        Plain().print(
+            f"rescored {steps} into {output}; compare rules on them with: rlzoo replay {output} --clip fspo,gspo,grpo"
+        )

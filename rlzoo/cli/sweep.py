@@ -1,4 +1,4 @@
-"""`rlzoo sweep`: starts the runs of a race, shows how far they are, and compares them."""
+"""`rlzoo sweep`: starts several runs, shows their progress, and compares them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
 
 @lasting_output()
 def sweep(
-    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Clip policies, with commas between them.")],
-    seeds: Annotated[str, typer.Option(help="A number of seeds (5: 0 to 4), or seeds with commas between them.")] = "5",
+    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Comma-separated clip policies.")],
+    seeds: Annotated[str, typer.Option(help="Number of seeds (5: seeds 0 to 4), or comma-separated seeds.")] = "5",
     grid: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Also every one of these values; may be repeated.")
+        list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Run with each of these values of a setting; may be repeated.")
     ] = None,
     config: Configs = None,
     set_: Overrides = None,
-    steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from, in each run.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the sweep; finished runs in it are not done again.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Runs at once; as many as the machine has room for.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of rollout batches to learn from in each run.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the sweep; finished runs in it are not repeated.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Runs at once; by default as many as the machine has room for.")
+    ] = None,
     plugin: Plugins = None,
     quiet: Quiet = False,
     power: Annotated[
-        bool, typer.Option("--power", help="Print the smallest difference that the sweep can show, and stop.")
+        bool, typer.Option("--power", help="Print the smallest difference that the sweep can detect, and exit.")
     ] = False,
     as_json: AsJson = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and exit.")] = False,
 ) -> None:
-    """Race policies: every policy with every seed, nested under one MLflow run; started again, it continues."""
-    names = names_in("--clip", clip, "policies with commas between them; see `rlzoo clips list`")
+    """Train every policy with every seed under one MLflow run, and compare; rerun the command to resume."""
+    names = names_in("--clip", clip, "comma-separated policies; see `rlzoo clips list`")
     with loading(is_quiet=quiet):
         from rlzoo.discovery import distinct
         from rlzoo.lab.sweep import Sweep, parse_seeds
@@ -70,7 +72,7 @@ def sweep(
 
 
 def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
-    """What the sweep can show, from its finished runs if there are some."""
+    """Print the difference that the sweep can detect, estimated from its finished runs if there are any."""
     from rlzoo.lab.power import plan
     from rlzoo.lab.run_records import find_runs
     from rlzoo.lab.study import plain
@@ -84,17 +86,17 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
         return
     problems, samples = config.eval.num_problems, config.eval.num_samples
     console.print(f"{len(sweep.clips)} rules, {found.num_pairs} pairs, {found.num_seeds} seeds each")
-    console.print(f"a difference of {found.detects:.3f} is found in {found.power:.0%} of such sweeps")
+    console.print(f"a difference of {found.detects:.3f} is detected in {found.power:.0%} of such sweeps")
     console.print(f"by a paired t-test at {found.level} after Holm's correction over {found.num_pairs} pairs")
-    console.print(f"between seeds: a difference varies by {found.seed_deviation:.4f} ({found.source})")
+    console.print(f"standard deviation of a difference between seeds: {found.seed_deviation:.4f} ({found.source})")
     console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {found.evaluation_error:.4f}")
-    console.print(f"its noise is below half of the variance between seeds with eval.num_samples={found.samples_needed}")
+    console.print(f"with eval.num_samples={found.samples_needed}, its noise is below half of the variance between seeds")
     for difference, seeds in found.seeds_needed.items():
-        console.print(f"a difference of {difference} takes {seeds or 'more than 10,000'} seeds")
+        console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
 
 
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
-    """Do the runs that are not done, under one MLflow run; those that failed."""
+    """Run all unfinished runs under one MLflow run, and return those that failed."""
     from rlzoo.cli.bars import Bars
     from rlzoo.journal.tracking.store import connected
     from rlzoo.lab.sweep import run_children
@@ -130,7 +132,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
-        console.print(f"stopped; the same command continues the sweep in {sweep.folder}")
+        console.print(f"stopped; to resume, rerun the same command; the sweep is in {sweep.folder}")
         raise
     finally:
         if parent:
@@ -140,7 +142,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
 
 
 def parent_of(sweep: Sweep) -> str | None:
-    """The MLflow run of a sweep, the same one when it is continued; None if its runs are not tracked."""
+    """Return the MLflow run of a sweep, also when it is resumed; None if its runs are not tracked."""
     from rlzoo.journal.tracking.store import open_parent
     from rlzoo.support.parsing import parse_json
     from rlzoo.support.reading import SETTINGS, read_text
@@ -153,7 +155,7 @@ def parent_of(sweep: Sweep) -> str | None:
         try:
             return str(parse_json(read_text(file, SETTINGS))["mlflow_run_id"])
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{str(file)!r} names no MLflow run; remove it to begin a new one") from error
+            raise UserError(f"{str(file)!r} contains no MLflow run ID; remove it to start a new run") from error
     tags = {"kind": "sweep", "rules": ",".join(sweep.clips), "seeds": ",".join(map(str, sweep.seeds))}
     run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags)
     sweep.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`rlzoo sync`: uploads to MLflow what it missed."""
+"""`rlzoo sync`: uploads to MLflow what has not been logged there yet."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlzoo.support.lock import Lock
 
 
 def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, such as runs/*.")]) -> None:
-    """Tell MLflow what it missed while it could not be reached; nothing is sent twice."""
+    """Upload to MLflow what runs recorded while it could not be reached; nothing is sent twice."""
     from rlzoo.journal.tracking.record import Record
 
     for directory in runs:
         if Record.read(directory) is None:
-            raise UserError(f"{str(directory)!r} holds no run that was tracked; name run directories, such as runs/*")
+            raise UserError(f"{str(directory)!r} is not the directory of a tracked run; name run directories, such as runs/*")
     console = Plain()
-    sent = [_sync(directory, console) for directory in runs]  # every one, even if another fails
+    sent = [_sync(directory, console) for directory in runs]  # all of them, even if one fails
     if not all(sent):
         raise typer.Exit(FAILED)
 
@@ -32,7 +32,7 @@ def _sync(directory: Path, console: Plain) -> bool:
     from rlzoo.journal.tracking.store import bounded_store
     from rlzoo.journal.tracking.sync import Sync, describe
 
-    # of a run in the default store of another folder, that store
+    # a run may have been logged to the default store of another folder
     known = list(sent_to(directory))
     uri = known[-1] if known and "MLFLOW_TRACKING_URI" not in os.environ else tracking_uri()
     lock = Lock(directory / FOLDER)
@@ -41,7 +41,7 @@ def _sync(directory: Path, console: Plain) -> bool:
         with bounded_store():
             outbox.send(is_over=_is_over(directory))
     except Exception as error:
-        console.print(f"{directory}: MLflow at {without_password(uri)} was not told: {describe(error, uri)}")
+        console.print(f"{directory}: upload to MLflow at {without_password(uri)} failed: {describe(error, uri)}")
         return False
     finally:
         lock.release()
@@ -51,7 +51,7 @@ def _sync(directory: Path, console: Plain) -> bool:
 
 
 def _is_over(directory: Path) -> bool:
-    """Whether no process writes there any more."""
+    """Return whether no process is writing to the run directory."""
     try:
         Lock(directory).release()
     except UserError:

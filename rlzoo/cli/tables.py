@@ -1,4 +1,4 @@
-"""Tables and numbers as all commands print them."""
+"""Formats tables and numbers for all commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def table(*columns: str, **options: Any) -> Table:
-    """A table without a frame; a column's name begins with ``<`` or ``>``, to which side its text goes."""
+    """Create a table without a frame; ``<`` or ``>`` before a column's name aligns it left or right."""
     made = Table(box=None, pad_edge=False, title_justify="left", **options)
     for column in columns:
         made.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">")
@@ -18,15 +18,15 @@ def table(*columns: str, **options: Any) -> Table:
 
 
 def number(value: float | None) -> str:
-    """Three decimals, without the zero before the point; a dash for an unknown value."""
+    """Format a number with three decimals and no leading zero; an unknown value is a dash."""
     return "-" if value is None or math.isnan(value) else re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
 
 
 def signed(value: float | None) -> str:
-    """The same, with its sign."""
+    """Format a number like `number`, with its sign."""
     return "-" if value is None else f"{'+' if value >= 0 else ''}{number(value)}"
 
 
 def interval(ends: tuple[float, float] | None) -> str:
-    """Both ends of an interval."""
+    """Format both ends of an interval."""
     return "-" if ends is None else f"{number(ends[0])} {number(ends[1])}"

@@ -1,4 +1,4 @@
-"""`rlzoo train`: composes the run, shows its progress, and prints where everything is."""
+"""`rlzoo train`: composes a run, shows its progress, and prints where the results are."""
 
 from __future__ import annotations
 
@@ -29,53 +29,56 @@ logger = logging.getLogger("rlzoo")
 @lasting_output()
 def train(
     clip: Annotated[
-        str | None, typer.Option(autocompletion=complete.policies, help="Clip policy, see `rlzoo clips list`.")
+        str | None, typer.Option(autocompletion=complete.policies, help="Clip policy (see `rlzoo clips list`).")
     ] = None,
     config: Configs = None,
     set_: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Rollout batches to learn from.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Run directory, new or empty.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run directory.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Number of rollout batches to learn from.")] = None,
+    output: Annotated[Path | None, typer.Option(help="New or empty run directory.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint in the run directory.")] = False,
     plugin: Plugins = None,
     allow_changed_plugin: Annotated[
         bool,
-        typer.Option("--allow-changed-plugin", help="With --resume: also with a plugin that has changed since the start."),
+        typer.Option("--allow-changed-plugin", help="With --resume: allow a plugin that has changed since the run started."),
     ] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes to train with, one for each GPU.")] = None,
     deepspeed: Annotated[
-        str | None, typer.Option(metavar="zero2|zero3|FILE", help="What the processes share, or DeepSpeed's settings as JSON.")
+        str | None,
+        typer.Option(metavar="zero2|zero3|FILE", help="ZeRO stage for sharding, or a JSON file with DeepSpeed's settings."),
     ] = None,
     show_completions: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Print N of the responses after the first step and every tenth of the run.")
+        int, typer.Option(metavar="N", min=0, help="Print N responses after the first step and after every tenth of the run.")
     ] = 0,
     quiet: Quiet = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check the run, print its complete configuration, and its plan on stderr; then stop."),
+        typer.Option("--dry-run", help="Check the run, print its configuration, and its plan on stderr, then exit."),
     ] = False,
     devices: Annotated[
-        str | None, typer.Option(metavar="NxNAME", help="With --dry-run: plan for these, such as 8xH100 or 2x24GB.")
+        str | None, typer.Option(metavar="NxNAME", help="With --dry-run: devices to plan for, such as 8xH100 or 2x24GB.")
     ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print a JSON line for every step, as in metrics.jsonl, and one with the result. With --dry-run: "
-            "configuration and plan as JSON.",
+            help="Print a JSON line per step, as in metrics.jsonl, and one with the result. With --dry-run: "
+            "print configuration and plan as JSON.",
         ),
     ] = False,
 ) -> None:
-    """Train a model; without --config, the shipped model on arithmetic."""
+    """Train a model; without --config, train the bundled model on arithmetic."""
     if devices and not dry_run:
-        raise UserError("--devices: only together with --dry-run")
+        raise UserError("--devices needs --dry-run")
     if allow_changed_plugin and not resume:
-        raise UserError("--allow-changed-plugin: only together with --resume")
+        raise UserError("--allow-changed-plugin needs --resume")
     if clip and "," in clip:
         raise UserError(f"--clip {clip!r}: a run has one rule; compare several with: rlzoo sweep --clip {clip}")
     if show_completions and (quiet or as_json):
         other = "--json" if as_json else "--quiet"
-        raise UserError(f"--show-completions: not with {other}; every response is in rollouts/*.jsonl of the run directory")
+        raise UserError(
+            f"--show-completions cannot be combined with {other}; every response is in rollouts/*.jsonl of the run directory"
+        )
     with loading(is_quiet=quiet):
         from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
         from rlzoo.config.run_config import RunConfig
@@ -106,26 +109,26 @@ def train(
     else:
         if not (clip or resume):
             show_log(logging.WARNING if quiet or as_json else logging.INFO)
-            given = f"the rule of {' and '.join(map(str, config))}" if config else "the rule that this project is about"
+            given = f"the rule of {' and '.join(map(str, config))}" if config else "the default rule"
             logger.info("no --clip: training with %s, %s; see `rlzoo clips list` for others", run.clip.name, given)
         _train(run, resume, allow_changed_plugin, quiet, as_json, show_completions)
 
 
 def run_to_resume(output: Path | None) -> tuple[Path]:
-    """The configuration a run was started with, as the one file to compose from."""
+    """Return the config file of the run to resume, as the only file to compose from."""
     if output is None:
-        raise UserError("--resume continues the run in --output: name its directory")
+        raise UserError("--resume needs --output with the directory of the run")
     if not (output / "config.yaml").is_file():
         raise UserError(f"--resume: {str(output)!r} holds no run: it has no config.yaml")
     return (output / "config.yaml",)
 
 
 def check_unchanged(before: RunConfig, after: RunConfig) -> None:
-    """Refuse settings that would make another run of it."""
+    """Raise `UserError` if a setting that must not change has changed since the run started."""
     from rlzoo.journal.tracking.record import flatten
     from rlzoo.support.redaction import redact_settings
 
-    # without secrets, which the configuration in the run directory does not have
+    # the configuration in the run directory has no secrets
     old, new = (flatten(redact_settings(config.model_dump(mode="json"))) for config in (before, after))
     free = () if before.learner.schedule == "constant" else ("steps",)
     allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
@@ -133,28 +136,28 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     changed = [key for key in different if not key.startswith(allowed)]
     for key in different:
         if key not in changed:
-            logger.info("--resume: %s was %r and is %r from now on", key, old.get(key), new.get(key))
+            logger.info("--resume: %s changes from %r to %r", key, old.get(key), new.get(key))
     if changed:
         key = changed[0]
         raise UserError(
-            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a run is resumed with the settings it was "
-            f"started with, but for {', '.join(name.rstrip('.') for name in allowed)}"
+            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a resumed run may only change "
+            f"{', '.join(name.rstrip('.') for name in allowed)}"
         )
 
 
 def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: bool, as_json: bool, num_shown: int) -> None:
-    """Train in this process, which is one of several if a launcher has started it; only the first one prints."""
+    """Train in this process; if a launcher started several, only the first one prints."""
     from rlzoo.cli.progress import shown
 
     is_main = os.environ.get("RANK", "0") == "0"
     show_log((logging.WARNING if is_quiet or as_json else logging.INFO) if is_main else logging.ERROR)
     announce_plugins(run)
     path = run.output
-    assert path is not None, "named before"
+    assert path is not None, "set by train"
     console = Plain()
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
     with shown(console, title, run.steps, run=path, is_quiet=is_quiet or not is_main, as_json=as_json) as view:
-        from rlzoo.training.train import train as learn  # takes seconds, seen on the display
+        from rlzoo.training.train import train as learn  # takes seconds, so the display starts first
 
         def observe(step: int, metrics: Mapping[str, float]) -> None:
             view.step(step, metrics)
@@ -168,7 +171,7 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
 
 
 def announce_plugins(run: RunConfig) -> None:
-    """Log every plugin from outside rlzoo that is loaded for a run, with its version and its policies."""
+    """Log the external plugins that are loaded for a run, with their versions and policies."""
     from rlzoo.zoo import load_zoo
 
     for source, policies in load_zoo(run.plugins).outside().items():

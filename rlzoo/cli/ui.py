@@ -1,4 +1,4 @@
-"""`rlzoo ui`: MLflow's own UI on our store, reachable from this machine only by default."""
+"""`rlzoo ui`: starts MLflow's UI, by default reachable only from this machine."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ for _ in range(120):
     except OSError:
         time.sleep(0.5)
 """
-"""Waits up to a minute for the server, then opens the default browser."""
+"""Program that waits up to a minute for the server, then opens the default browser."""
 
 
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
-    host: Annotated[str, typer.Option(help="Address to listen on; one that others can reach needs --allow-remote.")] = HOST,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that other machines can reach needs --allow-remote.")
+    ] = HOST,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Let other machines in; MLflow asks for no password.")
+        bool, typer.Option("--allow-remote", help="Allow other machines to connect; MLflow has no authentication.")
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the default browser.")] = False,
 ) -> None:
     """Start MLflow's UI on the store that `rlzoo train` writes to, for this machine only.
 
-    The address that is printed opens the saved view of the latest experiment: rules side by side.
+    The printed address opens the saved view of the latest experiment, which shows rules side by side.
     """
     from rlzoo.journal.tracking.record import tracking_uri, without_password
     from rlzoo.journal.tracking.store import is_missing, latest_experiment
@@ -51,11 +53,11 @@ def ui(
 
     uri = tracking_uri()
     if uri.startswith(("http://", "https://")):
-        raise UserError(f"MLFLOW_TRACKING_URI is the server {redact(uri)}: open it in a browser")
+        raise UserError(f"MLFLOW_TRACKING_URI is the server {redact(uri)}; open it in a browser")
     if is_missing(uri):
         raise UserError(
             f"{without_password(uri)} does not exist: no run was tracked here yet; train first (rlzoo train --clip fspo), "
-            "or change to the folder of your runs"
+            "or change to the folder that contains your runs"
         )
     _refuse_without_checks()
     host = host.removeprefix("[").removesuffix("]")
@@ -68,8 +70,8 @@ def ui(
         )
     if not is_local:
         print(
-            f"warning: whoever reaches this machine at {host!r} can read, change and delete every run without a password. "
-            "MLflow answers to localhost and private addresses; MLFLOW_SERVER_ALLOWED_HOSTS names others.",
+            f"warning: anyone who can reach this machine at {host!r} can read, change and delete every run without a password. "
+            "MLflow accepts localhost and private addresses as host; allow others with MLFLOW_SERVER_ALLOWED_HOSTS.",
             file=sys.stderr,
             flush=True,
         )
@@ -78,25 +80,25 @@ def ui(
             if probe.connect_ex((address, port)) == 0:
                 raise UserError(f"port {port} is taken; choose another with --port")
     experiment = None
-    with contextlib.suppress(Exception):  # the server itself will report what is wrong with the store
+    with contextlib.suppress(Exception):  # the server itself reports problems with the store
         experiment = latest_experiment()
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     path = "" if experiment is None else view_path(experiment)
     print(f"MLflow on {redact(uri)} (Ctrl-C stops it)\n{address}{path}", flush=True)
     if open_browser:
         _open_later(address, path)
-    # the store goes through the environment: a command line can be read by everybody on this machine
+    # pass the store in the environment, since every user of this machine can read command lines
     environment = {JOBS: "false"} | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
-    # for one person: four workers and a queue of judges' jobs, as MLflow would start, each import all of it once more
+    # MLflow's default of four workers and a job queue would import MLflow several times, for one user
     command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
-    # uvicorn looks for what it serves in the working directory first, unless it is given another folder
+    # by default uvicorn imports the app from the working directory first
     folder = str(importlib.metadata.distribution("mlflow").locate_file("."))
     command += ["--uvicorn-opts", shlex.join(["--app-dir", folder])]
     os.execve(sys.executable, command, environment)
 
 
 def _open_later(address: str, path: str) -> None:
-    """Open the page from a process of its own, once the server answers; this process becomes the server."""
+    """Open the page from a separate process when the server answers, since this process becomes the server."""
     subprocess.Popen(
         [sys.executable, "-P", "-c", OPENER, address, path],
         stdin=subprocess.DEVNULL,
@@ -107,18 +109,18 @@ def _open_later(address: str, path: str) -> None:
 
 
 def _refuse_without_checks() -> None:
-    """Refuse an environment that takes away MLflow's defence against other sites in the same browser."""
+    """Raise `UserError` if the environment disables MLflow's protection against other sites in the same browser."""
     if os.environ.get(CHECKS_OFF, "").lower() not in ("", "0", "false", "f", "no", "n", "off"):
-        raise UserError(f"{CHECKS_OFF} is set; unset it: rlzoo ui keeps MLflow's checks")
+        raise UserError(f"{CHECKS_OFF} is set, which disables MLflow's security checks; unset it")
     for name in ("MLFLOW_SERVER_ALLOWED_HOSTS", "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"):
         if "*" in (entry.strip() for entry in os.environ.get(name, "").split(",")):
-            raise UserError(f"{name} allows everything, which takes MLflow's checks away; name what is allowed")
+            raise UserError(f"{name} allows everything, which disables MLflow's security checks; list what is allowed")
 
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
-    """Every address that a name or an address resolves to."""
+    """Return every address to which a host resolves."""
     try:
         found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
-        raise UserError(f"--host {host!r} is no name or address of this machine") from error
+        raise UserError(f"--host {host!r} is not a name or address of this machine") from error
     return [(family, str(address[0])) for family, _, _, _, address in found]

@@ -1,1 +1,1 @@
-"""The configuration of a run: sections of settings, and how they are composed."""
+"""The configuration of a run, and how it is composed."""

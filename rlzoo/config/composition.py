@@ -1,4 +1,4 @@
-"""What a run's configuration is composed of: shipped configs, files and overrides, and how one lies over another."""
+"""Reads shipped configs, config files and overrides, and merges them into one configuration."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rlzoo.support.reading import SETTINGS, NotReadError, read_text
 
 
 def config_folders() -> list[Path]:
-    """Where configs are found by name: in an installed wheel, and in a checkout."""
+    """Return the folders of named configs: that of an installed wheel, and that of a checkout."""
     package = Path(str(resources.files("rlzoo")))
     return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
 
 
 def config_names() -> list[str]:
-    """Names of the shipped configs, with the folder if they are in one: ``paper/qwen3-1.7b``."""
+    """Return the names of the shipped configs; one in a subfolder includes it, as ``paper/qwen3-1.7b``."""
     files = [(folder, file) for folder in config_folders() for file in folder.rglob("*.yaml")]
     return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
 
 
 def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """A config file as a dict: one of rlzoo or of a plugin by name, or any file by path.
+    """Read a config of rlzoo or of a plugin by name, or any config file by path.
 
     Args:
-        config: its name or path.
-        plugins: plugin files and folders whose configs have names too, beside the installed ones.
+        config: name or path of the config.
+        plugins: plugin files and folders whose configs can be named, in addition to those of installed plugins.
     """
     try:
         shipped = [folder / f"{config}.yaml" for folder in config_folders()]
@@ -40,7 +40,7 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
         text = read_text(path, SETTINGS)
     except NotReadError as error:
         raise UserError(f"config {str(path)!r} {error.strerror}") from error
-    except (OSError, ValueError) as error:  # not there, not a text, or a name that no file can have
+    except (OSError, ValueError) as error:  # missing, not text, or not a valid file name
         names = [*config_names(), *plugin_configs(plugins)]
         hint = did_you_mean(str(config), names)
         raise UserError(f"no config {shown(str(config))} (a file, or one of: {', '.join(names)}){hint}") from error
@@ -51,12 +51,12 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
     if not isinstance(content, dict):
         raise UserError(f"config {str(path)!r} must hold keys and values such as 'steps: 40', not {type(content).__name__}")
     if odd := [key for key in content if not isinstance(key, str)]:
-        raise UserError(f"config {str(path)!r}: {shown(odd[0])} is no key; keys are words, such as steps")
+        raise UserError(f"config {str(path)!r}: {shown(odd[0])} is not a key; keys are words, such as steps")
     return content
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """``"section.key=value"`` as nested settings, the values in YAML; later ones win."""
+    """Parse ``"section.key=value"`` strings, with values in YAML, into nested settings; later ones win."""
     parsed: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -75,27 +75,27 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def named_settings(key: str, value: object) -> dict[str, Any]:
-    """What a layer says of its policy or task: settings with a name, or the name alone; nothing if it says nothing."""
+    """Return the settings of a layer's policy or task as a dict; a name becomes ``{"name": ...}``, and None becomes ``{}``."""
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping | None) or not isinstance((settings or {}).get("name", ""), str):
-        raise UserError(f"{key}={shown(value)}: {'a policy' if key == 'clip' else 'a task'}'s name, or settings with a name")
+        raise UserError(f"{key}={shown(value)}: give {'a policy' if key == 'clip' else 'a task'} name, or settings with a name")
     return dict(settings or {})
 
 
 def clip_name(layer: Mapping[str, Any]) -> str | None:
-    """The policy that a layer names, if it names one."""
+    """Return the name of the policy that a layer sets, or None."""
     return named_settings("clip", layer.get("clip")).get("name")
 
 
 def listed(plugins: object) -> Sequence[str]:
-    """A layer's plugins."""
+    """Return the plugins that a layer lists."""
     if not isinstance(plugins, list | tuple | None):
-        raise UserError(f"plugins={shown(plugins)}: a list of files and folders")
+        raise UserError(f"plugins={shown(plugins)}: give a list of files and folders")
     return plugins or ()
 
 
 def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """A layer without what it says of other policies, and with what it says of this one."""
+    """Apply a layer's ``per_clip`` settings for one policy, and drop its settings for other policies."""
     own = {key: value for key, value in layer.items() if key != "per_clip"}
     if isinstance(own.get("clip"), str):
         own["clip"] = {"name": own["clip"]}
@@ -109,11 +109,11 @@ def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
 
 
 NAMED = ("task", "correction", "advantage")
-"""Keys whose value is a name, or settings with a name."""
+"""Keys whose value is a name, or settings that include a name."""
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """One layer over another: sections are merged key by key, everything else is replaced."""
+    """Merge two layers: sections are merged key by key, and any other value of ``above`` replaces that of ``below``."""
     merged = dict(below)
     for key, value in above.items():
         old, new = merged.get(key), value
@@ -122,7 +122,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         elif key in NAMED and isinstance(old, dict) and isinstance(new, str):
             new = {"name": new}
         if isinstance(old, dict) and isinstance(new, dict):
-            # the settings of another task mean nothing to this one
+            # one task's settings do not apply to another
             replaces = key in NAMED and new.get("name", old.get("name")) != old.get("name")
             merged[key] = dict(new) if replaces else merge(old, new)
         else:

@@ -1,4 +1,4 @@
-"""The complete description of a run, and how it is composed from files, a policy and overrides."""
+"""The complete configuration of a run, composed from config files, a policy and overrides."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from rlzoo.tasks.task import task_names
 from rlzoo.zoo import load_zoo
 
 DEFAULT_RUN = "arithmetic"
-"""The config that is laid under every composition in which no file names a model."""
+"""The config that is used as the base if no config file sets a model."""
 
 
 def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
@@ -53,7 +53,7 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
         return value
     settings = named_settings("clip", value)
     if "name" not in settings:
-        raise UserError(f"clip={shown(value)}: a policy's name, or settings with a name")
+        raise UserError(f"clip={shown(value)}: give a policy name, or settings with a name")
     zoo, name = load_zoo(info.data.get("plugins", ())), settings["name"]
     if name not in zoo and name in config_names():
         raise UserError(f"clip={name!r} is not a policy but a config: give it with --config {name}")
@@ -96,15 +96,15 @@ def _dump_correction(correction: Correction | None) -> dict[str, Any] | None:
 
 
 class RunConfig(Section):
-    """Everything that decides what a run does; ``config.yaml`` of a run directory is its dump.
+    """The complete configuration of a run, as saved in ``config.yaml`` of the run directory.
 
     Example:
-        ``RunConfig(clip=name, task={"name": "arithmetic"}, steps=5)``, or, as the command line does it,
+        ``RunConfig(clip=name, task={"name": "arithmetic"}, steps=5)``, or, as the command line does,
         ``RunConfig.compose(clip=name, overrides=["learner.lr=1e-5"])``.
     """
 
     plugins: Annotated[tuple[str, ...], AfterValidator(distinct)] = Field(
-        (), description="plugin files and folders to load beside the installed ones"
+        (), description="plugin files and folders to load, in addition to installed plugins"
     )
     clip: Annotated[ClipPolicy, BeforeValidator(_build_clip), PlainSerializer(_dump_named)] = Field(
         description="the clip policy: its name, or name and settings"
@@ -114,25 +114,25 @@ class RunConfig(Section):
         default_factory=lambda: build_task({"name": "arithmetic"}), description="the task: its name, or name and settings"
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
-    reward: RewardConfig = Field(default_factory=RewardConfig, description="how grades become what is learned from")
+    reward: RewardConfig = Field(default_factory=RewardConfig, description="how responses are rewarded")
     correction: Annotated[Correction | None, BeforeValidator(_build_correction), PlainSerializer(_dump_correction)] = Field(
-        None, description="what weighs the objective where sampler and trainer differ: its name, or name and settings"
+        None, description="the correction for differences between sampler and trainer: its name, or name and settings"
     )
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the model is saved")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="what is logged to MLflow")
-    launch: LaunchConfig = Field(default_factory=LaunchConfig, description="processes, and what is spread over them")
-    seed: int = Field(0, ge=0, lt=2**32, description="seeds sampling and the order of the data")
-    steps: int = Field(40, ge=1, le=10_000_000, description="rollout batches to learn from")
-    output: Path | None = Field(None, description="run directory; null for runs/<clip>-<task>-<seed>-<time>")
+    launch: LaunchConfig = Field(default_factory=LaunchConfig, description="number of processes, and how states are sharded")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of sampling and of the data order")
+    steps: int = Field(40, ge=1, le=10_000_000, description="number of rollout batches to learn from")
+    output: Path | None = Field(None, description="run directory; null: runs/<clip>-<task>-<seed>-<time>")
 
     @model_validator(mode="after")
     def _has_an_output_that_can_be_written_down(self) -> Self:
         try:
             str(self.output).encode()
         except UnicodeEncodeError:
-            raise UserError(f"output={shown(str(self.output))}: the name is not UTF-8; give another with --output") from None
+            raise UserError(f"output={shown(str(self.output))}: the name is not UTF-8; choose another with --output") from None
         return self
 
     @model_validator(mode="after")
@@ -150,8 +150,8 @@ class RunConfig(Section):
             raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the {size} {what} of a step")
         if "group_ids" in self.clip.needs and not by_prompts:
             raise UserError(
-                f"learner.minibatch_by='responses': {self.clip.name} compares the responses to a prompt, which would fall into "
-                "several minibatches; use learner.minibatch_by=prompts"
+                f"learner.minibatch_by='responses': {self.clip.name} compares the responses to a prompt, so they must share a "
+                "minibatch; use learner.minibatch_by=prompts"
             )
         if self.rollout.dynamic_sampling and self.rollout.group_size < 2:
             raise UserError(f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs rollout.group_size of at least 2")
@@ -169,19 +169,19 @@ class RunConfig(Section):
         correction = self.correction
         if correction is not None and correction.is_per_token and self.clip.scope == "sequence":
             raise UserError(
-                f"correction={correction.name!r} has a weight for each token with these settings, and {self.clip.name} has one "
-                "objective per response; choose a correction with a weight per response (see `rlzoo corrections show`)"
+                f"correction={correction.name!r} has one weight per token with these settings, but {self.clip.name} has one "
+                "objective per response; choose a correction with one weight per response (see `rlzoo corrections show`)"
             )
         if correction is not None and self.clip.ratio_to_sampler:
             raise UserError(
-                f"correction={correction.name!r}: the ratio of {self.clip.name} is to the sampler already, and would be "
-                "corrected twice; use correction=none"
+                f"correction={correction.name!r}: the ratio of {self.clip.name} is already relative to the sampler and would "
+                "be corrected twice; use correction=none"
             )
         return self
 
     @cached_property
     def estimator(self) -> AdvantageEstimator:
-        """The advantage estimator that the policy uses."""
+        """Return the advantage estimator that the policy uses."""
         return load_zoo(self.plugins).advantages.build("clip.advantage", self.clip.advantage)
 
     @model_validator(mode="after")
@@ -193,11 +193,11 @@ class RunConfig(Section):
             given.add("token_rewards")
         if missing := sorted(self.estimator.needs - given):
             raise UserError(
-                f"advantage {name!r} needs {missing[0]}, which task {self.task.name!r} does not give; choose another"
+                f"advantage {name!r} needs {missing[0]}, which task {self.task.name!r} does not provide; choose another"
             )
         if self.estimator.per_token and self.clip.scope == "sequence":
             raise UserError(
-                f"clip.advantage={name!r}: its values differ by token, and {self.clip.name} takes one per response; "
+                f"clip.advantage={name!r}: its values differ by token, but {self.clip.name} takes one per response; "
                 "choose another advantage, or a clip policy of scope token or batch"
             )
         return self
@@ -207,7 +207,7 @@ class RunConfig(Section):
         given, clip = f"reward.kl_coef={self.reward.kl_coef}", self.clip
         if self.reward.kl_coef and clip.scope == "sequence":
             raise UserError(
-                f"{given}: makes advantages differ by token, and {clip.name} takes one per response; use learner.kl_coef"
+                f"{given}: makes advantages differ by token, but {clip.name} takes one per response; use learner.kl_coef"
             )
         if self.reward.kl_coef and not self.estimator.takes_token_rewards:
             kinds = load_zoo(self.plugins).advantages
@@ -230,18 +230,18 @@ class RunConfig(Section):
     ) -> Self:
         """Compose a run as the command line does; later sources win.
 
-        The order: `DEFAULT_RUN` if no config names a model, each config, ``overrides``, ``settings``. A config's
-        ``per_clip`` section holds what it changes for one policy, applied when that policy is chosen.
+        The order is: `DEFAULT_RUN` if no config names a model, each config, ``overrides``, ``settings``. A config's
+        ``per_clip`` section holds settings for single policies; those of the chosen policy apply.
 
         Args:
             configs: names of shipped configs, or files.
-            clip: a policy's name, over whatever the configs name.
-            overrides: ``"section.key=value"``, the value in YAML.
-            plugins: plugin files and folders, beside those the configs name.
+            clip: name of the policy; takes precedence over the configs.
+            overrides: ``"section.key=value"`` strings, with values in YAML.
+            plugins: plugin files and folders, in addition to those that the configs name.
             settings: top-level fields such as ``seed=1``; None is ignored.
 
         Raises:
-            UserError: one line that says what was given, what is allowed, what to do.
+            UserError: a setting is not valid; the message says what was given, what is allowed and what to do.
         """
         layers = [read_config(config, plugins) for config in configs]
         if not any("model" in layer for layer in layers):
@@ -262,20 +262,20 @@ class RunConfig(Section):
             raise UserError(explain(error, cls)) from error
 
     def to_yaml(self, *, with_secrets: bool = False) -> str:
-        """The complete configuration; `compose` on a file of it gives this run again.
+        """Return the complete configuration as YAML; `compose` on a file with it gives the same run.
 
         Args:
-            with_secrets: leave passwords and tokens in it, for a file that nobody else can read; else what `redaction` finds
-                is left out, and a run from the file needs it again.
+            with_secrets: include passwords and tokens, for a file that nobody else can read. Otherwise the secrets that
+                `redaction` finds are left out, and must be given again to run from the file.
         """
         settings = self.model_dump(mode="json")
         return yaml.safe_dump(settings if with_secrets else redact_settings(settings), sort_keys=False)
 
     def refuse_redacted(self) -> None:
-        """Refuse to run with the placeholder of a secret that was left out.
+        """Refuse a configuration in which a secret was replaced by a placeholder.
 
         Raises:
-            UserError: it names the setting and how to give it.
+            UserError: a setting holds a placeholder; the message names the setting and says how to give it.
         """
         for key in redacted_keys(self.model_dump(mode="json")):
             raise UserError(

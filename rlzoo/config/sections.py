@@ -1,4 +1,4 @@
-"""The sections of a run's configuration: plain settings with bounds, no behaviour."""
+"""The sections of a run's configuration: settings with bounds, without behaviour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlzoo.reductions import KLEstimator
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, and it refuses keys it does not know."""
+    """A section of the configuration; it is immutable and refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
@@ -24,77 +24,93 @@ class ModelConfig(Section):
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the trained weights")
     attn_implementation: str | None = Field(
-        None, description="transformers' attention, such as 'eager'; null for its own choice"
+        None, description="attention implementation of transformers, such as 'eager'; null: transformers' default"
     )
     chat_template: bool = Field(False, description="wrap prompts in the tokenizer's chat template")
     trust_remote_code: bool = Field(
-        False, description="run Python code that comes with the model; only for one whose files you have read"
+        False, description="run Python code that comes with the model; enable it only for a model whose files you have read"
     )
 
 
 class VLLMConfig(Section):
-    """How vLLM is run, where it is the sampler."""
+    """How vLLM is run, if it is the sampler."""
 
     server: str | None = Field(
-        None, pattern=r"^https?://[^/\s]+/?$", description="a running server, such as http://127.0.0.1:8000; null: in process"
+        None,
+        pattern=r"^https?://[^/\s]+/?$",
+        description="URL of a running server, such as http://127.0.0.1:8000; null: run vLLM in process",
     )
     sync_folder: str | None = Field(
-        None, description="folder that trainer and server both see, for new weights; null: a temporary one, on one machine"
+        None,
+        description="folder for new weights that both trainer and server can access; null: a temporary one, on one machine",
     )
-    timeout: float = Field(600.0, gt=0, le=86400, description="seconds that the server may take for one answer")
-    dtype: Literal["float32", "bfloat16"] | None = Field(None, description="type of its weights; null for the trained model's")
+    timeout: float = Field(600.0, gt=0, le=86400, description="maximum time for one reply of the server, in seconds")
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="type of vLLM's weights; null: that of the trained model"
+    )
     max_model_len: int | None = Field(
-        None, ge=1, description="longest prompt and response together, in tokens; null: the model's"
+        None, ge=1, description="maximum tokens of prompt and response together; null: the model's limit"
     )
-    gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory for it, in process")
-    sleep: bool = Field(True, description="in process on a GPU: give its memory back while the learner works")
-    enforce_eager: bool = Field(False, description="without CUDA graphs: starts sooner, samples slower")
+    gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="in process: share of a GPU's memory for vLLM")
+    sleep: bool = Field(True, description="in process on a GPU: free vLLM's memory while the learner works")
+    enforce_eager: bool = Field(False, description="disable CUDA graphs: vLLM starts sooner and samples more slowly")
 
 
 class RolloutConfig(Section):
     """How responses are sampled."""
 
     engine: Literal["hf", "generate", "vllm"] = Field(
-        "hf", description="what samples: the transformers model decoded row by row, its own generate, or vLLM"
+        "hf",
+        description="the sampler: the transformers model decoded row by row, its generate method, or vLLM",
     )
 
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")
     max_new_tokens: int = Field(
-        256, ge=1, le=1_000_000, description="length limit of a response, in tokens of the model; of all turns together"
+        256, ge=1, le=1_000_000, description="maximum tokens that the model writes in a response, over all turns"
     )
-    max_turns: int = Field(8, ge=1, le=1000, description="turns of the model in an episode, for a task that is played")
-    max_turn_tokens: int | None = Field(
-        None, ge=1, description="length limit of a turn, in tokens; null: that of the response, max_new_tokens"
+    max_turns: int = Field(
+        8, ge=1, le=1000, description="maximum turns of the model in an episode, for a task with an environment"
     )
+    max_turn_tokens: int | None = Field(None, ge=1, description="maximum tokens in a turn; null: max_new_tokens")
     max_observation_tokens: int = Field(
-        1024, ge=1, le=1_000_000, description="tokens that an environment may write between two turns; more, and it has failed"
+        1024,
+        ge=1,
+        le=1_000_000,
+        description="maximum tokens that an environment writes between two turns; with more, the episode fails",
     )
-    temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the policy's log-probs use it too")
+    temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the model's log-probs use it too")
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
-    dynamic_sampling: int = Field(0, ge=0, le=1000, description="extra rounds at most, to replace groups of equal rewards")
-    max_staleness: int = Field(0, ge=0, le=1, description="1: the next batch is sampled while the learner works on this one")
+    dynamic_sampling: int = Field(0, ge=0, le=1000, description="maximum extra rounds to replace groups with equal rewards")
+    max_staleness: int = Field(
+        0, ge=0, le=1, description="1: sample the next batch while the learner works on this one; 0: do not"
+    )
     vllm: VLLMConfig = Field(default_factory=VLLMConfig, description="how vLLM is run")
 
 
 class RewardConfig(Section):
-    """How a response's grade becomes what is learned from."""
+    """How responses are rewarded."""
 
-    overlong_buffer: float = Field(0.0, ge=0, le=1, description="share of max_new_tokens, at its end, with a growing penalty")
-    overlong_penalty: float = Field(1.0, ge=0, le=1e6, description="that penalty at max_new_tokens, taken off the reward")
+    overlong_buffer: float = Field(0.0, ge=0, le=1, description="final share of max_new_tokens in which a length penalty grows")
+    overlong_penalty: float = Field(
+        1.0, ge=0, le=1e6, description="length penalty at max_new_tokens, subtracted from the reward"
+    )
     overlong_filtering: bool = Field(False, description="responses cut off at max_new_tokens get advantage 0")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of each token's KL to the starting model, in the reward")
     max_failed: float = Field(
-        0.5, ge=0, le=1, description="share of responses whose grading may fail, each of them counted 0, before the run ends"
+        0.5,
+        ge=0,
+        le=1,
+        description="maximum share of responses whose grading may fail; each counts 0, and with more the run ends",
     )
 
 
 class LoraConfig(Section):
-    """A low-rank update instead of all weights (arXiv 2106.09685), through PEFT."""
+    """Train a low-rank update instead of all weights (arXiv 2106.09685), with PEFT."""
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: all weights are trained")
-    alpha: float | None = Field(None, gt=0, description="scale of the update times its rank; null for twice the rank")
-    target: str = Field("all-linear", description="modules to adapt: PEFT's target_modules, one name or 'all-linear'")
+    alpha: float | None = Field(None, gt=0, description="scale of the update times its rank; null: twice the rank")
+    target: str = Field("all-linear", description="modules to adapt: a name for PEFT's target_modules, or 'all-linear'")
 
 
 class LearnerConfig(Section):
@@ -105,43 +121,47 @@ class LearnerConfig(Section):
     warmup_updates: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
     weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="gradient-norm clipping; null for none")
+    max_grad_norm: float | None = Field(
+        1.0, gt=0, description="maximum gradient norm, above which gradients are scaled down; null: no limit"
+    )
     max_nonfinite: int = Field(
-        10, ge=1, description="updates in a row without a finite gradient, each left out, that end the run"
+        10, ge=1, description="consecutive updates with a non-finite gradient that end the run; each of them is skipped"
     )
     rollback_above: float | None = Field(
         None,
         ge=1,
-        description="after a step whose gradient norm is so many times the median of the last 50 steps, take the newest "
-        "periodic checkpoint's weights again; null for never",
+        description="return to the weights of the newest periodic checkpoint after a step whose gradient norm is this many "
+        "times the median of the last 50 steps; null: never",
     )
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
     minibatch_by: Literal["responses", "prompts"] | None = Field(
         None,
-        description="what is drawn into a minibatch: single responses, or all responses to a prompt; null: prompts for a rule "
-        "that compares the responses to a prompt, else responses",
+        description="unit that is drawn into a minibatch: single responses, or all responses to a prompt; null: prompts for a "
+        "rule that compares the responses to a prompt, otherwise responses",
     )
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(
         None,
         ge=1,
-        description="rows x longest row of a forward pass, at most; null: 16384 on a GPU, 512 to 3072 on a processor",
+        description="maximum of rows x longest row in a forward pass; null: 16384 on a GPU, 512 to 3072 on a CPU",
     )
-    autocast: Literal["none", "bfloat16"] = Field("none", description="type of the matrix products")
-    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0 for none")
-    kl_estimator: KLEstimator = Field("k3", description="estimator of that KL per token")
-    entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0 for none")
-    optimizer: Literal["adamw", "adamw_8bit"] = Field("adamw", description="AdamW, or bitsandbytes' with 8-bit moments")
+    autocast: Literal["none", "bfloat16"] = Field("none", description="type of matrix products")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0: none")
+    kl_estimator: KLEstimator = Field("k3", description="estimator of the KL per token")
+    entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0: none")
+    optimizer: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw", description="AdamW, or AdamW with 8-bit moments from bitsandbytes"
+    )
     master_weights: bool = Field(
-        True, description="optimizer steps on float32 copies of bfloat16 weights; DeepSpeed always has such copies"
+        True, description="apply optimizer steps to float32 copies of bfloat16 weights; DeepSpeed always does"
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass, to save memory")
-    packing: bool = Field(False, description="rows of a micro-batch end to end in one, without padding")
-    lora: LoraConfig = Field(default_factory=LoraConfig, description="train a low-rank update")
+    packing: bool = Field(False, description="concatenate the rows of a micro-batch into one row without padding")
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="low-rank update")
 
 
 def needs_reference(learner: LearnerConfig, reward: RewardConfig, clip: ClipPolicy) -> bool:
-    """Whether the run keeps the starting model, for a KL to it in the loss or in the reward, or for the rule."""
+    """Whether the loss, the reward or the rule needs the log-probs of the starting model."""
     return learner.kl_coef > 0 or reward.kl_coef > 0 or "ref_log_probs" in clip.needs
 
 
@@ -151,21 +171,23 @@ def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:
 
 
 class LaunchConfig(Section):
-    """On how many processes a run is computed, and how the model's states are spread over them."""
+    """How many processes a run has, and how the model's states are sharded across them."""
 
-    processes: int | None = Field(None, ge=1, le=65536, description="processes; null for one, or as many as a launcher started")
-    deepspeed: str | None = Field(None, description="'zero2', 'zero3', or a file of DeepSpeed's settings")
+    processes: int | None = Field(
+        None, ge=1, le=65536, description="number of processes; null: one, or as many as a launcher started"
+    )
+    deepspeed: str | None = Field(None, description="'zero2', 'zero3', or a file with DeepSpeed's settings")
     offload: Literal["none", "optimizer", "all"] = Field(
-        "none", description="keep the optimizer's states, or with ZeRO-3 also the parameters, in the CPU's memory"
+        "none", description="states to keep in CPU memory: the optimizer's, or with ZeRO-3 also the parameters"
     )
 
 
 class EvalConfig(Section):
     """Held-out evaluation: the mean reward of sampled responses."""
 
-    num_problems: int = Field(0, ge=0, le=1_000_000, description="held-out problems; 0 for none")
+    num_problems: int = Field(0, ge=0, le=1_000_000, description="number of held-out problems; 0: no evaluation")
     num_samples: int = Field(1, ge=1, le=65536, description="sampled responses per problem")
-    every: int = Field(0, ge=0, description="steps between evaluations, beside the first and the last; 0 for only those")
+    every: int = Field(0, ge=0, description="steps between evaluations, in addition to the first and the last; 0: only those")
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature")
 
 
@@ -173,10 +195,12 @@ class CheckpointConfig(Section):
     """When the model is saved."""
 
     every: int = Field(
-        10, ge=0, description="steps between checkpoints, beside those of step 0 and of the last step; 0 for only these"
+        10, ge=0, description="steps between checkpoints, in addition to those of step 0 and the last step; 0: only those"
     )
-    keep: int = Field(2, ge=1, description="checkpoints kept, beside the one with the best evaluation")
-    keep_for_replay: int = Field(0, ge=0, description="steps between those that keep the weights before each update; 0: none")
+    keep: int = Field(2, ge=1, description="number of checkpoints to keep, in addition to the one with the best evaluation")
+    keep_for_replay: int = Field(
+        0, ge=0, description="steps between those that save the weights before each update, for replay; 0: none"
+    )
 
 
 class TrackingConfig(Section):
@@ -185,18 +209,20 @@ class TrackingConfig(Section):
     mlflow: bool = Field(True, description="track the run in MLflow; metrics.jsonl is written either way")
     experiment: str = Field("rlzoo", min_length=1, description="MLflow experiment (MLFLOW_EXPERIMENT_NAME overrides)")
     figure_every: int = Field(
-        10, ge=0, description="steps between figures of the clip fraction by length, beside the last; 0: only it"
+        10,
+        ge=0,
+        description="steps between figures of the clip fraction by length, in addition to the last step; 0: only the last",
     )
     completions: int = Field(4, ge=0, description="sampled completions logged per step")
     metrics: Literal["curated", "all"] = Field(
-        "curated", description="which metrics MLflow is sent, see docs/reference/metrics.md; metrics.jsonl keeps all of them"
+        "curated", description="metrics to send to MLflow (docs/reference/metrics.md); metrics.jsonl has all of them"
     )
     machine_every: float = Field(
         10.0,
         ge=0,
         le=86400,
-        description="seconds between samples of the machine's load: CPU, memory, disk, network, GPUs; 0: none",
+        description="seconds between samples of CPU, memory, disk, network and GPU usage; 0: none",
     )
     max_model_mb: float = Field(
-        100.0, ge=0, description="largest final model, in megabytes, of which MLflow gets a copy to load; 0: never"
+        100.0, ge=0, description="largest final model to log to MLflow as a loadable copy, in megabytes; 0: never"
     )

@@ -1,4 +1,4 @@
-"""Samples and grades: turns problems into groups of rollouts, shared among processes and, optionally, one batch ahead."""
+"""Samples and grades groups of rollouts, divided among processes and optionally one batch ahead."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The groups of one step, and what it took to find them.
+    """The groups of one step, with statistics of how they were sampled.
 
     Example:
-        Two groups of a first round had equal rewards, and a second round replaced them: ``num_rounds=2, num_dropped=2``.
+        If two groups of the first round have equal rewards and a second round replaces them, ``num_rounds=2, num_dropped=2``.
     """
 
     groups: list[RolloutGroup]
-    num_rounds: int  # of sampling
-    num_dropped: int  # groups of equal rewards that were left out
-    failed: float = 0.0  # share of all responses sampled whose grading failed
+    num_rounds: int  # rounds of sampling
+    num_dropped: int  # groups with equal rewards that were dropped
+    failed: float = 0.0  # share of all sampled responses whose grading failed
 
 
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
     """Sample until ``num_groups`` groups have rewards that differ (dynamic sampling, arXiv 2503.14476).
 
-    Groups of equal rewards fill up the number, so that a step's minibatches, and with them its learning rate and its gradient
-    noise, have the same size whether or not the task has become too easy or is still too hard.
+    If there are too few such groups, groups with equal rewards complete the batch. Minibatches therefore have the same size,
+    and the same gradient noise, when the task is too easy or too hard.
 
     Args:
-        sample_round: ``num_groups`` graded groups to fresh prompts; called with 0, 1, ...
+        sample_round: returns ``num_groups`` graded groups for new prompts; called with 0, 1, ...
         num_groups: size of the batch, in groups.
-        extra_rounds: rounds after the first, at most; with 0 the batch is the first round, whatever its rewards.
+        extra_rounds: maximum number of rounds after the first; with 0 the batch is the first round, whatever its rewards.
     """
     groups, rounds = sample_round(0), 1
     while rounds <= extra_rounds and sum(group.is_mixed for group in groups) < num_groups:
@@ -68,12 +68,12 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
 class Ahead:
     """A round of sampling that runs in the background."""
 
-    problems: list[Problem]  # of all processes
-    rollouts: Future[list[Rollout]]  # of this process
+    problems: list[Problem]  # those of all processes
+    rollouts: Future[list[Rollout]]  # those of this process
 
 
 class Rollouts:
-    """Samples and grades; its results are the same in every process."""
+    """Samples and grades the batches of a run; every process gets the same results."""
 
     def __init__(self, config: RunConfig, task: Task, sampler: Sampler, accelerator: Accelerator) -> None:
         self.config = config
@@ -83,17 +83,17 @@ class Rollouts:
         limits = Limits.of(config.rollout, sampler.context)
         self.player = None if task.host is None else Player(sampler, task.host, limits)
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
-        self.next_problem = 0  # training problems sampled so far, whether or not they were learned from
-        self._failed: list[float] = []  # of each round of a step, the share of responses whose grading failed
+        self.next_problem = 0  # number of training problems sampled so far, including dropped ones
+        self._failed: list[float] = []  # share of responses whose grading failed, for each round of a step
         self._ahead: Ahead | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
 
     def take(self, step: int, version: int) -> Sampled:
-        """The batch of one step: ``num_prompts`` groups of ``group_size``.
+        """Return the batch of one step: ``num_prompts`` groups of ``group_size`` rollouts.
 
         Args:
-            step: from 1.
-            version: optimizer steps taken by the sampler's weights.
+            step: number of the step, starting at 1.
+            version: number of optimizer steps behind the sampler's weights.
         """
         settings, self._failed = self.config.rollout, []
         sampled = collect(lambda turn: self._round(step, turn, version), settings.num_prompts, settings.dynamic_sampling)
@@ -105,22 +105,22 @@ class Rollouts:
         self._ahead = Ahead(problems, self._thread.submit(self._train_rollouts, problems, step, 0, version))
 
     def settle(self) -> None:
-        """Wait until nothing is being sampled, so that the sampler's weights may change."""
+        """Wait for background sampling to end, so that the sampler's weights can be changed."""
         if self._ahead is not None:
             self._ahead.rollouts.result()
 
     def forget_ahead(self) -> None:
-        """Drop what was sampled ahead, so that its problems are sampled again."""
+        """Drop the batch that was sampled ahead; its problems are sampled again."""
         if self._ahead is not None:
-            self._ahead.rollouts.exception()  # waits for it
+            self._ahead.rollouts.exception()  # waits for the sampling
             self.next_problem, self._ahead = self.next_problem - len(self._ahead.problems), None
 
     def sampled_ahead(self) -> list[Rollout] | None:
-        """What is sampled for the next step already, by all processes; waits for it."""
+        """Wait for the batch that is sampled ahead, and return its rollouts from all processes; None if there is none."""
         return None if self._ahead is None else gather(self.accelerator, self._ahead.rollouts.result())
 
     def restore(self, next_problem: int, ahead: list[Rollout] | None) -> None:
-        """Continue where the checkpoint was taken."""
+        """Restore the position of a checkpoint."""
         number, size = self.config.rollout.num_prompts, self.config.rollout.group_size
         self.next_problem = next_problem
         if ahead is not None:
@@ -130,20 +130,20 @@ class Rollouts:
             self._ahead = Ahead(problems, self._thread.submit(lambda: own))
 
     def position(self) -> tuple[int, Ahead | None]:
-        """The current position, for `go_back`."""
+        """Return the current position, for `go_back`."""
         return self.next_problem, self._ahead
 
     def go_back(self, position: tuple[int, Ahead | None]) -> None:
-        """Return to a position, as if nothing had been taken since; a failed round of sampling ahead is sampled again."""
+        """Return to a position; a batch whose sampling ahead failed is sampled again."""
         self.next_problem, self._ahead = position
         if self._ahead is not None and self._ahead.rollouts.exception() is not None:
             self.forget_ahead()
 
     def evaluate(self, version: int) -> dict[str, float]:
-        """Mean reward on held-out problems and its standard error from sampling; nothing without ``eval.num_problems``.
+        """Return the mean reward on held-out problems and its sampling error; empty if ``eval.num_problems`` is 0.
 
-        Every evaluation of a run draws with the same random numbers, and so does every rule with the same ``seed``. Runs with
-        another seed draw others, so that the spread over seeds contains the error of sampling.
+        All evaluations with the same ``seed`` use the same random numbers, in every step and for every rule. Other seeds use
+        other random numbers, so that the spread over seeds includes the sampling error.
         """
         if not self.held_out:
             return {}
@@ -155,12 +155,12 @@ class Rollouts:
         return {"eval/accuracy": float(rewards.mean()), "eval/accuracy_se": sampling_error(rewards)}
 
     def close(self) -> None:
-        """End the background sampling and the sampler."""
+        """Stop background sampling and close the sampler."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.sampler.close()
 
     def _round(self, step: int, turn: int, version: int) -> list[RolloutGroup]:
-        """Responses to the next training problems; every round of a step has a draw of its own."""
+        """Return graded responses to the next training problems; each round of a step has its own random seed."""
         if turn == 0 and self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             problems, rollouts = ahead.problems, ahead.rollouts.result()
@@ -181,7 +181,7 @@ class Rollouts:
         return self._sample(problems, settings.group_size, settings.temperature, seed, version)
 
     def _sample(self, problems: list[Problem], samples: int, temperature: float, seed: int, version: int) -> list[Rollout]:
-        """This process's responses."""
+        """Return the responses to this process's share of the problems."""
         start, end = self._share(len(problems))
         if self.player is not None:
             asked = [problem for problem in problems[start:end] for _ in range(samples)]
@@ -197,11 +197,11 @@ class Rollouts:
             )
 
     def _graded(self, problems: list[Problem], rollouts: list[Rollout], samples: int) -> list[RolloutGroup]:
-        """The groups of all processes, in the problems' order."""
+        """Return the groups of all processes, in the order of the problems."""
         start, end = self._share(len(problems))
         own = problems[start:end]
         if self.player is not None:
-            graded = rollouts  # their environments have paid them
+            graded = rollouts  # the environments have set the rewards
             reasons = [rollout.failure for rollout in rollouts if rollout.failure]
         else:
             graded, reasons = self._graded_here([problem for problem in own for _ in range(samples)], rollouts)
@@ -212,7 +212,7 @@ class Rollouts:
         return gather(self.accelerator, groups)
 
     def _graded_here(self, asked: list[Problem], rollouts: list[Rollout]) -> tuple[list[Rollout], list[str]]:
-        """Responses with their rewards, and for each whose grading failed why; only the last reason is known."""
+        """Return responses with rewards, and a reason for each failed grading; only each grader's last reason is known."""
         before = self._num_failed()
         rewards = self._rewards(asked, rollouts)
         failed = self._num_failed() - before
@@ -223,7 +223,7 @@ class Rollouts:
         )
 
     def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float]:
-        """One for each response; a task of the user's own grades in this process, so whatever it does is looked at."""
+        """Return one reward per response; a user's own task grades in this process, so errors and the result are checked."""
         named = f"task {self.task.name!r}"
         try:
             given = self.task.grade(asked, [rollout.text for rollout in rollouts])
@@ -233,47 +233,48 @@ class Rollouts:
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{last.filename} line {last.lineno}"
-            raise RunError(f"{named} does not grade: {type(error).__name__}: {error} ({where})") from error
+            raise RunError(f"{named} failed to grade: {type(error).__name__}: {error} ({where})") from error
         if len(rewards) != len(rollouts):
-            raise RunError(f"{named} gives {len(rewards)} rewards for {len(rollouts)} responses")
+            raise RunError(f"{named} returned {len(rewards)} rewards for {len(rollouts)} responses")
         return rewards
 
     def _num_failed(self) -> int:
         return sum(grader.num_timeouts + grader.num_crashes for grader in self.task.graders)
 
     def _check_failed(self, reasons: list[str], number: int) -> None:
-        """Note the share of failures over all processes, and end the run if they are too many.
+        """Record the share of failures over all processes, and end the run if there are too many.
 
         Args:
-            reasons: one for each failure in this process.
-            number: of responses in all processes.
+            reasons: one reason for each failure in this process.
+            number: number of responses in all processes.
         """
         failures = gather(self.accelerator, reasons)
         self._failed.append(len(failures) / number)
         limit, what = self.config.reward.max_failed, "the environment" if self.player is not None else "grading"
         if len(failures) / number > limit:
             raise RunError(
-                f"{what} failed for {len(failures)} of {number} responses (reward.max_failed={limit:g}): "
+                f"{what} failed for {len(failures)} of {number} responses (reward.max_failed={limit:g}); "
                 f"the last one: {failures[-1]}"
             )
         if self.player is not None and failures:
             logger.warning("%d of %d environments failed; the last one: %s", len(failures), number, failures[-1])
 
     def _share(self, number: int) -> tuple[int, int]:
-        """Where this process's part of some problems begins and ends."""
+        """Return the first and the end index of this process's share of the problems."""
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
         return number * index // processes, number * (index + 1) // processes
 
 
 def sampling_error(rewards: Tensor) -> float:
-    """The standard error of a mean reward that drawing other responses to the same problems would show.
+    """Return the standard error of a mean reward due to sampling, with the problems held fixed.
 
     Args:
-        rewards: ``(problems, samples)``. With one sample a problem's own variance is unknown, and that of all rewards, which is
-            larger, takes its place.
+        rewards: tensor ``(problems, samples)``. With one sample the variance within a problem is unknown. The variance of all
+            rewards, which is larger, is used instead.
 
     Example:
-        Two problems with the rewards 1, 0 and 1, 1: variances of their means 1/4 and 0, of the mean of both 1/16, root 1/4.
+        Two problems have the rewards 1, 0 and 1, 1. The variances of their means are 1/4 and 0. The variance of the mean of
+        both is 1/16, and its root is 1/4.
     """
     problems, samples = rewards.shape
     if samples > 1:

@@ -73,7 +73,7 @@ def test_token_mean_with_a_sequence_policy(refused):
 
 def test_kl_in_the_reward_needs_advantages_by_token(refused):
     assert refused("train", "--clip", "gspo", "--set", "reward.kl_coef=0.1") == (
-        "reward.kl_coef=0.1: makes advantages differ by token, and gspo takes one per response; use learner.kl_coef"
+        "reward.kl_coef=0.1: makes advantages differ by token, but gspo takes one per response; use learner.kl_coef"
     )
     assert refused("train", "--clip", "grpo", "--set", "reward.kl_coef=0.1") == (
         "reward.kl_coef=0.1: advantage 'group_norm' has no values per token (allowed: batch_norm, raw); "

@@ -74,4 +74,4 @@ def test_a_changed_plugin_is_named_and_taken_if_that_is_allowed(rlzoo, run, capl
 
 
 def test_the_option_is_for_resuming(refused):
-    assert refused("train", "--allow-changed-plugin") == "--allow-changed-plugin: only together with --resume"
+    assert refused("train", "--allow-changed-plugin") == "--allow-changed-plugin needs --resume"

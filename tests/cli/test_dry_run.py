@@ -71,7 +71,7 @@ def test_a_dry_run_is_quick(rlzoo):
 
 
 def test_devices_are_for_dry_runs(refused):
-    assert refused("train", "--devices", "8xH100") == "--devices: only together with --dry-run"
+    assert refused("train", "--devices", "8xH100") == "--devices needs --dry-run"
     assert refused("train", "--dry-run", "--devices", "many").startswith("--devices 'many': write 8xH100, 2x24GB or")
 
 
@@ -256,7 +256,7 @@ def test_an_unknown_shape_is_said_and_the_rest_planned(rlzoo):
     code, out, err = rlzoo("train", "--dry-run", *settings("model.path=nobody/nothing"))
     assert code == 0
     assert yaml.safe_load(out)["model"]["path"] == "nobody/nothing"
-    assert "the shape of model 'nobody/nothing' is not known here: no memory, time and disk" in err
+    assert "the shape of model 'nobody/nothing' is not known here: memory, time and disk are not estimated" in err
     assert "160 optimizer steps in all" in err
 
 

@@ -49,7 +49,7 @@ def test_ctrl_c_leaves_what_is_done_and_the_same_command_goes_on(rlzoo, zygote, 
     out, err = (file.read_text() for file in files[1:])
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert f"stopped; the same command continues the evaluation in {folder}" in out
+    assert f"stopped; to resume, rerun the same command; the evaluation is in {folder}" in out
     kept = lines.read_bytes()
     assert 2 <= kept.count(b"\n") < 24
     assert rlzoo(*arguments, "--output", folder)[0] == 0
@@ -62,10 +62,7 @@ def test_a_mistake_is_told_in_one_line(refused, tmp_path):
     line = refused("eval", "embedded", "--suite", "aritmetic")
     assert line.startswith("unknown suite 'aritmetic' (allowed: gsm8k, math500, amc23, aime24, aime25, arithmetic)")
     assert line.endswith("; did you mean 'arithmetic'?")
-    assert (
-        refused("eval", "embedded", "--suite", ",")
-        == "--suite ',': give suites with commas between them, such as gsm8k,math500"
-    )
+    assert refused("eval", "embedded", "--suite", ",") == "--suite ',': give comma-separated suites, such as gsm8k,math500"
     assert "no gsm8k.jsonl or gsm8k_test.jsonl in --data" in refused("eval", "embedded", "--suite", "gsm8k", "--data", tmp_path)
     assert refused("eval", "embeded", *QUICK).endswith("; did you mean 'embedded'?")
     assert refused("eval", "embedded", *QUICK, "--temperature", "0") == (

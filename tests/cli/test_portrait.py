@@ -18,6 +18,4 @@ def test_the_portrait_is_drawn_and_printed(rlzoo, tmp_path):
 
 
 def test_a_picture_of_another_kind_is_refused(refused):
-    assert refused("clips", "portrait", "grpo", "--output", "p.jpg").startswith(
-        "--output 'p.jpg': the picture is written as .svg"
-    )
+    assert refused("clips", "portrait", "grpo", "--output", "p.jpg").startswith("--output 'p.jpg': a picture is .svg")

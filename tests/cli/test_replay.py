@@ -66,7 +66,7 @@ def test_a_run_without_weights_says_how_to_keep_them(rlzoo, run):
     shutil.rmtree(run / "replay")
     code, out, _ = rlzoo("replay", run, "--clip", "fspo")
     assert code == 0
-    assert "no cosine: the run kept no weights (train with --set checkpoint.keep_for_replay=10)" in out
+    assert "no cosine: the run saved no weights (train with --set checkpoint.keep_for_replay=10)" in out
 
 
 def test_tables_fit_into_eighty_columns(rlzoo, run, monkeypatch, capfd):

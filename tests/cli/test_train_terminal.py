@@ -129,8 +129,12 @@ def test_responses_are_printed_with_the_lines_of_a_pipe(rlzoo, tmp_path):
 
 def test_what_cannot_be_shown_together_is_refused(refused):
     line = refused("train", "--show-completions", "2", "--json")
-    assert line == "--show-completions: not with --json; every response is in rollouts/*.jsonl of the run directory"
-    assert refused("train", "--show-completions", "2", "--quiet").startswith("--show-completions: not with --quiet;")
+    assert (
+        line == "--show-completions cannot be combined with --json; every response is in rollouts/*.jsonl of the run directory"
+    )
+    assert refused("train", "--show-completions", "2", "--quiet").startswith(
+        "--show-completions cannot be combined with --quiet;"
+    )
 
 
 def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):

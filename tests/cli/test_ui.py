@@ -169,7 +169,7 @@ def test_a_name_is_judged_by_every_address_it_stands_for(refused, monkeypatch):
 
 
 def test_a_name_of_nothing_is_refused(refused):
-    assert refused("ui", "--host", "no such name") == "--host 'no such name' is no name or address of this machine"
+    assert refused("ui", "--host", "no such name") == "--host 'no such name' is not a name or address of this machine"
 
 
 def test_an_open_server_warns(started, capsys):
@@ -227,7 +227,7 @@ def test_a_view_that_somebody_changed_is_kept(own_store):
 
 def test_a_server_is_opened_in_a_browser(refused, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@host:5000")
-    assert refused("ui") == "MLFLOW_TRACKING_URI is the server http://<redacted>@host:5000: open it in a browser"
+    assert refused("ui") == "MLFLOW_TRACKING_URI is the server http://<redacted>@host:5000; open it in a browser"
 
 
 def test_ui_says_when_its_port_is_taken(refused):

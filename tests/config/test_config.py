@@ -99,10 +99,10 @@ def test_python_mistakes_are_value_errors():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("clip: 5\nper_clip: {}\n", "clip=5: a policy's name, or settings with a name"),
+        ("clip: 5\nper_clip: {}\n", "clip=5: give a policy name, or settings with a name"),
         ("clip: {name: [1]}\n", "clip="),
         ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must hold policy names"),
-        ("? \n", "odd.yaml': None is no key"),
+        ("? \n", "odd.yaml': None is not a key"),
         ("clip: fspo\ntask: {1: 2}\n", "task: 1 is not the name of a setting"),
         ('clip: fspo\nplugins: ["a\\0b"]\n', "cannot be accessed"),
         ("clip: fspo\nsteps: 2001-99-99\n", "is not valid YAML"),

@@ -66,7 +66,7 @@ def test_a_reset_that_ignores_its_seed_is_noticed_once(tmp_path, caplog):
 
 
 def test_too_many_failures_end_the_run(tmp_path):
-    with pytest.raises(RunError, match=r"the environment failed for \d+ of 24 responses \(reward.max_failed=0.1\): the last "):
+    with pytest.raises(RunError, match=r"the environment failed for \d+ of 24 responses \(reward.max_failed=0.1\); the last "):
         rlzoo.train(config(tmp_path / "run", "Unruly", "task.timeout=0.5", "reward.max_failed=0.1"))
 
 

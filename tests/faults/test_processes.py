@@ -52,7 +52,8 @@ def test_one_process_that_dies_ends_the_others_within_a_minute(running, rank):
     psutil.wait_procs(ranks.values(), timeout=5)
     assert not any(other.is_running() and other.status() != psutil.STATUS_ZOMBIE for other in ranks.values())
     assert (
-        f"process {rank} of 2 was killed (SIGKILL), the others were ended; the system does that when memory" in log.read_text()
+        f"process {rank} of 2 was killed (SIGKILL), and the others were stopped; "
+        "the system kills processes when memory" in log.read_text()
     )
 
 

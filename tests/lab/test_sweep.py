@@ -133,7 +133,7 @@ def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(run, zygote
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
-    assert "the same command continues the sweep" in (tmp_path / "out").read_text()
+    assert "to resume, rerun the same command; the sweep is in" in (tmp_path / "out").read_text()
     assert not json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
     assert run(arguments, tmp_path, store).returncode == 0
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
