@@ -13,7 +13,7 @@ import typer
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, MatchBySign, Quiet, loading
 from rlzoo.cli.pages import check_page, write_page
-from rlzoo.cli.tables import interval, number, signed, table
+from rlzoo.cli.tables import interval, number, rule_label, signed, table
 from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _print(console: Plain, result: Race) -> None:
     rows = table("<policy", *numbers)
     for contender in result.contenders:
         rows.add_row(
-            contender.label,
+            rule_label(contender.label, console),
             str(contender.score.num_seeds),
             number(contender.score.mean),
             signed(contender.gain),

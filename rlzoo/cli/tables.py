@@ -6,7 +6,11 @@ import math
 import re
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from rlzoo.support.colours import rule_colour
 
 
 def table(*columns: str, **options: Any) -> Table:
@@ -15,6 +19,11 @@ def table(*columns: str, **options: Any) -> Table:
     for column in columns:
         made.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">")
     return made
+
+
+def rule_label(label: str, console: Console) -> Text:
+    """Return a rule's label, after a dot in the rule's colour where the console has colours."""
+    return Text.assemble(("● ", rule_colour(label)), label) if console.color_system else Text(label)
 
 
 def number(value: float | None) -> str:

@@ -57,9 +57,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
     if config.eval.num_problems == 0:
         raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set for example eval.num_problems=1000")
     if num_rules < 2 or num_seeds < 2:
-        raise UserError(
-            f"--power compares rules over seeds; it needs at least 2 of each, not {num_rules} and {num_seeds}"
-        )
+        raise UserError(f"--power compares rules over seeds; it needs at least 2 of each, not {num_rules} and {num_seeds}")
     deviation, response, source = USUAL_DEVIATION, math.sqrt(USUAL_ACCURACY * (1 - USUAL_ACCURACY)), "that of the default run"
     if records:
         deviation, response = _measured(records)

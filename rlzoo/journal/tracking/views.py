@@ -28,9 +28,7 @@ COLUMNS = (
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Result: high accuracy, low length error": ("accuracy", "lre_at_0.1"),
-    "Clip fraction: all, shortest sixth (0), longest sixth (5)": (
-        *("clip_fraction", "clip_by_length_0", "clip_by_length_5"),
-    ),
+    "Clip fraction: all, shortest sixth (0), longest sixth (5)": (*("clip_fraction", "clip_by_length_0", "clip_by_length_5"),),
     "Training": (
         *("eval/accuracy", "reward/mean", "clip/fraction"),
         *("fairness/lre_max", "learner/entropy", "response/length_mean"),
