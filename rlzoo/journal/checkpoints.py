@@ -154,7 +154,7 @@ def set_aside(path: Path, name: str = "") -> None:
 
 
 def _is_own_stop(folder: Path, run: Path) -> bool:
-    """Whether a folder holds weights from within a step of this run."""
+    """Whether a folder contains weights that this run saved within a step."""
     try:
         is_stop = not folder.is_symlink() and STOPPED in sealed_files(folder)
         return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == identity(run)

@@ -241,7 +241,7 @@ class RunDirectory:
         self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def save_figure(self, figure: Figure, name: str) -> None:
-        """Save a figure under ``figures/``, from where it is logged to MLflow."""
+        """Save a figure to ``figures/``, whose contents are logged to MLflow."""
         if not self.is_writer:
             return
         file = self.path / "figures" / name

@@ -178,7 +178,7 @@ def log_mismatch(batch: ScoredBatch) -> Tensor:
 
 
 def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
-    """Compute the mismatch of sampler and trainer, and the share of tokens that the correction keeps by length bin."""
+    """Compute the mismatch of sampler and trainer, and the share that the correction keeps in each length bin."""
     log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
     total = log_ratio.sum(-1)
     metrics = {

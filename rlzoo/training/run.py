@@ -177,7 +177,7 @@ class Run:
 
     @contextmanager
     def attempt(self, step: int) -> Iterator[None]:
-        """Wrap one step: if the step fails before any update, the run returns to its state before the step."""
+        """Run one step in the block. If it fails before any update, restore the state before the step."""
         self.attempted, position, updates = step, self.rollouts.position(), self.learner.scheduler.last_epoch
         try:
             yield
