@@ -1,7 +1,7 @@
-"""Rotation of checkpoints, and cleaning up after a process that was killed while it wrote or removed one.
+"""Rotation of checkpoints, and cleanup after a process that was killed while writing or removing one.
 
-`RunDirectory.begin_checkpoint` writes one under a temporary name, and `finish_checkpoint` gives it its own. Only what carries
-this run's identity is ever removed, and of it only the files that were sealed.
+`RunDirectory.begin_checkpoint` writes a checkpoint under a temporary name, and `finish_checkpoint` renames it. Only
+checkpoints with the ID of this run are removed, and only their sealed files.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ FILES = re.compile(
     + UNFINISHED_TENSORS.pattern,
     re.VERBOSE,
 )
-"""Names of the files in a checkpoint, from its folder: rlzoo's, transformers', PEFT's, DeepSpeed's and safetensors'."""
+"""Relative paths of the files in a checkpoint that rlzoo, transformers, PEFT, DeepSpeed or safetensors may write."""
 
 logger = logging.getLogger("rlzoo")
 
 
 def own_state(folder: Path, run: Path) -> RunState | None:
-    """The state in a checkpoint that this run wrote as a whole; None for anything else."""
+    """The state of a complete checkpoint of this run; None for any other folder."""
     try:
         if folder.is_symlink() or STATE not in sealed_files(folder):
             return None
@@ -52,15 +52,15 @@ def own_state(folder: Path, run: Path) -> RunState | None:
 
 
 def own_checkpoints(run: Path, until: int) -> list[tuple[RunState, Path]]:
-    """The checkpoints that this run wrote as a whole, up to a step, in order."""
+    """The complete checkpoints of this run up to a step, in order."""
     found = [(own_state(folder, run), folder) for step, folder in numbered(run) if step <= until]
     return [(state, folder) for state, folder in found if state is not None]
 
 
 def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> None:
-    """Remove checkpoints up to the newest, but the last ``keep``, the last periodic one, and of those with a score the best.
+    """Remove old checkpoints; keep the last ``keep``, the last periodic one and the one with the best score.
 
-    One that was saved because the run was stopped serves until there is a newer one.
+    A checkpoint that was saved because the run was stopped is kept until there is a newer one.
     """
     saved = own_checkpoints(run, newest)
     periodic = [state.step for state, _ in saved if state.periodic]
@@ -74,10 +74,10 @@ def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> No
 
 
 def discard(folder: Path, run: Path) -> None:
-    """Remove the files that rlzoo wrote into a checkpoint, and the folder if nothing else is in it.
+    """Remove the files that rlzoo wrote into a checkpoint, and the folder if it is then empty.
 
-    The folder is renamed first. If the process is killed here, no part of a checkpoint stays under its name, and `tidy` removes
-    the rest.
+    The folder is renamed first. If the process is killed in between, no partial checkpoint keeps the name, and `tidy`
+    removes the rest.
     """
     doomed = temporary_path(folder.with_name(folder.name + DISCARDED), identity(run))
     if os.path.lexists(doomed):
@@ -87,7 +87,7 @@ def discard(folder: Path, run: Path) -> None:
 
 
 def _remove_discarded(doomed: Path, folder: Path) -> None:
-    """Remove what was sealed, and give what is left in the folder its name back."""
+    """Remove the sealed files, and give a folder with other files its original name."""
     if doomed.is_dir() and not doomed.is_symlink():
         remove_sealed(doomed)
     if os.path.lexists(folder) and os.path.lexists(doomed):
@@ -97,10 +97,10 @@ def _remove_discarded(doomed: Path, folder: Path) -> None:
 
 
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
-    """Rename a complete checkpoint to its name.
+    """Give a complete checkpoint its final name.
 
-    What this run wrote under the name is removed: it is damaged, as the run was resumed from before it, or holds weights from
-    within a step. Anything else is renamed aside.
+    An older checkpoint of this run with that name is removed: it is either damaged, because the run was resumed from an
+    earlier one, or contains weights from within a step. Anything else with that name is renamed.
     """
     if own_state(folder, run) is not None or _is_own_stop(folder, run):
         discard(folder, run)
@@ -110,9 +110,9 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 
 
 def tidy(run: Path) -> None:
-    """Remove the unfinished and half-removed checkpoints and files that a killed process of this run left.
+    """Remove the temporary and partially removed files and checkpoints of a killed process of this run.
 
-    Only names with this run's identity are looked at. A user's file may have any other name.
+    Only names with the ID of this run are removed. User files may have any other name.
     """
     key = identity(run)
     figures = [path for path in (run / "figures").rglob("*") if path.is_dir()]
@@ -128,7 +128,7 @@ def tidy(run: Path) -> None:
 
 
 def remove_unfinished(path: Path, name: str) -> None:
-    """Remove what a run has not finished writing under a temporary name; if other files are in it, rename it after its own."""
+    """Remove an unfinished file or folder. A folder with other files is kept and renamed."""
     is_checkpoint = path.parent.name == "checkpoints"
     if path.is_dir() and not path.is_symlink():
         remove_files(path, lambda file: FILES.fullmatch(file) if is_checkpoint else is_tensors(file, name))
@@ -139,22 +139,22 @@ def remove_unfinished(path: Path, name: str) -> None:
 
 
 def forget_older_stops(run: Path, newest: Path) -> None:
-    """Remove the weights from within earlier steps."""
+    """Remove weights that were saved within earlier steps."""
     for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
         if folder != newest and _is_own_stop(folder, run):
             discard(folder, run)
 
 
 def set_aside(path: Path, name: str = "") -> None:
-    """Give what rlzoo did not write another name, made from its own or the given one."""
+    """Rename a path that rlzoo did not write to a free name; ``name`` replaces its own name as the stem."""
     others = (path.with_name(f"{name or path.name}.aside-{number}") for number in itertools.count(1))
     other = next(other for other in others if not os.path.lexists(other))
     path.rename(other)
-    logger.warning("%s holds what this run did not write, or is damaged: renamed to %s", path, other.name)
+    logger.warning("%s contains files that this run did not write, or is damaged: renamed to %s", path, other.name)
 
 
 def _is_own_stop(folder: Path, run: Path) -> bool:
-    """Whether a folder holds weights from within a step of this run."""
+    """Whether a folder contains weights that this run saved within a step."""
     try:
         is_stop = not folder.is_symlink() and STOPPED in sealed_files(folder)
         return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == identity(run)

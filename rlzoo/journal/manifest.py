@@ -1,4 +1,4 @@
-"""Checksums of a folder's files, by which a damaged or changed checkpoint is recognised."""
+"""Checksums of the files in a folder, to detect damaged or changed checkpoints."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FILE = "manifest.json"
 
 
 def seal(folder: Path, is_own: Callable[[str], bool] = lambda name: True) -> None:
-    """Write ``manifest.json``, the SHA-256 of the files beneath; all of it is on the disk before this returns.
+    """Write the SHA-256 of each file to ``manifest.json``, and flush the whole folder to disk.
 
     Args:
-        folder: that is complete.
-        is_own: whether a file, by its name below the folder, belongs to it. Others stay in the folder and are not sealed.
+        folder: the complete folder.
+        is_own: whether to seal a file, given its path relative to the folder. Other files stay in the folder unsealed.
     """
     names = {str(path.relative_to(folder)): path for path in _files(folder)}
     files = {name: _checksum(path) for name, path in names.items() if is_own(name)}
@@ -28,14 +28,14 @@ def seal(folder: Path, is_own: Callable[[str], bool] = lambda name: True) -> Non
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder, such as ``"model.safetensors was changed"``; None if it is whole.
+    """Describe the damage of a sealed folder, such as ``"model.safetensors was changed"``; None if it is intact.
 
-    Files that were added later are not looked at.
+    Files that were added later are not checked.
     """
     try:
         for name, checksum in sealed_files(folder).items():
             if not (folder / name).resolve().is_relative_to(folder.resolve()):
-                return f"{FILE} names {name}, which is outside"
+                return f"{FILE} names {name}, which is outside the folder"
             if not (folder / name).is_file():
                 return f"{name} is missing"
             if _checksum(folder / name) != checksum:
@@ -43,20 +43,20 @@ def damage(folder: Path) -> str | None:
     except FileNotFoundError:
         return f"{FILE} is missing"
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        return f"{FILE} cannot be followed: {error}"
+        return f"{FILE} is not valid: {error}"
     return None
 
 
 def sealed_files(folder: Path) -> dict[str, str]:
-    """Returns the checksum of every file that was sealed, by its name below the folder; raises what damaged JSON raises."""
+    """Read the checksums of the sealed files by relative path; raises the parser's error if the manifest is damaged."""
     files: dict[str, str] = json.loads(read_text(folder / FILE, SETTINGS))
     return files
 
 
 def remove_sealed(folder: Path) -> None:
-    """Remove the files that were sealed, the manifest last, and the folders that are empty then. Other files stay.
+    """Remove the sealed files, then the manifest and empty folders. Other files stay.
 
-    After an interruption it can be called again. Without a manifest that can be followed, only empty folders are removed.
+    It can be called again after an interruption. Without a valid manifest, only empty folders are removed.
     """
     try:
         names = {*sealed_files(folder), FILE}

@@ -1,4 +1,4 @@
-"""What a run directory keeps of a step's rollouts: a rollout file, and the responses as text."""
+"""The rollout file and the text records that a run directory stores for each step."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rlzoo.types import RolloutGroup
 def recorded_step(
     config: RunConfig, batch: ScoredBatch, groups: Sequence[RolloutGroup], updates: Sequence[Update]
 ) -> RecordedStep:
-    """Gather what a rollout file holds.
+    """Build the contents of a rollout file.
 
-    The rewards are the shaped ones, from which the advantages were computed. The old log-probs are left out where the step
+    The rewards are the shaped ones, from which the advantages were computed. The old log-probs are omitted if the step
     failed before its first update had computed them.
     """
     mask, advantages = batch.response_mask, batch.advantages
@@ -57,7 +57,7 @@ def recorded_step(
 
 
 def transcripts(groups: Sequence[RolloutGroup]) -> Iterator[dict[str, Any]]:
-    """The responses of a step as a person reads them, an object each."""
+    """Yield the responses of a step in readable form, one object per response."""
     for index, group in enumerate(groups):
         for rollout in group.rollouts:
             yield {

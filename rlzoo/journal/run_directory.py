@@ -48,23 +48,23 @@ AS_LINE = json.JSONEncoder(ensure_ascii=False)
 FILES = ("config.yaml", "metrics.jsonl", "summary.json", IDENTITY)
 FOLDERS = ("rollouts", "checkpoints")
 RECORDED = re.compile(r"([0-9]{6,18})(?:-[0-9]+)?\.(?:jsonl|safetensors)")
-"""Names of the files in ``rollouts/`` and ``replay/``: the step, and in ``replay/`` the update."""
+"""File names in ``rollouts/`` and ``replay/``: the step, followed by the update in ``replay/``."""
 MORE_FOLDERS = ("tracking", "figures", "replay", "plugins", "superseded")
 NOTHING = re.compile(r"\.lock|lost\+found|\.rlzoo-\w+\.part")
-"""Names in a directory that counts as empty: of a lock, of a file system of its own, and of what a killed process left."""
+"""Names that an empty directory may contain: a lock, ``lost+found``, and temporary folders of killed processes."""
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the last of torch.save, which does not say why
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # torch.save raises EIO without a reason
 
 logger = logging.getLogger("rlzoo")
 
 
 class UnwritableError(OSError):
-    """A file of a run directory could not be written; the message says why, and how much space it needs and there is."""
+    """A file of a run directory could not be written; the message has the cause, and the space needed and free."""
 
 
 def why_not_written(error: Exception) -> str | None:
-    """What keeps a file from being written, such as a full disk; None for an error of another kind."""
+    """The reason why a file could not be written, such as a full disk; None for any other kind of error."""
     code = _code(error)
     if code is None or not (isinstance(error, UnwritableError) or code in CANNOT_WRITE):
         return None
@@ -73,21 +73,21 @@ def why_not_written(error: Exception) -> str | None:
 
 
 def _code(error: Exception) -> int | None:
-    """The operating system's number of an error; None for one that is not the operating system's."""
+    """The ``errno`` of an error; None if it does not come from the operating system."""
     if isinstance(error, OSError):
         return error.errno
-    if found := re.search(r"\(os error (\d+)\)", str(error)):  # of safetensors, which is written in Rust
+    if found := re.search(r"\(os error (\d+)\)", str(error)):  # from safetensors, which is written in Rust
         return int(found[1])
-    return errno.EIO if "file write failed" in str(error) else None  # of torch.save
+    return errno.EIO if "file write failed" in str(error) else None  # from torch.save
 
 
 @contextmanager
 def writing(file: Path, size: int = 0) -> Iterator[None]:
-    """Within the block, whatever keeps files from being written is raised as an `UnwritableError`.
+    """Raise errors of the block that come from writing files as `UnwritableError`.
 
     Args:
-        file: that is written, or the folder.
-        size: bytes that are needed, about; 0 if unknown.
+        file: the file or folder that is written.
+        size: approximate number of bytes that are needed; 0 if unknown.
     """
     try:
         yield
@@ -107,23 +107,23 @@ class RunDirectory:
 
     def __init__(self, path: Path, is_writer: bool = True, lock: Lock | None = None) -> None:
         self.path = path
-        self.is_writer = is_writer  # of several processes, one writes; the others' calls do nothing
+        self.is_writer = is_writer  # only one process writes; in the others, these methods do nothing
         self._lock = (lock or Lock(path)) if is_writer else None
-        self._models_files: set[str] = set()  # in a checkpoint: what transformers writes, with code that came with the model
+        self._models_files: set[str] = set()  # files that transformers wrote into the checkpoint
 
     def close(self) -> None:
-        """Let another process write here."""
+        """Release the lock, so that another process can write."""
         if self._lock is not None:
             self._lock.release()
 
     @classmethod
     def create(cls, path: Path, config_yaml: str, plugins: Sequence[str] = (), *, is_writer: bool = True) -> RunDirectory:
-        """Make the directory, write ``config.yaml``, and keep copies of the plugin files the run was started with.
+        """Create the directory, write ``config.yaml``, and copy the plugin files of the run.
 
-        A directory that is there and empty is filled, whatever it is: a mount point, a link, the current one.
+        An existing directory is used if it is empty. It may be a mount point, a link or the current directory.
 
         Raises:
-            UserError: the directory holds something already, or cannot be written.
+            UserError: the directory is not empty, or cannot be written.
             UnwritableError: the disk is full.
         """
         if not is_writer:
@@ -133,7 +133,7 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = Lock(path)
-            cls.check_free(path)  # another process may have been quicker
+            cls.check_free(path)  # another process may have created it meanwhile
             made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path))
             with writing(made):
                 for name in FOLDERS:
@@ -141,7 +141,7 @@ class RunDirectory:
                 (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
                 (made / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
                 copy_plugins(plugins, made / "plugins")
-            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # with it, it is a run
+            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # last: it marks a run
                 part.replace(path / part.name)
             made.rmdir()
         except BaseException as error:
@@ -159,12 +159,12 @@ class RunDirectory:
 
     @cached_property
     def identity(self) -> str:
-        """The random name of the run, by which its checkpoints and temporary files are known."""
+        """The random ID of the run, which marks its checkpoints and temporary files."""
         return identity(self.path)
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Refuse a directory that holds something already, before any time is spent on the run."""
+        """Refuse a directory that is not empty, before any time is spent on the run."""
         try:
             str(path).encode()
             taken = path.is_dir() and any(not NOTHING.fullmatch(entry.name) for entry in path.iterdir())
@@ -178,10 +178,10 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: Path, *, is_writer: bool = True) -> RunDirectory:
-        """Open the directory of a run, and finish what a process that was killed had begun to rename.
+        """Open the directory of a run, and clean up after a process that was killed.
 
         Raises:
-            UserError: there is no run, another process writes there, or something has the name of a file of the run's.
+            UserError: there is no run, another process has the lock, or a name of the run's files is taken by another kind.
         """
         if not (path / "config.yaml").is_file():
             raise UserError(f"--resume: {str(path)!r} holds no run: it has no config.yaml")
@@ -199,7 +199,7 @@ class RunDirectory:
         return directory
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line to ``metrics.jsonl``, on the disk before this returns."""
+        """Append one line to ``metrics.jsonl``, and flush it to disk."""
         if not self.is_writer:
             return
         self._check_lock()
@@ -214,7 +214,7 @@ class RunDirectory:
                 sync(self.path)
 
     def record_rollouts(self, groups: Sequence[RolloutGroup], step: RecordedStep) -> None:
-        """Keep a step's responses as text, and as a rollout file for replay; with the file the step counts as recorded."""
+        """Write the responses of a step as text and as a rollout file. The rollout file comes last and marks it as recorded."""
         if not self.is_writer:
             return
         text = "".join(AS_LINE.encode(line) + "\n" for line in transcripts(groups))
@@ -226,7 +226,7 @@ class RunDirectory:
             step.save(file, self.identity)
 
     def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
-        """Keep the weights that one update starts from, so that replay can differentiate through them."""
+        """Save the weights before an update, so that replay can compute gradients with them."""
         if not self.is_writer:
             return
         file = self.path / "replay" / f"{step:06d}-{update}.safetensors"
@@ -235,13 +235,13 @@ class RunDirectory:
             write_tensors(file, weights, self.identity)
 
     def summarise(self, facts: Mapping[str, object]) -> None:
-        """Write ``summary.json``: whether the run is over, and what it took."""
+        """Write ``summary.json``."""
         if not self.is_writer:
             return
         self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def save_figure(self, figure: Figure, name: str) -> None:
-        """Keep a picture under ``figures/``, which MLflow is sent."""
+        """Save a figure to ``figures/``, whose contents are logged to MLflow."""
         if not self.is_writer:
             return
         file = self.path / "figures" / name
@@ -258,10 +258,10 @@ class RunDirectory:
         tokenizer: PreTrainedTokenizerBase,
         policy: ClipPolicy,
     ) -> Path:
-        """Write weights and tokenizer for ``from_pretrained``; returns the folder, to which more may be added.
+        """Write weights and tokenizer for ``from_pretrained`` to a temporary folder, and return the folder.
 
-        The rule's settings are written to ``clip.json``; those of an adaptive rule are its state. Of a low-rank
-        update there is also the adapter alone, in ``adapter/``. Nothing of it counts before `finish_checkpoint`.
+        The settings of the rule go to ``clip.json``; those of an adaptive rule include its state. A LoRA adapter is also
+        saved alone, in ``adapter/``. The caller may add files. `finish_checkpoint` makes the folder a checkpoint.
         """
         temporary = temporary_path(self.path / "checkpoints" / name, self.identity)
         if not self.is_writer:
@@ -271,10 +271,10 @@ class RunDirectory:
             temporary.parent.mkdir(exist_ok=True)
             checkpoints.tidy(self.path)
             with torch.device("meta"):
-                skeleton = type(model)(model.config)  # without weights of its own, without adapters
+                skeleton = type(model)(model.config)  # no weights and no adapters
             skeleton.generation_config = model.generation_config
             with quiet():
-                skeleton.save_pretrained(temporary, state_dict={})  # at once, so that all names there are transformers'
+                skeleton.save_pretrained(temporary, state_dict={})  # saved first, to list the files of transformers
                 tokenizer.save_pretrained(temporary)
                 self._models_files = {path.relative_to(temporary).as_posix() for path in temporary.rglob("*")}
                 skeleton.save_pretrained(temporary, state_dict=dict(weights))
@@ -285,7 +285,7 @@ class RunDirectory:
         return temporary
 
     def finish_checkpoint(self, temporary: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
-        """Seal a checkpoint, rename it to its name, and rotate older ones."""
+        """Seal a checkpoint, give it its final name, and remove old checkpoints."""
         if not self.is_writer:
             return
         folder = self._seal_and_rename(temporary)
@@ -293,7 +293,7 @@ class RunDirectory:
             checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
 
     def finish_stopped(self, temporary: Path, step: int) -> None:
-        """Seal the weights from within a step, and rename them to their name in place of those of earlier steps."""
+        """Seal the weights from within a step, give them their final name, and remove those of earlier steps."""
         if not self.is_writer:
             return
         with writing(temporary):
@@ -302,7 +302,7 @@ class RunDirectory:
         checkpoints.forget_older_stops(self.path, self._seal_and_rename(temporary))
 
     def drop_unfinished(self, name: str) -> None:
-        """Free the space of a checkpoint that could not be written."""
+        """Delete the files of a checkpoint that could not be written."""
         if self.is_writer:
             with suppress(OSError):
                 checkpoints.remove_unfinished(temporary_path(self.path / "checkpoints" / name, self.identity), name)
@@ -321,20 +321,20 @@ class RunDirectory:
             self._lock.check()
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
-        """Move what a run wrote after this step to ``superseded/``; returns the metrics of the steps up to it.
+        """Move everything written after a step to ``superseded/``, and return the metrics up to that step.
 
         Raises:
-            UserError: ``metrics.jsonl`` is damaged, or lacks a step up to this one.
+            UserError: ``metrics.jsonl`` is damaged, or lacks a step up to ``step``.
         """
         file = self.path / "metrics.jsonl"
-        # the last line may have been cut off by what ended the run
+        # the last line may be incomplete
         rows = read_metrics(file) if file.exists() else []
         kept = [row for row in rows if row["step"] <= step]
         if [row["step"] for row in kept] != list(range(step + 1)):
             has = f"lacks rows up to it: it has {len(kept)} of {step + 1}" if rows else "is missing or empty"
             raise UserError(
                 f"--resume: the checkpoint is of step {step}, and {str(file)!r} {has}; "
-                "nothing was changed; put the file back as it was, or start another run with another --output"
+                "nothing was changed; restore the file, or start another run with another --output"
             )
         if self.is_writer:
             with writing(file):
@@ -344,7 +344,7 @@ class RunDirectory:
 
     def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         found = [file for name in ("rollouts", "replay") for file in sorted((self.path / name).glob("[0-9]*"))]
-        # what is named otherwise is not the run's
+        # files with other names are not the run's
         named = [(file, name) for file in found if file.is_file() and (name := RECORDED.fullmatch(file.name))]
         later = [file for file, name in named if int(name[1]) > step]
         if not rows and not later:
@@ -357,17 +357,17 @@ class RunDirectory:
             self._replace(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         for file in later:
             (folder / file.parent.name).mkdir(exist_ok=True)
-            shutil.move(file, folder / file.parent.name / file.name)  # perhaps from another disk
-        logger.info("what the run wrote after step %d is in %s", step, folder)
+            shutil.move(file, folder / file.parent.name / file.name)  # works across disks
+        logger.info("moved what the run wrote after step %d to %s", step, folder)
 
     def _replace(self, file: Path, text: str) -> None:
-        """Write a file that is either the old or the new one, whatever happens; on the disk before this returns."""
+        """Replace a file atomically, and flush it to disk."""
         with writing(file, len(text)):
             write_text(file, text, self.identity)
 
 
 def _check_kinds(path: Path) -> None:
-    """Refuse a folder where a run writes a file, and a file where it writes a folder."""
+    """Refuse a run directory that has a folder in place of a file, or a file in place of a folder."""
     wrong = [path / name for name in FILES if (path / name).is_dir()]
     wrong += [path / name for name in FOLDERS + MORE_FOLDERS if os.path.lexists(path / name) and not (path / name).is_dir()]
     for place in wrong:
@@ -384,10 +384,10 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def read_metrics(file: Path) -> list[dict[str, float]]:
-    """The rows of a ``metrics.jsonl``: a step and numbers. A last line that was not finished is left out.
+    """Read the rows of a ``metrics.jsonl``. An incomplete last line is skipped.
 
     Raises:
-        UserError: it cannot be read, or a line is something else; names the line.
+        UserError: the file cannot be read, or a line is not a step with numbers. The message has the line number.
     """
     try:
         lines = read_text(file, RECORDS).split("\n")
@@ -398,11 +398,11 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
         try:
             row = parse_json(line)
         except UnreadableError as error:
-            if number == len(lines):  # after the last newline is what was being written
+            if number == len(lines):  # without a newline, the line is incomplete
                 break
             raise UserError(f"{str(file)!r} line {number}: not JSON: {error}") from error
         if not isinstance(row, dict) or type(row.get("step")) is not int:
-            raise UserError(f"{str(file)!r} line {number}: {shown(row)} is no row of metrics with a step")
+            raise UserError(f"{str(file)!r} line {number}: {shown(row)} is not a row of metrics with a step")
         other = next((key for key, value in row.items() if type(value) not in (int, float)), None)
         if other is not None:
             raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")

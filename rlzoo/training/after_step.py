@@ -1,4 +1,4 @@
-"""What follows every training step: evaluation, logging, checkpoints, figures, and stopping."""
+"""The work between training steps: evaluation, logging, checkpoints, figures and stopping."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rlzoo.support.signals import StopRequest
 from rlzoo.training.run import Run
 
 FEWEST_NORMS = 10
-"""Steps before a gradient norm can count as a spike."""
+"""Number of earlier gradient norms that spike detection needs."""
 
 Observer = Callable[[int, Mapping[str, float]], None]
-"""Called with the step and its metrics after each step, and with step 0 after the first evaluation."""
+"""Called with the step number and its metrics after each step, and with step 0 after the first evaluation."""
 
 Stage = Callable[[str], None]
-"""Called with a few words before something other than a step begins, such as ``"evaluating 1,000 problems"``."""
+"""Called with a short text before work outside of the steps, such as ``"evaluating 1,000 problems"``."""
 
 logger = logging.getLogger("rlzoo")
 
 
 class AfterStep:
-    """Does what follows a step."""
+    """Evaluates, logs, saves and stops after each training step."""
 
     def __init__(
         self, run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None = None, stage: Stage | None = None
@@ -42,7 +42,7 @@ class AfterStep:
         self.stage = stage
 
     def __call__(self, step: int, row: dict[str, float], updates: Sequence[Update] = ()) -> None:
-        """Finish a step, given its metrics; step 0 is the evaluation before the first one.
+        """Finish a step, given its metrics. Step 0 is the evaluation before training.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed during the step; the run is saved.
@@ -65,7 +65,7 @@ class AfterStep:
             self.observer(step, row)
         run.complete(step)
         is_stopping = run.learner.micro_batches.any(self.stop.signal is not None)
-        # with the checkpoint of step 0, a run that has steps can always be resumed
+        # the checkpoint of step 0 makes every run with steps resumable
         if step in (0, config.steps) or run.is_due(step, config.checkpoint.every) or is_stopping:
             run.save(step)
         if step == config.steps or run.is_due(step, config.tracking.figure_every):
@@ -74,21 +74,22 @@ class AfterStep:
             self.stop.end(f"stopped after step {step} of {config.steps}; resume with: {run.how_to_resume}")
 
     def _roll_back(self, step: int) -> bool:
-        """Load the newest periodic checkpoint's weights, and continue with other data; False if there is none yet.
+        """Load the weights of the newest periodic checkpoint; return False if there is none yet.
 
-        A checkpoint that was saved because the run was stopped does not count: a run that was never stopped has none.
+        Training continues with new data. Checkpoints that were saved because the run was stopped do not count, so that an
+        interrupted run equals an uninterrupted one.
         """
         run = self.run
         periodic = [folder for state, folder in own_checkpoints(run.directory.path, step - 1) if state.periodic]
         folder = next((folder / "state" for folder in reversed(periodic) if damage(folder) is None), None)
         if folder is None:
-            logger.warning("step %d: a spike of the gradient, and no checkpoint to roll back to", step)
+            logger.warning("step %d: gradient spike, but there is no checkpoint to roll back to", step)
             return False
         state = RunState.read(folder)
-        # the schedule continues from here, so that it still ends with the run
+        # the schedule does not roll back, so that it still ends with the run
         run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.last_epoch)
-        run.rollouts.forget_ahead()  # sampled by weights that are gone
-        logger.warning("step %d: a spike of the gradient; the weights are those after step %d again", step, state.step)
+        run.rollouts.forget_ahead()  # they were sampled with the discarded weights
+        logger.warning("step %d: gradient spike; restored the weights from step %d", step, state.step)
         return True
 
     def _draw(self, step: int) -> None:
@@ -97,11 +98,11 @@ class AfterStep:
         if figure is not None:
             self.run.directory.save_figure(figure, f"clip_by_length/step-{step:06d}.png")
             del figure
-            gc.collect()  # a figure takes two megabytes and refers to itself
+            gc.collect()  # a figure takes 2 MB and is a reference cycle
 
 
 def is_spike(metrics: Mapping[str, float], before: Sequence[Mapping[str, float]], limit: float | None) -> bool:
-    """Tell whether a step's gradient norm is more than ``limit`` times the median of those before; None: never."""
+    """Whether the gradient norm exceeds ``limit`` times the median of the previous norms; False if ``limit`` is None."""
     norms = [row["learner/grad_norm"] for row in before if "learner/grad_norm" in row]
     if limit is None or len(norms) < FEWEST_NORMS:
         return False

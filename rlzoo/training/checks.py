@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, found before anything is loaded or written; training and the dry run both ask here."""
+"""Checks of a configuration before anything is loaded or written, shared by training and the dry run."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ logger = logging.getLogger("rlzoo")
 
 
 def usual_output(config: RunConfig) -> Path:
-    """The directory of a run that names none: after its policy, task, seed and the time."""
+    """The default run directory, named after the policy, task, seed and time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
 
 
 def num_processes(config: RunConfig) -> int:
-    """How many processes compute the run: as set, or as many as a launcher has started."""
+    """The number of processes of the run: ``launch.processes``, or the number that a launcher has started."""
     started = os.environ.get("WORLD_SIZE", "")
     return config.launch.processes or (int(started) if started.isdigit() else 0) or 1
 
 
 def check_run(config: RunConfig, *, processes: int | None = None, resume: bool = False, here: bool = True) -> None:
-    """Refuse what would stop the run later.
+    """Refuse a configuration that would fail later in the run.
 
     Args:
         config: the run.
-        processes: that will compute it; None for `num_processes`.
-        resume: whether the run directory is there already.
-        here: False to leave out what this machine lacks, of a run that is planned for another one.
+        processes: number of processes that will compute the run; None for `num_processes`.
+        resume: whether the run is resumed, so that its directory exists.
+        here: False for a run that is planned for another machine; skips the checks of this one.
 
     Raises:
-        UserError: one line for the first mistake found.
+        UserError: one line about the first problem.
     """
     config.refuse_redacted()
     is_main = os.environ.get("RANK", "0") == "0"
@@ -52,7 +52,7 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
     rollout, number = config.rollout, processes or num_processes(config)
     if rollout.num_prompts < number:
         raise UserError(
-            f"rollout.num_prompts={rollout.num_prompts}: fewer than the {number} processes, so that some would have nothing "
+            f"rollout.num_prompts={rollout.num_prompts}: fewer than the {number} processes, so some would have nothing "
             f"to sample; set it to at least {number}"
         )
     if here:
@@ -65,7 +65,7 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
 
 
 def missing_libraries(config: RunConfig) -> Iterator[str]:
-    """A line for each optional library that the run needs and this machine lacks."""
+    """Yield one line for each optional library that the run needs and that is not installed."""
     launch, rollout, rank = config.launch, config.rollout, config.learner.lora.rank
     wanted = {
         "deepspeed": (
@@ -88,19 +88,19 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
 
 
 def check_plugins_unchanged(config: RunConfig, *, allowed: bool) -> None:
-    """Compare the plugins of a run that is resumed with the copies it keeps of them.
+    """Compare the plugins of a resumed run with the copies in its directory.
 
     Args:
-        config: the run, with its directory.
-        allowed: log a warning for a changed plugin instead of refusing it.
+        config: the run; ``output`` is its directory.
+        allowed: log a warning about a changed plugin instead of raising an error.
 
     Raises:
-        UserError: the code of a plugin is not what the run was started with.
+        UserError: the code of a plugin has changed since the run was started.
     """
     assert config.output is not None, "a run is resumed in its directory"
     for plugin in changed_plugins(config.plugins, config.output / "plugins"):
         copies = str(config.output / "plugins")
         what = f"plugin {str(plugin)!r} has changed since the run was started (its copy is in {copies!r})"
         if not allowed:
-            raise UserError(f"--resume: {what}; put it back, or resume with the new code: --allow-changed-plugin")
+            raise UserError(f"--resume: {what}; restore it, or resume with the new code: --allow-changed-plugin")
         logger.warning("%s; resuming with the new code", what)

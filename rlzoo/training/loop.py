@@ -1,4 +1,4 @@
-"""The training loop: the algorithm, without what follows a step (`rlzoo.training.after_step`)."""
+"""The training loop, which is the algorithm; `rlzoo.training.after_step` does the work between steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlzoo.training.run import Run
 
 
 def steps(run: Run) -> Iterator[tuple[int, dict[str, float], list[Update]]]:
-    """Train, yielding each step's number, metrics and updates as soon as the step is done."""
+    """Train, and yield the number, metrics and updates of each step when it is done."""
     for step in range(run.done + 1, run.config.steps + 1):
         seed, watch = step_seed(run.config.seed, LEARNER, step), Stopwatch()
         with run.attempt(step):
@@ -23,7 +23,7 @@ def steps(run: Run) -> Iterator[tuple[int, dict[str, float], list[Update]]]:
             try:
                 batch, updates = run.learner.update(batch, run.before_update)  # one optimizer step for each minibatch
             except (PolicyError, RunError):
-                run.record(sampled, batch, [])  # the data that it failed on
+                run.record(sampled, batch, [])  # keep the data that the update failed on
                 raise
             watch.lap("learner")
             run.record(sampled, batch, updates)

@@ -1,4 +1,4 @@
-"""The metrics of a step and of a run, by their MLflow names."""
+"""Metrics of steps and of whole runs, keyed by their MLflow names."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ class Stopwatch:
         self._started = self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """End a part that began at the end of the one before."""
+        """Record the seconds since the previous lap."""
         now = time.perf_counter()
         self.laps[f"time/{name}"], self._last = now - self._last, now
 
     def metrics(self, batch: Batch) -> dict[str, float]:
-        """Seconds of each part, and tokens per second over all of them."""
+        """The seconds of each lap, and the tokens per second over all laps."""
         tokens = int(batch.lengths.sum())
         return {**self.laps, "throughput/tokens_per_second": tokens / (self._last - self._started)}
 
 
 def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> dict[str, float]:
-    """Compute the metrics of one step, by their MLflow names; `AfterStep` adds those of an evaluation.
+    """Compute the metrics of one step. `AfterStep` adds the evaluation metrics.
 
     Args:
         run: the run.
-        sampled: the step's responses.
-        batch: the same, as the learner left them.
-        updates: the optimizer steps that were taken.
+        sampled: the responses of the step.
+        batch: the same responses after the learner's updates.
+        updates: the optimizer steps of the step.
     """
     config, policy = run.config, run.learner.policy
     metrics = rollout_metrics(sampled.groups) | episode_metrics(sampled.groups) | reward_metrics(batch, config.reward)
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
-    # where the sampler's log-probs may differ from the trainer's
+    # the sampler's log-probs may differ from the trainer's
     if updates and (run.rollouts.sampler.needs_weights or config.correction is not None):
         metrics |= mismatch_metrics(batch)
     metrics["reward/failed"] = sampled.failed
@@ -70,7 +70,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
 
 
 def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
-    """Clip, fairness and ratio metrics of the updates of one step, by their MLflow names."""
+    """Compute clip, fairness and ratio metrics over the updates of one step."""
     num_tokens = float(table.length.sum())
     mean = float(table.token_log_ratio_sum.sum()) / num_tokens
     metrics = {
@@ -98,7 +98,7 @@ def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
 
 
 def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """What happened in the episodes of one rollout batch, by MLflow names; nothing where every response is one turn."""
+    """Compute metrics of the episodes in a rollout batch; empty if every response is a single turn."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not any(rollout.turns or rollout.failure for rollout in rollouts):
         return {}
@@ -133,7 +133,7 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float]:
-    """Mean edges of the band in each length bin, for rules that have one."""
+    """Compute the mean band edges in each length bin, for rules that have a band."""
     index = bin_index(rows.length, torch.tensor(profile.edges))
     return {
         f"clip/band_{side}_length_bin_{k}": float(edge[index == k].mean())
@@ -144,7 +144,7 @@ def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Reward and response metrics of one rollout batch, by their MLflow names."""
+    """Compute reward and response metrics of a rollout batch."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
     lengths = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
@@ -161,24 +161,24 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
-    """What shaping did to the rewards of one step, by its MLflow names; nothing for rewards that are not shaped."""
+    """Compute metrics of the reward shaping of one step; empty if rewards are not shaped."""
     metrics = {}
     if settings.overlong_buffer > 0:
         metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
     if settings.kl_coef > 0:
         assert batch.ref_log_probs is not None, "the learner keeps a reference where the reward has a KL"
-        log_ratio = batch.old_log_probs - batch.ref_log_probs  # of each token drawn: k1
+        log_ratio = batch.old_log_probs - batch.ref_log_probs  # k1 estimate for each sampled token
         metrics["reward/kl"] = float(log_ratio[batch.response_mask].double().mean())
     return metrics
 
 
 def log_mismatch(batch: ScoredBatch) -> Tensor:
-    """Compute trainer against sampler per token, ``log pi_old - log pi_rollout``, ``(B, T)``, 0 where the mask is False."""
+    """Compute ``log pi_old - log pi_rollout`` per token, shape ``(B, T)``; 0 where the response mask is False."""
     return torch.where(batch.response_mask, batch.old_log_probs - batch.rollout_log_probs, 0.0)
 
 
 def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
-    """How far the sampler is from the trainer, and what the correction left of the responses, by length bin."""
+    """Compute the mismatch of sampler and trainer, and the share that the correction keeps in each length bin."""
     log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
     total = log_ratio.sum(-1)
     metrics = {
@@ -199,7 +199,7 @@ def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
 
 
 def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, float]:
-    """Learner and clip metrics of one step's updates; a step without any counts as skipped."""
+    """Compute learner and clip metrics over the updates of one step; a step without updates counts as skipped."""
     if not updates:
         return {"learner/skipped": 1.0}
     table = ResponseTable.concat([update.table for update in updates])
@@ -219,7 +219,7 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, flo
 
 
 def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, float]:
-    """The settings an adaptive policy has changed so far, by their MLflow names."""
+    """The settings that an adaptive rule has changed so far, with their current values."""
     before = configured.model_dump()
     return {
         f"clip/setting_{name}": float(value)
@@ -229,12 +229,14 @@ def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, flo
 
 
 def run_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | None, window: int) -> dict[str, float]:
-    """Compute the metrics of a whole run, by which runs are compared, to four digits. Single steps are too noisy for that.
+    """Compute the metrics of a whole run, rounded to four significant digits.
+
+    Runs are compared by these metrics, because those of single steps are too noisy.
 
     Args:
-        steps: the metrics of every step, first that of step 0.
-        profile: of the last ``window`` steps' responses, pooled.
-        window: steps whose rewards and lengths are averaged.
+        steps: the metrics of every step, starting with step 0.
+        profile: the pooled length profile of the last ``window`` steps.
+        window: number of last steps over which rewards and lengths are averaged.
     """
     metrics: dict[str, float] = {}
     evaluated = [step["eval/accuracy"] for step in steps if "eval/accuracy" in step]

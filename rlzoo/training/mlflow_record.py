@@ -19,11 +19,11 @@ from rlzoo.training.run import Run
 from rlzoo.zoo import load_zoo
 
 OWN = ("output", "plugins", "tracking.")
-"""Settings that do not count as a difference between two runs."""
+"""Settings that are not listed as differences from the default run."""
 
 
 def run_record(run: Run) -> Record:
-    """What is logged to MLflow for a run, besides its metrics."""
+    """Build the MLflow record of a run: its tags, parameters, files and data."""
     config, name, settings = run.config, run.directory.path.absolute().name, run.config.tracking
     return Record.new(
         settings.experiment,
@@ -40,7 +40,7 @@ def run_record(run: Run) -> Record:
 
 
 def run_tags(config: RunConfig, task: str) -> dict[str, str]:
-    """MLflow's tags of a run."""
+    """The MLflow tags of a run."""
     return {
         RULE_TAG: config.clip.name,
         "clip_source": clip_source(config),
@@ -53,7 +53,7 @@ def run_tags(config: RunConfig, task: str) -> dict[str, str]:
 
 
 def clip_source(config: RunConfig) -> str:
-    """Distribution and version, or file, that the policy comes from; its module for one made in Python."""
+    """The distribution and version, or the file, that provides the rule; else its module."""
     entry = load_zoo(config.plugins).entries.get(config.clip.name)
     kind = type(config.clip)
     return entry.source if entry is not None and entry.kind is kind else kind.__module__
@@ -67,7 +67,7 @@ def description(config: RunConfig, path: Path) -> str:
 
 
 def usual_run(config: RunConfig) -> tuple[str, RunConfig]:
-    """The default run of the same rule, and its command; for a rule that was made in Python, the shipped run."""
+    """The command and configuration of the rule's default run; for a rule made in Python, of ``rlzoo train``."""
     plugins = [word for plugin in config.plugins for word in ("--plugin", plugin)]
     words = ["rlzoo", "train", *plugins, "--clip", config.clip.name]
     try:
@@ -82,7 +82,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def data_of(run: Run) -> tuple[Data, ...]:
-    """The problems that a run learns from, and those that it is evaluated on."""
+    """Describe the training problems and the evaluation problems of a run."""
     config, held_out = run.config, run.rollouts.held_out
     drawn = config.steps * config.rollout.num_prompts
     train = _data(run.task, run.data, "train", drawn)
@@ -90,13 +90,13 @@ def data_of(run: Run) -> tuple[Data, ...]:
 
 
 def _data(task: Task, digest: str, context: Literal["train", "eval"], number: int) -> Data:
-    """Describe data for MLflow.
+    """Describe one data set for MLflow.
 
     Args:
-        task: that the problems are of.
-        digest: of the problems.
-        context: what they are for.
-        number: of problems that are used, if there is no end to them.
+        task: the task that provides the problems.
+        digest: hash of the problems.
+        context: whether the problems are used for training or evaluation.
+        number: number of problems that are used, if the task generates them without end.
     """
     origin = task.origin(held_out=context == "eval")
     size = number if origin.size is None or context == "eval" else origin.size

@@ -1,4 +1,4 @@
-"""What one run is made of, and how it is resumed and saved."""
+"""The parts of one training run, and how the run is saved and resumed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Run:
     def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
         self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
         self.is_main = self.accelerator.is_main_process
-        path = gather(self.accelerator, [config.output or usual_output(config)])[0]  # the clock may differ
+        path = gather(self.accelerator, [config.output or usual_output(config)])[0]  # the time may differ between ranks
         self.config = config.model_copy(update={"output": path})
         self.task = task
         with ExitStack() as failed:
@@ -54,12 +54,12 @@ class Run:
                 self._restore(checkpoint)
             else:
                 self.directory = RunDirectory.create(path, self.config.to_yaml(), config.plugins, is_writer=self.is_main)
-            # all processes write into the same temporary folders; only the main one is sure to see the file with the identity
+            # all processes write to the same temporary folders, but only the main one is sure to see the identity file
             self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
             failed.pop_all()
 
     def _reopen(self, path: Path) -> tuple[RunDirectory, Path | None]:
-        """The run directory, and the state to resume from as the main process finds it; all processes raise what it raises."""
+        """Open the run directory and find the state to resume from. All processes raise the main process's error."""
         found: Path | Exception | None = None
         with ExitStack() as failed:
             if self.is_main:
@@ -79,7 +79,7 @@ class Run:
         """Load the model, and make the rollouts, the learner and the monitor."""
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
-        # questions that the model cannot be asked are refused before anything is written
+        # fail on unusable questions before anything is written
         check_task(
             self.task,
             self.tokenizer,
@@ -87,7 +87,7 @@ class Run:
             needed=config.steps * config.rollout.num_prompts,
             held_out=config.eval.num_problems,
         )
-        # before the learner: ZeRO-3 takes the model apart, and an adapter changes its modules
+        # make the sampler first: in the learner, ZeRO-3 partitions the model and an adapter replaces its modules
         sampler = make_sampler(
             self.model,
             self.tokenizer,
@@ -112,15 +112,15 @@ class Run:
         )
         self.monitor = Monitor(config.clip)
         self.metrics: list[dict[str, float]] = []
-        self.done = 0  # steps
+        self.done = 0  # completed steps
         self._began, self._before = time.perf_counter(), 0.0
-        self.saved = -1  # the step that was saved last
-        self.attempted = 0  # the step that was begun last
-        self.is_clean = True  # everything is as it was after the last step that is done
-        self._given = -1  # optimizer steps of the weights the sampler has; not known before it was given any
+        self.saved = -1  # step of the last checkpoint
+        self.attempted = 0  # step that was started last
+        self.is_clean = True  # the state is still that of the last completed step
+        self._given = -1  # optimizer steps of the sampler's weights; -1 before the first update
 
     def _restore(self, folder: Path | None) -> None:
-        """Restore the state of a checkpoint; without one, start at step 0."""
+        """Restore the state from a checkpoint, or start at step 0 if there is none."""
         if folder is None:
             logger.warning("%s has no steps yet: starting at step 0", self.directory.path)
             self.directory.cut_after(-1)
@@ -130,13 +130,13 @@ class Run:
         self._check(state, folder.parent, updates)
         if state.data != self.data:
             raise UserError(
-                f"--resume: the training problems of task {self.task.name!r} are not those the run was started with; "
-                "put its data back as it was, or start another run"
+                f"--resume: the training problems of task {self.task.name!r} differ from those the run was started with; "
+                "restore its data, or start another run"
             )
         self.learner.load(folder, state.num_optimizer_steps, updates)
         if self.learner.scheduler.state_dict() != state.scheduler:
             raise UserError(
-                f"--resume: the learning rate's schedule in {str(folder)!r} is not that of this run after {updates} updates"
+                f"--resume: the learning-rate schedule in {str(folder)!r} is not this run's schedule after {updates} updates"
             )
         self.learner.num_nonfinite = state.num_nonfinite
         self.rollouts.restore(state.next_problem, state.ahead)
@@ -149,7 +149,7 @@ class Run:
         self._given = state.num_optimizer_steps
 
     def _check(self, state: RunState, folder: Path, updates: int) -> None:
-        """Refuse a state that this run cannot have written, even if its checksums are right."""
+        """Refuse a state that this run cannot have written, even if its checksums match."""
         rollout, problem = self.config.rollout, ""
         rounds = state.step + (state.ahead is not None)
         if state.step > self.config.steps:
@@ -164,7 +164,7 @@ class Run:
         elif state.ahead is not None and len(state.ahead) != rollout.num_prompts * rollout.group_size:
             problem = f"holds {len(state.ahead)} responses, not {rollout.num_prompts * rollout.group_size}"
         if problem:
-            raise UserError(f"--resume: checkpoint {str(folder)!r} {problem}; it does not belong to this run, move it away")
+            raise UserError(f"--resume: checkpoint {str(folder)!r} {problem}; it does not belong to this run; move it away")
 
     def summary(self, *, finished: bool) -> dict[str, object]:
         """The contents of ``summary.json``."""
@@ -177,7 +177,7 @@ class Run:
 
     @contextmanager
     def attempt(self, step: int) -> Iterator[None]:
-        """A step; if it fails before anything was learned, the run is as it was before the step."""
+        """Run one step in the block. If it fails before any update, restore the state before the step."""
         self.attempted, position, updates = step, self.rollouts.position(), self.learner.scheduler.last_epoch
         try:
             yield
@@ -189,15 +189,16 @@ class Run:
         self.is_clean = False
 
     def before_update(self, index: int) -> None:
-        """Keep the weights that an update starts from, if they are wanted for replay."""
+        """Save the weights before an update, if ``checkpoint.keep_for_replay`` asks for this step."""
         self.is_clean = False
         if self.is_due(self.attempted, self.config.checkpoint.keep_for_replay):
             self.directory.save_weights(self.attempted, index, kept_weights(self.learner.weights(), keep=self.is_main))
 
     def sample(self, step: int) -> Sampled:
-        """Sample and grade the responses of a step; where they were sampled ahead, only what dynamic sampling adds.
+        """Sample and grade the responses of a step.
 
-        Weights older than the learner's are never sampled from again, so a checkpoint need not hold them.
+        If they were sampled ahead, only the groups that dynamic sampling adds are sampled now. Old weights are never
+        sampled from again, so checkpoints do not store them.
         """
         version = self._give_weights()
         sampled = self.rollouts.take(step, version)
@@ -206,12 +207,12 @@ class Run:
         return sampled
 
     def record(self, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> None:
-        """Keep a step's rollouts and log-probs in the run directory, for reading and for replay."""
+        """Write the rollouts and log-probs of a step to the run directory, as text and for replay."""
         if self.is_main:
             self.directory.record_rollouts(sampled.groups, recorded_step(self.config, batch, sampled.groups, updates))
 
     def _give_weights(self) -> int:
-        """Bring the sampler's weights up to date; returns the optimizer steps they have taken."""
+        """Update the sampler's weights, and return the number of optimizer steps behind them."""
         version = self.learner.num_optimizer_steps
         if self.rollouts.sampler.needs_weights and version != self._given:
             self.rollouts.settle()
@@ -221,18 +222,18 @@ class Run:
 
     @cached_property
     def data(self) -> str:
-        """The fingerprint of the training problems."""
+        """Hash of the training problems."""
         return self.task.fingerprint()
 
     def save(self, step: int) -> None:
-        """Save a checkpoint after a step: the model, the state of the rule, and everything that is needed to resume."""
+        """Save a checkpoint: the model, the state of the rule, and everything that resuming needs."""
         name = f"step-{step:06d}"
         try:
             folder = self._begin_checkpoint(name)
             with writing(folder / "state", 3 * _num_bytes(self.learner.language_model)):
                 self.accelerator.wait_for_everyone()
                 self.learner.save(folder / "state")
-                state = self._state(step)  # which takes all processes
+                state = self._state(step)  # collective: every process must call it
                 if self.is_main:
                     state.write(folder / "state")
                     self.monitor.save(folder / "state")
@@ -264,23 +265,23 @@ class Run:
         )
 
     def complete(self, step: int) -> None:
-        """Count a step as done, after which the run can be saved."""
+        """Mark a step as completed, so that the run can be saved."""
         self.done, self.is_clean = step, True
 
     def leave(self) -> None:
-        """End the run; if a step was not completed, save what there is.
+        """End the run, and save its weights if a step was not completed.
 
-        A step that has not learned anything leaves the run as the step before did, and that can be resumed. Weights from
-        within a step cannot be: they are saved as ``stopped-step-...``, for a look at what went wrong.
+        If the step had made no update, the state is that of the previous step, and a normal checkpoint is saved. Otherwise
+        the weights are saved as ``stopped-step-...`` for debugging. A run cannot resume from them.
         """
         try:
-            # with ZeRO, the weights take all processes, and the others may be anywhere
+            # with ZeRO, gathering the weights needs all processes, and the others may have failed elsewhere
             if self.attempted > self.done and not is_shared(self.accelerator):
                 if not self.is_clean:
                     self._save_stopped(self.attempted)
-                elif self.saved != self.done and self.accelerator.num_processes == 1:  # a checkpoint takes all processes
+                elif self.saved != self.done and self.accelerator.num_processes == 1:  # saving is collective
                     self.save(self.done)
-        except Exception as error:  # what ended the run is to be seen, not this
+        except Exception as error:  # do not hide the error that ended the run
             reason = why_not_written(error) if isinstance(error, OSError | SafetensorError) else None
             logger.warning("the weights of step %d could not be saved: %s", self.attempted, reason or error)
         finally:
@@ -295,16 +296,16 @@ class Run:
             raise
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate on the held-out problems."""
+        """Evaluate the current weights on the held-out problems."""
         return self.rollouts.evaluate(self._give_weights())
 
     @property
     def seconds(self) -> float:
-        """Seconds that the run has taken so far, including those before it was resumed."""
+        """Seconds of training so far, including the time before the run was resumed."""
         return self._before + time.perf_counter() - self._began
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether this step is one of every so many; 0 for none."""
+        """Whether the step is a multiple of ``every``; never if ``every`` is 0."""
         return every > 0 and step > 0 and step % every == 0
 
     @property

@@ -1,4 +1,4 @@
-"""Trains a model as a configuration says: what ``rlzoo train`` and `rlzoo.train` do."""
+"""Trains a model from a configuration: the implementation of ``rlzoo train`` and `rlzoo.train`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class RunResult:
     """
 
     path: Path  # the run directory
-    metrics: list[dict[str, float]]  # one dict per step, first that of step 0
-    profile: LengthProfile | None  # of the clip by length, over the last steps
-    mlflow_run_id: str | None = None  # if the store could be reached
+    metrics: list[dict[str, float]]  # one dict per step, starting with step 0
+    profile: LengthProfile | None  # clipping by response length, over the last steps
+    mlflow_run_id: str | None = None  # None if the store could not be reached
 
 
 def train(
@@ -51,22 +51,22 @@ def train(
     allow_changed_plugin: bool = False,
     stage: Stage | None = None,
 ) -> RunResult:
-    """Train a model; what ``rlzoo train`` does.
+    """Train a model, as ``rlzoo train`` does.
 
-    Ctrl-C or SIGTERM end the run after the current step, once it is saved; a second one ends it at once.
+    The first Ctrl-C or SIGTERM ends the run after the current step and saves it. The second ends the run immediately.
 
     Args:
-        config: the complete run.
-        observer: called with every step's metrics, for progress displays.
+        config: the configuration of the run.
+        observer: called with the metrics of each step, for progress displays.
         resume: resume from the newest checkpoint in ``config.output``.
-        stage: called with what the run does outside of its steps, for progress displays.
-        allow_changed_plugin: resume even if a plugin is not what the run was started with, after a warning.
+        stage: called before work outside of the steps, such as an evaluation, for progress displays.
+        allow_changed_plugin: log a warning instead of an error if a plugin has changed since the run was started.
 
     Raises:
-        UserError: the run cannot start as configured; nothing has been written.
+        UserError: the run cannot start with this configuration; nothing has been written.
         RunError: the run cannot continue.
-        KeyboardInterrupt: Ctrl-C.
-        SystemExit: SIGTERM, code 143.
+        KeyboardInterrupt: Ctrl-C was pressed.
+        SystemExit: SIGTERM arrived; the code is 143.
     """
     check_run(config, resume=resume)
     if resume and config.output is not None:
@@ -80,7 +80,7 @@ def train(
             run = Run(config, task, resume=resume)
             last.callback(run.directory.close)
             tracker.begin(run.directory.path, run_record(run))
-            # on other devices, operations have no threads that wait for each other
+            # only CPU operations have threads that wait for each other
             threads = torch.get_num_threads() if run.accelerator.device.type == "cpu" else 1
             with requested_stop() as stop, sharing_cores(threads):
                 result = _run(run, tracker, stop, observer, stage)
@@ -93,7 +93,7 @@ def train(
 
 
 def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None, stage: Stage | None) -> RunResult:
-    """Do all steps; a run that fails leaves its last checkpoint and, if possible, the weights that it failed with."""
+    """Run all steps. A failed run keeps its last checkpoint and, if possible, the weights at the failure."""
     config, after = run.config, AfterStep(run, tracker, stop, observer, stage)
     run.directory.summarise(run.summary(finished=False))
     _warn_of_an_inert_clip(config)
@@ -124,5 +124,5 @@ def _warn_of_an_inert_clip(config: RunConfig) -> None:
     if config.learner.num_minibatches * config.learner.num_epochs == 1:
         logger.warning(
             "clip is inert: one update per rollout, so every ratio is 1; "
-            "raise learner.num_minibatches or learner.num_epochs for a clip to act"
+            "raise learner.num_minibatches or learner.num_epochs for the clip to act"
         )

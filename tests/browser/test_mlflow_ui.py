@@ -169,7 +169,7 @@ def test_the_chart_view_shows_reward_clip_fraction_and_fairness_of_every_run(pag
 
 def test_a_runs_page_says_what_it_is_what_was_typed_and_what_data_it_used(run_page):
     page = run_page()
-    for text in ("fspo on arithmetic, model embedded, seed 0", "Differences to"):
+    for text in ("fspo on arithmetic, model embedded, seed 0", "Differences from"):
         expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW)
     page.get_by_text("Show more", exact=True).first.click()
     expect(page.get_by_role("cell", name="rollout.num_prompts").first).to_be_visible(timeout=SLOW)

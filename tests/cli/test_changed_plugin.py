@@ -49,8 +49,8 @@ def test_a_changed_plugin_is_refused_and_named(rlzoo, run):
     before = (path / "metrics.jsonl").read_text()
     file.write_text(file.read_text().replace("0.25", "0.125"))
     line = (
-        f"rlzoo: --resume: plugin '{file}' has changed since the run was started (its copy is in '{path / 'plugins'}'); put it "
-        "back, or resume with the new code: --allow-changed-plugin\n"
+        f"rlzoo: --resume: plugin '{file}' has changed since the run was started (its copy is in '{path / 'plugins'}'); "
+        "restore it, or resume with the new code: --allow-changed-plugin\n"
     )
     for more in ([], ["--dry-run"], ["--processes", "2"]):
         code, out, err = rlzoo(*resume(path, *more))

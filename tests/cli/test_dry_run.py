@@ -77,7 +77,7 @@ def test_devices_are_for_dry_runs(refused):
 
 def test_a_process_without_a_prompt_is_refused(refused):
     assert refused("train", "--dry-run", *settings("launch.processes=5", "rollout.num_prompts=4")) == (
-        "rollout.num_prompts=4: fewer than the 5 processes, so that some would have nothing to sample; set it to at least 5"
+        "rollout.num_prompts=4: fewer than the 5 processes, so some would have nothing to sample; set it to at least 5"
     )
 
 

@@ -137,7 +137,7 @@ def test_a_dry_run_prints_no_secret(train, tmp_path, plugin_file):
 def test_a_store_that_cannot_be_reached_is_told_of_without_its_password(train, tmp_path, store):
     done = train(tmp_path, "--clip", "fspo", "--steps", "1", settings=QUICK, store=store)
     assert done.returncode == 0, done.stderr
-    assert "MLflow was not told everything" in done.stderr
+    assert "MLflow did not receive everything" in done.stderr
     assert leaks(tmp_path, done.stdout, done.stderr) == []
 
 

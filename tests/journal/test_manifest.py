@@ -35,7 +35,7 @@ def test_a_name_that_leads_outside_is_not_followed(folder, name):
     (folder.parent / "secret").write_text("x")
     checksum = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**checksum, name: "0"}))
-    assert damage(folder) == f"manifest.json names {name}, which is outside"
+    assert damage(folder) == f"manifest.json names {name}, which is outside the folder"
 
 
 @pytest.mark.parametrize("place", [0, 128_000, 255_999])

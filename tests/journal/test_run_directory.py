@@ -505,7 +505,7 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
     before = tree(run)
     with caplog.at_level(logging.INFO, "rlzoo"):
         result = resume(run, after=2)
-    assert f"what the run wrote after step 2 is in {run}/superseded/1" in caplog.text
+    assert f"moved what the run wrote after step 2 to {run}/superseded/1" in caplog.text
     kept = run / "superseded" / "1"
     assert [row["step"] for row in lines(kept / "metrics.jsonl")] == [3, 4]
     for step in (3, 4):
@@ -550,7 +550,7 @@ def test_a_checkpoint_of_another_run_with_the_same_seed_is_refused(run, whole, t
 
 def test_a_run_that_lost_its_identity_is_refused(run):
     (run / "run.json").unlink()
-    refuses(run, "run.json' is missing; put it back")
+    refuses(run, "run.json' is missing; restore it")
 
 
 def test_a_checkpoint_after_the_last_step_is_refused(run):

@@ -95,7 +95,7 @@ def test_what_a_user_names_is_refused_in_one_line(odd, kind, reader):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_manifest_of_another_kind_is_damage(odd, tmp_path, kind):
     odd(kind, FILE)
-    assert damage(tmp_path).startswith(f"{FILE} cannot be followed: ")
+    assert damage(tmp_path).startswith(f"{FILE} is not valid: ")
 
 
 def test_a_file_of_rows_may_be_large():

@@ -124,7 +124,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
     rlzoo.train(quick(tmp_path / "run", clip="rloo", steps=1, overrides=drop_operands(overrides)))
     rows[40]["answer"] = "#### 1"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=r"--resume: the training problems of task 'math_file' are not those"):
+    with pytest.raises(UserError, match=r"--resume: the training problems of task 'math_file' differ from those"):
         rlzoo.train(quick(tmp_path / "run", clip="rloo", steps=2, overrides=drop_operands(overrides)), resume=True)
 
 
@@ -163,7 +163,7 @@ def test_an_unfinished_checkpoint_is_not_gone_on_from(tmp_path):
 
 def test_a_state_or_metrics_that_are_damaged_are_named(tmp_path):
     (tmp_path / "state.json").write_text('{"step": "two"}')
-    with pytest.raises(UserError, match=r"state.json' is not what a run writes: step: input should be a valid integer"):
+    with pytest.raises(UserError, match=r"state.json' is not a valid run state: step: input should be a valid integer"):
         RunState.read(tmp_path)
     run = RunDirectory.create(tmp_path / "run", "")
     (run.path / "rollouts" / "notes.txt").write_text("mine")

@@ -1,6 +1,6 @@
-"""Tracking in MLflow: a separate process sends what is in the run directory, now or later, and never twice."""
+"""MLflow tracking: a separate process sends new contents of the run directory, each exactly once."""
 
 import os
 
-# MLflow sends usage data unless this is set; rlzoo contacts no server that it was not asked to contact
+# MLflow sends usage data by default; rlzoo only contacts servers that the user configured
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

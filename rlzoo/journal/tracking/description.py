@@ -1,4 +1,4 @@
-"""What MLflow shows at the top of a run: the command that started it, without secrets, and what can be done with it."""
+"""The description of a run in MLflow: its command without secrets, commands to resume it, and its settings."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Any
 from rlzoo.support.parsing import parse_yaml
 from rlzoo.support.redaction import REDACTED, redact, redact_settings
 
-COMMAND = "RLZOO_COMMAND"  # environment variable with the command, where other processes run it than the one it was given to
+COMMAND = "RLZOO_COMMAND"  # environment variable with the user's command, for processes that a launcher starts
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description
-LONGEST = 7900  # characters of a description; MLflow takes 8000
+LONGEST = 7900  # characters of a description; the limit of MLflow is 8000
 
 LONGEST_COMMAND = 1500
 ABSENT = "-"
 
 
 def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, Any]], directory: Path) -> str:
-    """A run in Markdown, whose settings differ from those of its usual command; indented lines are shown as they are."""
+    """Describe a run in Markdown, with the settings that differ from those of its default command ``usual``."""
     place = shlex.quote(str(directory))
     paragraphs = [
         title,
         _as_it_is(typed_command()[:LONGEST_COMMAND]),
-        f"On `{socket.gethostname()}`, it is resumed, judged by other rules, or done again with:",
+        f"On `{socket.gethostname()}`, resume the run, replay it with other rules, or repeat it with:",
         _as_it_is(
             f"rlzoo train --resume --output {place}",
             f"rlzoo replay {place} --clip NAME,NAME",
             f"rlzoo train --config {place}/config.yaml --output NEW",
         ),
-        f"Differences to `{usual}`:" if differences else f"No differences to `{usual}`.",
+        f"Differences from `{usual}`:" if differences else f"No differences from `{usual}`.",
         _as_it_is(*(f"{key}: {json.dumps(here)} (default: {json.dumps(there)})" for key, (there, here) in differences.items())),
     ]
     text = "\n\n".join(paragraphs)
@@ -42,7 +42,7 @@ def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, An
 
 
 def differences(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """By key, what is another value here; a key that is only there says nothing."""
+    """The usual and the current value of each setting that differs; keys that are only in ``usual`` are ignored."""
     return {key: (usual.get(key, ABSENT), value) for key, value in here.items() if key not in usual or usual[key] != value}
 
 
@@ -51,12 +51,12 @@ def _as_it_is(*lines: str) -> str:
 
 
 def typed_command() -> str:
-    """The command line of this process, or of the one that launched it, without secrets."""
+    """The command line of this process, or of its launcher, without secrets."""
     return os.environ.get(COMMAND) or shlex.join(redact_words([*_program(sys.argv[0]), *sys.argv[1:]]))
 
 
 def source_name() -> str:
-    """What MLflow shows as a run's source: the command's name, ``rlzoo train``, or the script's file."""
+    """The source of a run in MLflow: the command, such as ``rlzoo train``, or the script's file."""
     words = shlex.split(typed_command())
     if words[:1] == ["rlzoo"]:
         return " ".join(word for word in words[:2] if not word.startswith("-"))
@@ -64,7 +64,7 @@ def source_name() -> str:
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
-    """The words of a command without secrets: those of ``KEY=VALUE`` and ``--option VALUE`` whose name is one too.
+    """Redact the secrets in a command, including values of ``KEY=VALUE`` and ``--option VALUE`` with a secret's name.
 
     Example:
         >>> redact_words(["--set", "judge.api_key=my key", "--password", "abc"])
@@ -84,7 +84,7 @@ def redact_words(words: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str, text: str) -> bool:
-    """Whether a value, which may be YAML with keys of its own, is or holds a secret."""
+    """Whether a value is or contains a secret; the value may be YAML with nested keys."""
     try:
         value = parse_yaml(text)
     except ValueError:
@@ -94,7 +94,7 @@ def _is_secret(name: str, text: str) -> bool:
 
 
 def _program(path: str) -> list[str]:
-    """How the program that runs was called."""
+    """The words that started the current program, given its path."""
     file = Path(path)
     if file.name == "__main__.py":
         return ["rlzoo"] if file.parent.name == "rlzoo" else ["python", "-m", file.parent.name]

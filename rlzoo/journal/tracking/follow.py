@@ -1,6 +1,7 @@
-"""The process beside a run that keeps MLflow up with it: ``python -m rlzoo.journal.tracking.follow``, directory on stdin.
+"""The follower process, which sends a run to MLflow while it trains: ``python -m rlzoo.journal.tracking.follow``.
 
-Its stdin ends when the run's process does, in whatever way. The follower then has `LONGEST_END` seconds to send the rest.
+It reads the run directory from stdin. Its stdin closes when the training process ends for any reason. The follower then
+has `LONGEST_END` seconds to send the rest.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from rlzoo.support.garbage import collect_seldom
 from rlzoo.support.lock import Lock
 from rlzoo.support.redaction import redact
 
-POLL = 1.0  # seconds between looks at the directory
-LONGEST_PAUSE = 30.0  # seconds between tries, at most, while the store cannot be reached
+POLL = 1.0  # seconds between checks of the directory
+LONGEST_PAUSE = 30.0  # maximum seconds between attempts while the store cannot be reached
 PATIENCE = 15.0  # seconds without success after the run's end before the rest is left to `rlzoo sync`
-LONGEST_END = 60.0  # seconds after the run's end before the rest is left to `rlzoo sync`, whatever the store does
+LONGEST_END = 60.0  # seconds after the run's end before the rest is left to `rlzoo sync`, even if the store responds
 
 
 def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
-    """Send what is new until the run is over; returns whether all was sent.
+    """Send new data until the run is over; return whether everything was sent.
 
     Args:
-        sync: what sends.
-        is_over: waits for so many seconds, or until the run is over, and says whether it is.
-        uri: of the store.
+        sync: the sender of the run directory.
+        is_over: waits for the given seconds or until the run is over; returns whether the run is over.
+        uri: address of the store.
     """
     pause, until = 0.0, math.inf
     while True:
@@ -49,7 +50,7 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
                 return True
             pause = POLL
         except Exception as error:
-            with contextlib.suppress(OSError):  # a full disk: the run will log it
+            with contextlib.suppress(OSError):  # the run itself reports a full disk
                 sync.report(describe(error, uri))
             if time.monotonic() > until:
                 return False
@@ -57,20 +58,20 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
 
 
 def main() -> int:
-    """Follow the directory named by the first line of stdin; without one, do nothing."""
+    """Follow the directory in the first line of stdin; do nothing if there is none."""
     parent = os.getppid()
     collect_seldom()
-    with bounded_store():  # MLflow is loaded while the run loads its model
+    with bounded_store():  # loads MLflow while the run loads its model
         line = sys.stdin.readline().rstrip("\n")
         try:
             return 0 if not line or _follow(Path(line), parent) else 1
         except (UserError, OSError) as error:  # a damaged record, another follower, or a full disk
-            print(f"MLflow does not follow {line}: {redact(str(error))}", file=sys.stderr)
+            print(f"cannot send {line} to MLflow: {redact(str(error))}", file=sys.stderr)
             return 1
 
 
 def _follow(directory: Path, parent: int) -> bool:
-    """Follow a directory as long as the process ``parent`` is there; returns whether all was sent."""
+    """Follow a directory until the process ``parent`` ends; return whether everything was sent."""
     ended, uri = False, tracking_uri()
 
     def is_over(seconds: float) -> bool:
@@ -79,11 +80,11 @@ def _follow(directory: Path, parent: int) -> bool:
             time.sleep(seconds)
         elif select.select([sys.stdin], [], [], seconds)[0] or os.getppid() != parent:
             ended = True
-            signal.setitimer(signal.ITIMER_REAL, LONGEST_END)  # ends this process, whatever its threads wait for
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_END)  # ends this process even if its threads block
             machine.end()
         return ended
 
-    # the follower of a run that was killed just before is about to end
+    # the follower of a killed run may still hold the lock for this long
     lock = Lock(directory / FOLDER, seconds=LONGEST_END + 30)
     try:
         record = Record.read(directory)

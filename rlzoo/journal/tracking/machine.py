@@ -1,4 +1,4 @@
-"""The load of the machine a run is on: sampled by MLflow's own monitors into a file, and sent from there."""
+"""Samples the load of the machine with MLflow's monitors, and writes it to a file of the run directory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlzoo.journal.tracking.record import FOLDER
 from rlzoo.journal.tracking.rows import Lines
 
 FILE = "machine.jsonl"
-SOON = 1.0  # seconds to the first sample, for short runs
+SOON = 1.0  # seconds to the first sample, so that short runs have one
 
 
 class Machine:
-    """Samples in a thread of its own until `end`; not at all if ``every`` is 0.
+    """Samples the load in a thread until `end` is called; ``every`` 0 disables it.
 
-    MLflow's own thread around the same monitors asks the store before every sample, and ends when it does not answer.
+    MLflow's own sampling thread is not used: it queries the store before every sample, and ends if the store is down.
     """
 
     def __init__(self, directory: Path, every: float) -> None:
@@ -41,8 +41,8 @@ class Machine:
         monitors, former = _monitors(), Lines(self._file)
         step = max((int(row["step"]) for row in former.added()), default=-1) + 1
         if self._file.exists():
-            os.truncate(self._file, former.offset)  # a line that was not finished
-        _measure(monitors)  # the first load is that since the one before
+            os.truncate(self._file, former.offset)  # drop an incomplete line
+        _measure(monitors)  # load is measured since the previous call
         pause, is_over = min(SOON, self._every), False
         while not is_over:
             is_over, pause = self._over.wait(pause), self._every
@@ -50,13 +50,13 @@ class Machine:
             try:
                 with self._file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-            except OSError:  # a full disk: the run will say so
+            except OSError:  # the run itself reports a full disk
                 return
             step += 1
 
 
 def _monitors() -> list[Any]:
-    """Processor, memory, disk, network, and NVIDIA's or AMD's GPUs where there are any and the library that asks them."""
+    """Monitors of CPU, memory, disk and network, and of NVIDIA or AMD GPUs if their library is installed."""
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
     from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
     from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
@@ -65,13 +65,13 @@ def _monitors() -> list[Any]:
 
     monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
     for gpus in (GPUMonitor, ROCMMonitor):
-        with contextlib.suppress(Exception):  # each vendor's library has errors of its own
+        with contextlib.suppress(Exception):  # each vendor's library has its own errors
             return [*monitors, gpus()]
     return monitors
 
 
 def _measure(monitors: list[Any]) -> dict[str, float]:
-    """One sample, by MLflow's names."""
+    """Take one sample, keyed by MLflow's metric names."""
     found: dict[str, float] = {}
     for monitor in monitors:
         monitor.collect_metrics()

@@ -1,4 +1,4 @@
-"""A run's final model in MLflow: what ``mlflow.transformers.load_model`` loads, made of the checkpoint's files."""
+"""Logs the final checkpoint as an MLflow model that ``mlflow.transformers.load_model`` can load."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ NOT_ITS_FILES = ("manifest.json", "clip.json")
 
 
 def final_checkpoint(directory: Path, step: int, max_mb: float) -> Path | None:
-    """The checkpoint of a run's last step; None if there is none, or its model is larger than so many megabytes."""
+    """The checkpoint of the last step; None if it does not exist or its model is larger than ``max_mb`` megabytes."""
     folder = directory / "checkpoints" / f"step-{step:06d}"
-    # a directory from somebody else may point at any folder of this machine
+    # a link in an untrusted run directory could point to any folder
     files = model_files(folder) if folder.resolve().is_relative_to(directory.resolve()) else []
     size = sum(file.stat().st_size for file in files)
     return folder if folder / "config.json" in files and size <= max_mb * 1e6 else None
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint that ``from_pretrained`` reads; none that only point somewhere else."""
+    """The files of a checkpoint that ``from_pretrained`` reads, without symbolic links."""
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     return [file for file in found if file.is_file() and not file.is_symlink() and file.name not in NOT_ITS_FILES]
 
 
 def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: int) -> None:
-    """Send a checkpoint as the model of a run in a store, once."""
+    """Log a checkpoint as the model of a run, unless the store already has it."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     mark = f"{record_id}:{checkpoint.name}"
@@ -42,7 +42,7 @@ def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: in
     if found and found[0].status == LoggedModelStatus.READY:
         return
     name = re.sub(r"[/:.%\"']", "-", run.info.run_name)
-    # one that is there and not ready was being sent by a process that was killed
+    # an unready model was left by a killed process
     model = found[0] if found else client.create_logged_model(
         run.info.experiment_id, name=name, source_run_id=run.info.run_id, tags={TAG: mark}
     )  # fmt: skip
@@ -56,10 +56,10 @@ def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: in
 
 
 def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None:
-    """Lay a checkpoint out as a model of MLflow's transformers flavour, by links into the checkpoint.
+    """Write an MLflow model of the transformers flavour, with links to the files of the checkpoint.
 
-    ``mlflow.transformers.save_model`` copies the weights, and loads the tokenizer, which takes seconds and memory, and either
-    fails for a tokenizer that comes with code, or runs the code.
+    ``mlflow.transformers.save_model`` would copy the weights and load the tokenizer, which takes seconds and memory. For a
+    tokenizer with its own code, it would fail or run that code.
     """
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, Schema
@@ -88,7 +88,7 @@ def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None
     loaded = {"python_version": python_version(), "env": {"virtualenv": "python_env.yaml"}}
     described.add_flavor("python_function", loader_module="mlflow.transformers", **loaded)
     described.save(str(folder / "MLmodel"))
-    # what is behind a + is of a build that is not on PyPI
+    # a local version suffix (+cpu) is not on PyPI
     versions = "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in REQUIRED)
     (folder / "requirements.txt").write_text(versions, encoding="utf-8")
     environment = {"python": python_version(), "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]}

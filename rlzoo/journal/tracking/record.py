@@ -1,4 +1,4 @@
-"""What MLflow is to know of a directory beside its metrics, and what each store knows already."""
+"""The record that is logged to MLflow for a run directory, and what each store has already received."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
 PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
-"""Environment variable with the MLflow run that this one is part of; a sweep sets it for its runs."""
+"""Environment variable with the ID of the parent run in MLflow; a sweep sets it for its runs."""
 
 FOLDER = "tracking"
 LONGEST_PARAM = 6000  # characters, MLflow's own limit
@@ -36,13 +36,13 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Questions with answers that a run uses."""
+    """A data set of questions and answers that a run uses."""
 
     name: str
-    digest: str  # tells questions that are not the same ones apart
+    digest: str  # hash of the questions
     context: Literal["train", "eval"]
-    source_type: Literal["code", "local", "hugging_face"]  # MLflow's names: generated, a file, a data set on the hub
-    source: dict[str, Any]  # with the keys of MLflow's source of that type
+    source_type: Literal["code", "local", "hugging_face"]  # MLflow's names of sources
+    source: dict[str, Any]  # keys as in MLflow's source of that type
     num_questions: int
 
 
@@ -50,26 +50,26 @@ class Data:
 class Record:
     """What is logged to MLflow for a run directory, besides the rows of its ``metrics.jsonl``."""
 
-    id: str  # a tag of the run in every store, by which it is found again
+    id: str  # tag that identifies the run in every store
     experiment: str
     name: str
     tags: dict[str, str]
-    params: dict[str, str]  # dotted keys, the same that --set takes
+    params: dict[str, str]  # dotted keys, as in --set
     started: float  # seconds since 1970
-    files: tuple[str, ...] = ()  # logged as artifacts, beside every picture under figures/
+    files: tuple[str, ...] = ()  # logged as artifacts, together with figures/
     completions: int = 0  # prompts of each step whose first response is logged
     data: tuple[Data, ...] = ()
     curves: Curves = "all"
     machine_every: float = 0.0  # seconds between samples of the machine's load; 0: none
-    max_model_mb: float = 0.0  # megabytes of a final model that is sent, at most
+    max_model_mb: float = 0.0  # largest final model that is logged
     status: Status = "RUNNING"
     ended: float | None = None
-    step: int = 0  # at which the following are logged
-    metrics: dict[str, float] = field(default_factory=dict)  # one number each for the whole
+    step: int = 0  # step at which `metrics` are logged
+    metrics: dict[str, float] = field(default_factory=dict)  # of the whole run
 
     @classmethod
     def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:
-        """Of something that begins now; ``others`` are fields by their names."""
+        """Create a record that starts now; ``others`` sets further fields by name."""
         parent = os.environ.get(PARENT_RUN)
         ours = {
             "mlflow.user": psutil.Process().username(),
@@ -90,62 +90,62 @@ class Record:
 
     @classmethod
     def read(cls, directory: Path) -> Record | None:
-        """The record of a directory; None if it has none."""
+        """Read the record of a directory; None if there is none."""
         return _read(directory / FOLDER / "record.json", _RECORD)
 
     def write(self, directory: Path) -> None:
-        """Write it into a directory, in place of an older one."""
+        """Write the record to a directory, and replace an older one."""
         _write(directory / FOLDER / "record.json", asdict(self), self.id)
 
 
 @dataclass(slots=True)
 class Sent:
-    """What one store knows of what a directory's record names."""
+    """What has been sent to one store from a run directory."""
 
-    id: str  # the record's
+    id: str  # ID of the record
     run_id: str | None = None
-    files: dict[str, list[int]] = field(default_factory=dict)  # size and time of change, as they were sent
-    trouble: str | None = None  # why the store could not be reached the last time
+    files: dict[str, list[int]] = field(default_factory=dict)  # size and modification time when the file was sent
+    trouble: str | None = None  # the error of the last attempt to reach the store
 
     @classmethod
     def read(cls, directory: Path, uri: str) -> Sent:
-        """What the store knows; nothing if it was never sent this record."""
+        """Read what a store has received; empty if it has not received this record."""
         record, found = Record.read(directory), sent_to(directory).get(without_password(uri))
         own_id = "" if record is None else record.id
         return found if found is not None and found.id == own_id else cls(own_id)
 
     def write(self, directory: Path, uri: str) -> None:
-        """Write it down for the process that sends the rest."""
+        """Save to the directory, for the process that sends the rest."""
         stores = sent_to(directory) | {without_password(uri): self}
         _write(directory / FOLDER / "sent.json", {store: asdict(sent) for store, sent in stores.items()}, self.id)
 
 
 def sent_to(directory: Path) -> dict[str, Sent]:
-    """What each store was sent; nothing where that was damaged, as each store can be asked."""
+    """What each store has received; empty if the file is damaged, because the stores can be queried."""
     with suppress(UserError):
         return _read(directory / FOLDER / "sent.json", _SENT) or {}
     return {}
 
 
 def run_id_of(directory: Path) -> str | None:
-    """The directory's run in the current store."""
+    """The ID of the directory's run in the current store; None if the store has none."""
     return Sent.read(directory, tracking_uri()).run_id
 
 
 def tracking_uri() -> str:
-    """``MLFLOW_TRACKING_URI`` if set, else a SQLite file in the current directory."""
+    """``MLFLOW_TRACKING_URI`` if it is set, else a SQLite file in the current directory."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
 
 
 def without_password(uri: str) -> str:
-    """The store's address as it may be shown and written down, a file by its whole path."""
+    """The address of a store without its password; the default store with its absolute path."""
     if uri == DEFAULT_STORE:
         return f"sqlite:///{Path('mlflow.db').resolve()}"
-    return without_userinfo(uri.encode(errors="backslashreplace").decode())  # the environment may hold what is no text
+    return without_userinfo(uri.encode(errors="backslashreplace").decode())  # the variable may not be valid text
 
 
 def git_commit() -> str:
-    """The current directory's commit, or an empty string outside a repository."""
+    """The git commit of the current directory; empty outside a repository."""
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     except OSError:
@@ -154,7 +154,7 @@ def git_commit() -> str:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted keys, the same that ``--set`` takes."""
+    """Flatten nested settings to dotted keys, as in ``--set``."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -174,7 +174,7 @@ def _read(file: Path, kind: TypeAdapter[T]) -> T | None:
         return None
     except (OSError, ValidationError) as error:
         what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
-        raise UserError(f"{str(file)!r} is not what a run writes: {what}; without it, MLflow gets the run again") from error
+        raise UserError(f"{str(file)!r} is not valid: {what}; without it, the run is logged to MLflow again") from error
 
 
 def _write(file: Path, content: Mapping[str, Any], key: str) -> None:

@@ -1,4 +1,4 @@
-"""Rows of numbers that a run appends to a file, sent as curves: in order, each once."""
+"""Sends the rows of metrics that a run appends to a file, in order and each once."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, Literal
 LARGEST_CALL = 1000  # metrics, MLflow's own limit
 
 Curves = Literal["curated", "all"]
-"""Which metrics of a step are sent: all of them, or those that somebody looks at as a curve."""
+"""Which metrics of a step are sent: all, or only those that are useful as curves."""
 
 LEFT_OUT = (
     *("ratio/standardised_", "learner/objective", "eval/accuracy_se"),
     *("fairness/lre_composition_mean", "fairness/lre_total_mean"),
 )
-"""What is not curated beside the ends of intervals: quantiles, the loss with another sign, errors of errors."""
+"""Prefixes of metrics that are not curated. Ends of intervals are not curated either."""
 
 BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")
-"""What is curated of the metrics by length and by number of turns; the others are read off ``metrics.jsonl``."""
+"""Prefixes of the metrics by length and by number of turns that are curated; the others are in ``metrics.jsonl``."""
 
 
 class Lines:
-    """A file of rows that grows."""
+    """Reads the rows that are appended to a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.offset = 0  # of what was not read yet
+        self.offset = 0  # of the first unread byte
 
     def added(self) -> list[dict[str, float]]:
-        """The rows of whole lines that were added since the last call."""
+        """Read the complete lines that were added since the last call."""
         if not self.file.exists():
             return []
         with self.file.open("rb") as stream:
@@ -41,21 +41,21 @@ class Lines:
 
 
 class Points:
-    """The rows of one kind that a store has, and those that it is sent.
+    """Sends the rows that a store does not have yet.
 
-    The last step in the store says which rows are missing. After an error nobody knows what arrived: make another object, which
-    asks the store again.
+    The last step in the store tells which rows are missing. After an error it is unknown which rows arrived, so create a
+    new object, which queries the store again.
     """
 
     def __init__(self, client: Any, run_id: str, kind: Curves) -> None:
         self._client, self._run_id, self._kind = client, run_id, kind
-        self._last: dict[str, int] = {}  # by metric, its last step when the store was asked
+        self._last: dict[str, int] = {}  # last step of each metric in the store
 
     def send(self, rows: Iterable[Mapping[str, float]]) -> int:
-        """Send what the store does not have of rows in order; returns how many rows."""
+        """Send the rows that the store does not have, and return their number. Rows must be in order."""
         new = [points(row, self._kind) for row in rows if self._is_new(row)]
         size = max(1, LARGEST_CALL // max(map(len, new), default=1))
-        for start in range(0, len(new), size):  # a call may fail: it holds whole rows
+        for start in range(0, len(new), size):  # a call may fail, so it has whole rows
             self._client.log_batch(self._run_id, metrics=[point for row in new[start : start + size] for point in row])
         return len(new)
 
@@ -68,20 +68,20 @@ class Points:
 
 
 def curves(row: Mapping[str, float], kind: Curves) -> dict[str, float]:
-    """What is sent of a row."""
+    """The metrics of a row that are sent."""
     own = ("step", "time/clock")
     return {key: row[key] for key in row if key not in own and (kind == "all" or is_curated(key))}
 
 
 def is_curated(name: str) -> bool:
-    """Whether a metric is looked at as a curve."""
+    """Whether a metric is useful as a curve."""
     if name.endswith(("_ci_low", "_ci_high")) or name.startswith(LEFT_OUT):
         return False
     return not any(kind in name for kind in ("length_bin_", "num_turns_bin_")) or name.startswith(BY_BIN)
 
 
 def points(row: Mapping[str, float], kind: Curves) -> list[Any]:
-    """A row as MLflow's metrics."""
+    """Convert a row to MLflow metrics."""
     from mlflow.entities import Metric
 
     stamp, step = int(row.get("time/clock", 0.0) * 1000), int(row["step"])

@@ -1,4 +1,4 @@
-"""Connects to an MLflow store, which may be slow, never stop sending, or not be MLflow's at all."""
+"""Connects to an MLflow store, with limits in case the store is slow, sends without end, or is not MLflow."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rlzoo.journal.tracking.views import write_view
 from rlzoo.support.replies import bounded_replies
 
 LARGEST_REPLY = 16 * 2**20
-"""Bytes of a reply. The history of a metric, the largest reply that is asked for, has about 90 bytes for a step."""
+"""Maximum bytes of a reply. The largest request, the history of a metric, has about 90 bytes per step."""
 
-LONGEST_REPLY = 60.0  # seconds of a reply
+LONGEST_REPLY = 60.0  # maximum seconds of a reply
 
 SPARE_MEMORY = 2**30
-"""Bytes that this process may take beside what it has: a compressed reply grows when it is read, a thousandfold at most."""
+"""Bytes that the process may allocate on top: a compressed reply can grow a thousandfold when it is read."""
 
-KIND = "mlflow.experimentKind"  # the tag by which MLflow's pages show runs and models, rather than traces and judges
+KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
 
 _DEFAULTS = {
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # a new store logs every table that it makes, and one that fails a traceback
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # MLflow's own retries take minutes
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # otherwise a new store logs every table, and a failing one a traceback
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the default retries take minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 
 
 @contextmanager
 def bounded_store() -> Iterator[None]:
-    """Bound what a store can take of this process within the block: time and size of its replies, and memory."""
+    """Limit the time and size of the store's replies, and the memory of this process, within the block."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    import mlflow  # noqa: F401  (what it takes itself does not count)
+    import mlflow  # noqa: F401  (its own memory does not count)
 
     former, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = psutil.Process().memory_info().data + SPARE_MEMORY
@@ -50,7 +50,7 @@ def bounded_store() -> Iterator[None]:
 
 
 def experiment_id(client: Any, name: str) -> str:
-    """Return the id of the experiment with this name. Creates it, with its saved view, if there is none."""
+    """Return the ID of the experiment with this name; create it with its saved view if there is none."""
     from mlflow import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -58,7 +58,7 @@ def experiment_id(client: Any, name: str) -> str:
         return str(found.experiment_id)
     try:
         made = str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
-    except MlflowException:  # another run was quicker
+    except MlflowException:  # another run created it meanwhile
         if found := client.get_experiment_by_name(name):
             return str(found.experiment_id)
         raise
@@ -67,14 +67,14 @@ def experiment_id(client: Any, name: str) -> str:
 
 
 def latest_experiment() -> str | None:
-    """Return the id of the experiment with the newest run in the current store, with its saved view; None if it has none."""
+    """Return the ID of the experiment with the newest run, and ensure that it has the saved view; None without one."""
     with connected() as client:
         found = client.search_experiments(order_by=["last_update_time DESC"])
-        own = [experiment for experiment in found if experiment.experiment_id != "0"]  # MLflow makes "Default" itself
+        own = [experiment for experiment in found if experiment.experiment_id != "0"]  # 0 is MLflow's "Default"
         runs = client.search_runs([experiment.experiment_id for experiment in own], max_results=1) if own else []
         if not own:
             return None
-        latest = str(runs[0].info.experiment_id if runs else own[0].experiment_id)  # runs: newest first
+        latest = str(runs[0].info.experiment_id if runs else own[0].experiment_id)  # runs are sorted newest first
         write_view(client, latest)
         return latest
 
@@ -86,7 +86,7 @@ def is_missing(uri: str) -> bool:
 
 
 def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
-    """Start an MLflow run that others will be nested under; returns its id."""
+    """Create an MLflow run that other runs will be nested under, and return its ID."""
     with connected() as client:
         entry = experiment_id(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
         return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
@@ -94,7 +94,7 @@ def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
 
 @contextmanager
 def connected() -> Iterator[Any]:
-    """MLflow's client of the current store, which is bounded within the block."""
+    """Yield an MLflow client of the current store, with the limits of `bounded_store`."""
     with bounded_store():
         from mlflow import MlflowClient
 

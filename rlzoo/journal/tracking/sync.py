@@ -1,4 +1,4 @@
-"""Brings an MLflow store up to what a run directory holds."""
+"""Sends the contents of a run directory that an MLflow store does not have yet."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from rlzoo.support.redaction import redact
 ID_TAG = "rlzoo_id"
 CONTEXT = "mlflow.data.context"
 SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]})
-SHOWN_DIGEST = 12  # characters: enough to tell data apart, and shown in full in the table of runs
+SHOWN_DIGEST = 12  # characters: enough to distinguish data sets, and fits into MLflow's table of runs
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "length")
-LOGGED = "mlflow.loggedArtifacts"  # the tag by which MLflow knows an artifact for a table
+LOGGED = "mlflow.loggedArtifacts"  # tag that marks artifacts as tables for MLflow
 
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
 LONGEST_ERROR = 10_000  # characters
 
 
 class Sync:
-    """Sends a directory to a store; what was sent is not sent again, whoever sent it, and whatever became of them."""
+    """Sends a run directory to a store. Nothing is sent twice, even if an earlier process sent it and was killed."""
 
     def __init__(self, directory: Path, uri: str) -> None:
         self.directory = directory
         self.sent = Sent.read(directory, uri)
         self.num_rows = self.num_files = 0  # sent by this object
         self._uri = uri
-        self._client: Any = None  # made by the first call that reaches the store
-        self._tags: dict[str, str] = {}  # that the store has
+        self._client: Any = None  # created by the first call that reaches the store
+        self._tags: dict[str, str] = {}  # tags in the store
 
     def send(self, *, is_over: bool) -> None:
-        """Send what is new.
+        """Send everything that is new.
 
         Args:
-            is_over: nothing more will be written, so what is logged at the end goes too.
+            is_over: whether the run has ended; then the final metrics, tables and model are sent as well.
 
         Raises:
-            Exception: whatever the store answers; the next call connects again and sends what is missing then.
+            Exception: any error of the store. The next call reconnects and sends what is missing.
         """
         record = Record.read(self.directory)
         assert record is not None, "a directory is tracked after its record is written"
@@ -68,18 +68,18 @@ class Sync:
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
-        """Write down what was sent, and what is the matter with the store."""
+        """Record in the run directory what was sent, and the store's current error, if any."""
         self.sent.trouble = trouble
         self.sent.write(self.directory, self._uri)
 
     def _connect(self, record: Record) -> None:
-        """Find the run in the store, and send what a run begins with."""
+        """Find or create the run in the store, and send its parameters and data sets."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         if self._uri in IN_MEMORY:
             raise UserError(
-                f"{self._uri!r} is a database in memory, which ends with its process; name a file, as in sqlite:///mlflow.db"
+                f"{self._uri!r} is an in-memory database, which ends with its process; use a file, as in sqlite:///mlflow.db"
             )
         client = MlflowClient(self._uri)
         run = self._find(client, record)
@@ -87,9 +87,9 @@ class Sync:
         if run_id != self.sent.run_id:
             self.sent = Sent(record.id, run_id)
             self.report(None)
-        if record.status == "RUNNING" != run.info.status:  # it was resumed
+        if record.status == "RUNNING" != run.info.status:  # the run was resumed
             client.update_run(run_id, status="RUNNING")
-        written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # perhaps by somebody, later
+        written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited it
         self._tags = {**run.data.tags, **written}
         send_inputs(client, run, record.data)
         params = [Param(key, value) for key, value in record.params.items() if key not in run.data.params]
@@ -99,14 +99,14 @@ class Sync:
         self._client = client
 
     def _find(self, client: Any, record: Record) -> Any:
-        """The run in the store, made if there is none."""
+        """Find the run in the store, or create it."""
         from mlflow import MlflowException
 
         if self.sent.run_id is not None:
-            with suppress(MlflowException):  # the store was deleted; if it is down, the next call says so
+            with suppress(MlflowException):  # the store was deleted; if it is down, the next call raises
                 return client.get_run(self.sent.run_id)
         experiment = experiment_id(client, record.experiment)
-        for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # of a process that was killed then
+        for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # created by a killed process
             return run
         tags = {ID_TAG: record.id, **{name: value for name, value in record.tags.items() if value}}
         return client.create_run(experiment, start_time=int(record.started * 1000), run_name=record.name, tags=tags)
@@ -120,14 +120,14 @@ class Sync:
 
     def _send_files(self, record: Record, is_over: bool) -> None:
         for name in record.files:
-            # one that grows all the time is sent when it is complete
+            # metrics.jsonl grows throughout the run, so it is sent at the end
             if is_over or name != "metrics.jsonl":
                 self._send_file(self.directory / name, name)
         for picture in sorted((self.directory / "figures").rglob("*.png")):
             self._send_file(picture, str(picture.relative_to(self.directory / "figures")))
 
     def _send_file(self, file: Path, name: str) -> None:
-        # a directory from somebody else may name, or point at, any file of this machine
+        # an untrusted run directory could name or link to any file
         if not file.exists() or not file.resolve().is_relative_to(self.directory.resolve()):
             return
         state = [file.stat().st_size, file.stat().st_mtime_ns]
@@ -137,7 +137,7 @@ class Sync:
             self.num_files += 1
 
     def _send_end(self, record: Record) -> None:
-        """What is known when the run is over: completions as a table, metrics of the whole run, the model, the status."""
+        """Send what is known at the end of a run: the completions table, the metrics of the run, the model and the status."""
         client, run_id = self._client, str(self.sent.run_id)
         rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
@@ -152,19 +152,19 @@ class Sync:
             checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb)
             if checkpoint is not None:
                 send_model(client, client.get_run(run_id), record.id, checkpoint, record.step)
-        status = "KILLED" if record.status == "RUNNING" else record.status  # its process is gone without a word
+        status = "KILLED" if record.status == "RUNNING" else record.status  # its process ended without setting a status
         client.set_terminated(run_id, status, None if record.ended is None else int(record.ended * 1000))
 
 
 def describe(error: Exception, uri: str) -> str:
-    """What went wrong, in a line without a password."""
-    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a server may answer with megabytes
-    printable = "".join(char if char.isprintable() else " " for char in text)  # and with a terminal's control characters
+    """Format an error of the store as one line, without passwords."""
+    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # replies can have megabytes
+    printable = "".join(char if char.isprintable() else " " for char in text)  # and contain control characters
     return f"{type(error).__name__}: {redact(' '.join(printable.split()))[:300]}".rstrip(": ")
 
 
 def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
-    """Send the data that the store does not know of yet."""
+    """Log the data sets that the store does not have yet."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     known = {(given.dataset.name, given.dataset.digest) for given in run.inputs.dataset_inputs}
@@ -177,7 +177,7 @@ def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
 
 
 def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]]:
-    """The first responses to the first ``number`` prompts of every step, from the recorded rollouts."""
+    """Yield the first response to each of the first ``number`` prompts of every step."""
     for file in sorted((directory / "rollouts").glob("[0-9]*.jsonl")) if number else ():
         seen = -1
         if not file.stem.isdecimal():

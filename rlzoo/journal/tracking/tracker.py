@@ -1,4 +1,4 @@
-"""The run's side of tracking: starts the process that tells MLflow, and says how the run ended."""
+"""The part of MLflow tracking in the training process: starts the follower process, and records how the run ended."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rlzoo.journal.tracking.record import Record, Sent, Status, sent_to, trackin
 
 logger = logging.getLogger("rlzoo")
 
-QUIET_END = 5.0  # seconds that the end of a run waits before it logs that it waits
+QUIET_END = 5.0  # seconds to wait at the end of a run before logging that it waits
 
 
 class Tracker:
-    """A run in MLflow, ended as FINISHED, KILLED or FAILED by the way its block is left; switched off, nothing.
+    """Tracks a run in MLflow, and sets its status to FINISHED, KILLED or FAILED when the block ends.
 
-    The run only writes to its directory, which a process of its own follows: a store that is slow, or down, holds nothing
-    up and loses nothing.
+    The run only writes to its directory, and a separate process sends the contents. A slow or unreachable store therefore
+    neither delays the run nor loses data. A tracker with ``is_on=False`` does nothing.
     """
 
     def __init__(self, is_on: bool) -> None:
@@ -35,15 +35,15 @@ class Tracker:
         self._record: Record | None = None
         self._trouble: str | None = None
         self._process: subprocess.Popen[str] | None = None
-        if is_on:  # it takes as long to load as the run does
+        if is_on:  # started early, because it loads as long as the run
             command = [sys.executable, "-P", "-m", "rlzoo.journal.tracking.follow"]
-            # a session of its own: Ctrl-C reaches the run alone
+            # in its own session, so that Ctrl-C only reaches the run
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
             )
 
     def begin(self, directory: Path, record: Record) -> None:
-        """Track a directory from now on; one that was tracked before keeps its run in MLflow."""
+        """Start to track a directory. A directory that was tracked before keeps its run in MLflow."""
         if self._process is None:
             return
         former = Record.read(directory)
@@ -51,29 +51,29 @@ class Tracker:
         self._directory = directory
         self._record.write(directory)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone already; its exit code is looked at in the end
+        with contextlib.suppress(BrokenPipeError):  # it has exited; `__exit__` checks the exit code
             self._process.stdin.write(f"{directory.resolve()}\n")
             self._process.stdin.flush()
 
     def look(self) -> None:
-        """Warn once of what keeps MLflow from being told."""
+        """Log a warning once if MLflow cannot be reached."""
         trouble = self._sent().trouble
         if trouble is not None and self._trouble is None:
             logger.warning(
-                "MLflow at %s cannot be reached (%s); the run continues, and what is missing is sent later",
+                "MLflow at %s cannot be reached (%s); the run continues, and missing data is sent later",
                 without_password(tracking_uri()),
                 trouble,
             )
         self._trouble = trouble
 
     def conclude(self, step: int, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
-        """Log the metrics of the whole run, and more tags."""
+        """Log the metrics of the whole run and additional tags."""
         if self._record is not None:
             self._record = replace(self._record, step=step, metrics=dict(metrics), tags={**self._record.tags, **tags})
 
     @property
     def run_id(self) -> str | None:
-        """MLflow's run, once the store has one."""
+        """The ID of the run in MLflow; None until the store has the run."""
         return self._sent().run_id
 
     def _sent(self) -> Sent:
@@ -89,7 +89,7 @@ class Tracker:
         if self._record is not None and self._directory is not None:
             stopped = kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit))
             status: Status = "FINISHED" if kind is None else "KILLED" if stopped else "FAILED"
-            with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):  # the error is what it ended with
+            with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):  # keep the run's own error
                 replace(self._record, status=status, ended=time.time()).write(self._directory)
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -102,15 +102,15 @@ class Tracker:
                 self._process.wait()
 
     def _wait(self, process: subprocess.Popen[str], directory: Path) -> None:
-        """Wait until the rest was sent, `LONGEST_END` seconds at most."""
+        """Wait until the rest is sent, for at most `LONGEST_END` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(QUIET_END)
         if process.returncode is None:
-            logger.info("MLflow is sent the rest; Ctrl-C leaves that to: rlzoo sync %s", directory)
+            logger.info("sending the rest to MLflow; Ctrl-C skips this, then send it with: rlzoo sync %s", directory)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, LONGEST_END - QUIET_END))
         if process.returncode != 0:
-            late = f"it has not taken everything within {LONGEST_END:g} s"
-            ended = f"the process that tells it ended with {process.returncode}"
+            late = f"it did not accept everything within {LONGEST_END:g} s"
+            ended = f"the process that sends to it exited with code {process.returncode}"
             trouble = self._sent().trouble or (late if process.returncode in (None, -signal.SIGALRM) else ended)
-            logger.warning("MLflow was not told everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
+            logger.warning("MLflow did not receive everything (%s); send the rest with: rlzoo sync %s", trouble, directory)

@@ -1,7 +1,7 @@
-"""The saved view of MLflow's runs page: rules side by side, with the columns and the charts that compare them.
+"""The saved view of MLflow's runs page that compares rules side by side.
 
-MLflow keeps a saved view in an experiment tag, lists it in the *Views* menu of the runs page, and opens it by its key in the
-address. The tag's format is not documented; it is that of the pinned version, which the browser tests hold it to.
+MLflow stores a saved view in an experiment tag, lists it in the *Views* menu of the runs page, and opens it by its key in
+the address. The tag's format is undocumented. This module writes that of the pinned version, which the browser tests check.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from urllib.parse import quote
 from rlzoo.support.colours import RULE_TAG
 
 TAG_PREFIX = "mlflow.sharedViewState."
-KEY = "rlzoo-rules-1"  # a later layout gets another number, so that a view which somebody changed is kept
+KEY = "rlzoo-rules-1"  # increase the number for a new layout, so that views edited by users are kept
 NAME = "Rules side by side"
 MOST_RUNS = 100  # lines or bars of a chart
 REPORT = "report"
-"""In place of a rule, the group of the runs that hold a comparison's report. It is in the table and not in the charts."""
+"""Rule tag of the runs with a comparison's report. The charts hide this group; the table shows it."""
 
 COLUMNS = (
     *("params.`seed`", "metrics.`accuracy`", "metrics.`gain`", "metrics.`lre_at_0.1`", "metrics.`lre_noise_at_0.1`"),
@@ -34,31 +34,31 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("fairness/lre_max", "learner/entropy", "response/length_mean"),
     ),
 }
-"""The metrics of each section's charts. A metric of whole runs has a bar for each rule, a metric of steps a line."""
-MOST_COLUMNS = 3  # charts beside each other
+"""The metrics of each section's charts: bars for metrics of whole runs, lines for metrics of steps."""
+MOST_COLUMNS = 3  # charts in a row
 
 
 def write_view(client: Any, experiment_id: str) -> None:
-    """Save the view in an experiment; one that is there already is kept, with what somebody changed in it."""
+    """Save the view in an experiment. An existing view is kept, because users may have edited it."""
     tag = TAG_PREFIX + KEY
     if tag not in client.get_experiment(experiment_id).tags:
         client.set_experiment_tag(experiment_id, tag, view())
 
 
 def view_path(experiment_id: str) -> str:
-    """The part of the address after the host that opens the view's charts."""
+    """The path and query of the address that opens the charts of the view."""
     where = f"viewStateShareKey={KEY}&compareRunsMode=CHART&workflowType=machine_learning"
     return f"/#/experiments/{quote(experiment_id)}/runs?{where}"
 
 
 def view() -> str:
-    """The view, as its tag's value."""
+    """The value of the view's tag."""
     now = int(time.time() * 1000)
     return json.dumps({"name": NAME, "createdAt": now, "updatedAt": now, "state": json.dumps(_state())})
 
 
 def _state() -> dict[str, Any]:
-    """The state of the page, as the page saves it."""
+    """The state of the page in MLflow's format."""
     return {
         "searchFilter": "",
         "orderByKey": "attributes.start_time",
@@ -86,13 +86,13 @@ def _state() -> dict[str, Any]:
 
 
 def _section(name: str, num_charts: int) -> dict[str, Any]:
-    """A section as the page saves it."""
+    """A section in MLflow's format."""
     kept = {"display": True, "isReordered": True, "deleted": False, "isGenerated": False}
     return {"uuid": name, "name": name, **kept, "columns": min(num_charts, MOST_COLUMNS)}
 
 
 def _chart(section: str, metric: str) -> dict[str, Any]:
-    """A chart as the page saves it: lines by step for a metric of steps, which has a prefix, else a bar."""
+    """A chart in MLflow's format: lines for a metric of steps, which has a prefix with ``/``, else bars."""
     chart = {
         "uuid": f"{KEY}-{metric}",
         "type": "BAR",

@@ -22,7 +22,7 @@ def table(text):
 def test_a_run_without_settings_has_no_differences():
     text = description(RunConfig.compose(clip="gspo"), RUN)
     assert text.startswith("**gspo** on arithmetic, model embedded, seed 0, 40 steps\n")
-    assert "No differences to `rlzoo train --clip gspo`." in text
+    assert "No differences from `rlzoo train --clip gspo`." in text
     assert table(text) == {}
     assert "rlzoo train --resume --output /runs/mine" in text
     assert "rlzoo replay /runs/mine --clip" in text
@@ -57,7 +57,7 @@ def test_a_policy_made_in_python_is_compared_with_the_shipped_run():
             raise NotImplementedError
 
     text = description(RunConfig.compose(clip="fspo").model_copy(update={"clip": Own()}), RUN)
-    assert "Differences to `rlzoo train`:" in text
+    assert "Differences from `rlzoo train`:" in text
     assert table(text)["clip.name"][1] == "own"
 
 
@@ -74,7 +74,7 @@ def test_a_long_description_is_cut_to_what_mlflow_takes(monkeypatch):
     text = describe_run("a", "rlzoo train", many, RUN)
     assert len(text) < 8000
     assert text.endswith(" ...")
-    shown = text.partition("Differences to `rlzoo train`:\n\n")[2].splitlines()
+    shown = text.partition("Differences from `rlzoo train`:\n\n")[2].splitlines()
     assert all(line.startswith("    section.setting_") for line in shown), "a value ends no line"
     assert len(shown) > 1
 

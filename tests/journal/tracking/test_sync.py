@@ -180,7 +180,7 @@ def test_damaged_records_and_responses_are_named(tmp_path):
     file = tmp_path / FOLDER / "record.json"
     for content in (b"{", b"[1]", b'{"id": 1}', b"\xff"):
         file.write_bytes(content)
-        with pytest.raises(UserError, match=r"record.json' (cannot be read|is not what a run writes)"):
+        with pytest.raises(UserError, match=r"record.json' (cannot be read|is not valid)"):
             Record.read(tmp_path)
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "000001.jsonl").write_text('{"group": 0}\n{"group": "x"}\n')
