@@ -237,7 +237,7 @@ def test_a_named_file_that_is_broken_is_an_error(tmp_path, source, reason):
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"), [("none.py", "does not exist"), ("notes.txt", "is not a .py file"), ("empty", "holds no")]
+    ("path", "reason"), [("none.py", "does not exist"), ("notes.txt", "is not a .py file"), ("empty", "contains no")]
 )
 def test_a_path_without_a_plugin_is_an_error(tmp_path, path, reason):
     (tmp_path / "notes.txt").write_text("notes")

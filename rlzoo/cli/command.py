@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from typer.core import TyperCommand
 
-from rlzoo.errors import UserError, did_you_mean
+from rlzoo.errors import UserError
 
+ALIKE = 0.75  # of `difflib`: so alike are options that were misspelt
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
 """Maps names that users may try as options to the settings that take a name."""
 
@@ -30,10 +32,13 @@ class Command(TyperCommand):
 
 
 def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> str:
-    """Return a hint with the option or setting that was probably meant."""
+    """What to write instead: an option that looks alike, or a setting, for which the settings must be imported."""
+    names = {name.lstrip("-"): name for name in options}
+    if close := difflib.get_close_matches(option.lstrip("-"), names, n=1, cutoff=ALIKE):
+        return f"; did you mean {names[close[0]]!r}?"
     if "--set" in options and (keys := _settings(option.lstrip("-").replace("-", "_"))):
         return f"; did you mean --set {keys[0]}={_value(option, arguments)}?"
-    return did_you_mean(option, options) or "; see --help"
+    return "; see --help"
 
 
 def _settings(name: str) -> list[str]:

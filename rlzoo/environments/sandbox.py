@@ -270,7 +270,9 @@ def _cache() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write the cache {shown(str(folder))} (RLZOO_CACHE names another): {error.strerror}") from error
+        raise UserError(
+            f"cannot write the cache {shown(str(folder))} (set RLZOO_CACHE to use another): {error.strerror}"
+        ) from error
     return folder
 
 

@@ -245,7 +245,6 @@ def run_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | N
     means = {
         "reward": "reward/mean",
         "response_length": "response/length_mean",
-        "tokens_per_second": "throughput/tokens_per_second",
     }
     for name, source in means.items():
         values = [step[source] for step in steps[-window:] if source in step]

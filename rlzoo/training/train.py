@@ -7,6 +7,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +28,8 @@ from rlzoo.training.mlflow_record import run_record
 from rlzoo.training.run import Run
 
 logger = logging.getLogger("rlzoo")
+
+SPEED = "throughput/tokens_per_second"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,9 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     whole = run_metrics(run.metrics, profile, WINDOW)
     seconds = {"seconds": round(run.seconds, 3)}
     run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": whole})
-    tracker.conclude(config.steps, whole, {"warnings": ", ".join(run.monitor.alarms.raised)})
+    speeds = [row[SPEED] for row in run.metrics[-WINDOW:] if SPEED in row]
+    speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which a resumed run repeats
+    tracker.conclude(config.steps, whole | speed, {"warnings": ", ".join(run.monitor.alarms.raised)})
     return RunResult(run.directory.path, run.metrics, profile)
 
 

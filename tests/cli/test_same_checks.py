@@ -26,7 +26,7 @@ REFUSED = {
         "launch.deepspeed='list.json': the file must contain DeepSpeed's settings",
     ),
     "no section": (["launch.deepspeed=odd.json"], "launch.deepspeed='odd.json': the file must contain DeepSpeed's settings"),
-    "an optimizer": (["launch.deepspeed=adam.json"], "launch.deepspeed='adam.json': holds 'optimizer'"),
+    "an optimizer": (["launch.deepspeed=adam.json"], "launch.deepspeed='adam.json': the file sets 'optimizer'"),
     "no DeepSpeed": (
         ["launch.deepspeed=zero2"],
         "launch.deepspeed='zero2': deepspeed is not installed: pip install 'rlzoo-llm[deepspeed]'",

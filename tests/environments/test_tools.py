@@ -244,7 +244,7 @@ def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made
     turns = [call("hang"), call("crash"), call("flood"), call("search", query="a", limit=2)]
     hung, crashed, flooded, fine = task.host.step(dict(zip(numbers, turns, strict=True)))
     assert "longer than 2 s" in hung.failure
-    assert "left (3)" in crashed.failure
+    assert "exited with code 3" in crashed.failure
     assert "300,000 characters" in flooded.failure
     assert [each.done for each in (hung, crashed, flooded, fine)] == [True, True, True, False]
     assert fine.messages[0]["content"] == '["a", "a"]'

@@ -531,8 +531,8 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
         ({"seconds": -1.0}, "seconds"),
         ({"alarms": {"bad_steps": {}, "raised": ["mine"]}}, "is not what a run writes"),
         ({"alarms": {}}, "is not what a run writes"),
-        ({"scheduler": {}}, "the learning rate's schedule"),
-        ({"scheduler": {"last_epoch": 16}}, "the learning rate's schedule"),
+        ({"scheduler": {}}, "the learning-rate schedule"),
+        ({"scheduler": {"last_epoch": 16}}, "the learning-rate schedule"),
     ],
 )
 def test_a_state_that_was_changed_and_sealed_again_is_refused(run, changes, part):

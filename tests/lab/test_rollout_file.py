@@ -28,7 +28,7 @@ CHANGES = {
     "log_probs/1 is not a tensor of the format, or an update before it is missing": lambda tensors: tensors.pop("rows/1"),
     "logprobs is not a tensor of the format": lambda tensors: tensors.update(logprobs=torch.zeros(3)),
     "response_mask is true on the first token of a sequence": lambda tensors: tensors["response_mask"].fill_(True),
-    "old_log_probs has": lambda tensors: tensors["old_log_probs"].neg_(),
+    "old_log_probs contains": lambda tensors: tensors["old_log_probs"].neg_(),
     "but a log-probability is at most 0": lambda tensors: tensors["log_probs/2"].exp_(),
     "turn_ids decreases within a response": lambda tensors: tensors["turn_ids"].copy_(
         -torch.arange(len(tensors["turn_ids"])) + 9999
