@@ -90,6 +90,24 @@ def test_no_exponent_of_the_band_is_above_another_and_norm_clipping_helps():
     assert paired(gains)[1] > 0
 
 
+def test_on_a_long_tail_the_square_root_overcorrects_and_the_adaptive_band_is_even():
+    pooled = {
+        (r["rollouts_of"], r["rule"]): r for r in read("long-evenness.csv") if (r["seed"], r["matched"]) == ("all", "by sign")
+    }
+    for made in ("fspo", "gspo", "rloo"):
+        error = {rule: float(pooled[made, rule]["conditional"]) for rule in ("fspo", "gspo", "rloo", "fspo-adaptive")}
+        assert error["fspo-adaptive"] < error["rloo"] < error["fspo"] < error["gspo"]
+        assert float(pooled[made, "fspo-adaptive"]["conditional_low"]) == 0 < float(pooled[made, "rloo"]["conditional_low"])
+        shortest, *_, longest = (float(value) for value in pooled[made, "fspo"]["clip_by_length"].split())
+        assert 3.5 < shortest / longest < 12.5
+    gains = {}
+    for row in read("long-race.csv"):
+        gains.setdefault(row["rule"], []).append(float(row["accuracy"]) - float(row["before"]))
+    assert {rule: round(fmean(values), 3) for rule, values in gains.items()} == {"fspo": 0.066, "gspo": 0.029, "rloo": 0.102}
+    (everything,) = [row for row in read("long-model.csv") if row["part"] == "all"]
+    assert float(everything["pass@k"]) < 0.75
+
+
 def test_the_length_error_does_not_change_with_the_age_of_the_responses():
     rows = [row for row in read("staleness.csv") if row["part"] != "all" and row["seed"] != "all"]
     for rule, bound in (("fspo", 0.09), ("gspo", 0.11), ("rloo", 0.07), ("fspo-adaptive", 0.01)):
