@@ -25,6 +25,8 @@ def drawn(screen, rows, **more):
         for step, metrics in enumerate(rows):
             display.show(step, metrics)
             display.refresh()
+            if screen.columns > 40:  # a narrower screen has no room for both numbers
+                screen.wait_for(f"{step}/{len(rows) - 1} ")  # else a busy machine may read two frames at once
             if step == 2:
                 print("a warning", file=sys.stderr)
     Plain().print("the end")
