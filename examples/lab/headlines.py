@@ -100,7 +100,7 @@ def factorial(rows: Sequence[Row]) -> list[Headline]:
         ours, theirs = scores[first], scores[second]
         return over_seeds(f"{first} - {second}", {seed: [ours[seed] - theirs[seed]] for seed in ours if seed in theirs})
 
-    bands = [cell.split("/")[0] for cell in scores if cell.endswith("/always")]
+    bands = [cell.split("/")[0] for cell in scores if cell.endswith("/always") and not cell.startswith("no ceiling")]
     within = [
         gap(f"{first}/{norm}", f"{second}/{norm}")
         for norm in ("always", "never")
@@ -114,7 +114,8 @@ def factorial(rows: Sequence[Row]) -> list[Headline]:
         for seed, value in scores[f"{band}/always"].items():
             if seed in without:
                 between.setdefault(seed, []).append(value - without[seed])
-    return [*within, over_seeds("always - never, all bands", between)]
+    dual = [gap("alpha-0.5/always", "no ceiling/always")] if "no ceiling/always" in scores else []
+    return [*within, *dual, over_seeds("always - never, all bands", between)]
 
 
 def staleness(rows: Sequence[Row]) -> list[Headline]:

@@ -170,6 +170,12 @@ def factorial(lab: Lab) -> None:
                 f"factorial/{name}-{norm}", "alpha-band", lab.seeds(12), (*same, *band), "--config", str(config)
             )
         folders[f"adaptive/{norm}"] = lab.sweep(f"factorial/adaptive-{norm}", "fspo-adaptive", lab.seeds(12), same)
+        if norm == "always":  # the band of exponent 1/2 without its dual clip
+            config = lab.calibrated(f"alpha-0.5-{norm}", "--clip", "alpha-band")
+            folders["no ceiling/always"] = lab.sweep(
+                "factorial/no-ceiling", "alpha-band", lab.seeds(12), (*same, "clip.alpha=0.5", "clip.width_ceiling=null"),
+                "--config", str(config),
+            )  # fmt: skip
     lab.write("factorial.csv", numbers(folders))
 
 

@@ -108,6 +108,16 @@ def test_on_a_long_tail_the_square_root_overcorrects_and_the_adaptive_band_is_ev
     assert float(everything["pass@k"]) < 0.75
 
 
+def test_the_dual_clip_makes_no_difference():
+    scores = {}
+    for row in read("factorial.csv"):
+        scores.setdefault(row["cell"], {})[int(row["seed"])] = float(row["accuracy"])
+    gaps = [scores["alpha-0.5/always"][seed] - scores["no ceiling/always"][seed] for seed in range(12)]
+    value, low, high = paired(gaps)
+    assert round(value, 3) == -0.003
+    assert -0.0085 < low < 0 < high < 0.0025
+
+
 def test_the_length_error_does_not_change_with_the_age_of_the_responses():
     rows = [row for row in read("staleness.csv") if row["part"] != "all" and row["seed"] != "all"]
     for rule, bound in (("fspo", 0.09), ("gspo", 0.11), ("rloo", 0.07), ("fspo-adaptive", 0.01)):
