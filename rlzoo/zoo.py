@@ -49,10 +49,6 @@ class Entry(Generic[Part]):
         return self.plugin.source
 
 
-OTHER_NAMES = {"ppo": "'grpo', which has PPO's clip"}
-"""Rules that are known by a name that no policy has, and what to ask for instead."""
-
-
 class Shelf(Mapping[str, type[Part]], Generic[Part]):
     """Mapping of names to classes of one kind, sorted; an unknown name raises an error that lists the known ones.
 
@@ -84,8 +80,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         left_out = "".join(f"; left out: {problem}" for problem in self.problems)
         left_out += f"; {_excluded(self.excluded)}" if self.excluded else ""
         known = [*self.entries, *self.aliases]
-        meant = f"; did you mean {OTHER_NAMES[name]}?" if name in OTHER_NAMES else did_you_mean(name, known)
-        raise UserError(f"unknown {self.what} {name!r} (installed: {', '.join(known)}){meant}{left_out}")
+        raise UserError(f"unknown {self.what} {name!r} (installed: {', '.join(known)}){did_you_mean(name, known)}{left_out}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Annotated, Any, TextIO, cast
@@ -34,6 +34,12 @@ MatchBySign = Annotated[
     bool, typer.Option("--match-by-sign", help="Match the clip fraction separately for negative and positive advantages.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and the final result.")]
+
+
+def check_rule_names(names: Iterable[str]) -> None:
+    """Raise `UserError` for a rule that is known by a name that no policy has, saying which policy is meant."""
+    if "ppo" in names:
+        raise UserError("there is no clip policy 'ppo'; did you mean 'grpo', which has PPO's clip?")
 
 
 def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from rlzoo.cli import complete
 from rlzoo.cli.compare import compare
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
-from rlzoo.cli.options import AsJson, Configs, Overrides, Plugins, Quiet, lasting_output, loading, names_in
+from rlzoo.cli.options import AsJson, Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading, names_in
 from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def sweep(
 ) -> None:
     """Train every policy with every seed under one MLflow run, and compare; rerun the command to resume."""
     names = names_in("--clip", clip, "comma-separated policies; see `rlzoo clips list`")
+    check_rule_names(names)
     with loading(is_quiet=quiet):
         from rlzoo.discovery import distinct
         from rlzoo.lab.sweep import Sweep, parse_seeds

@@ -15,7 +15,7 @@ from rlzoo.cli import complete
 from rlzoo.cli.chart import clip_by_length, clip_in_words
 from rlzoo.cli.completions import completions, is_due
 from rlzoo.cli.console import Plain, show_log
-from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
+from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading
 from rlzoo.errors import UserError
 from rlzoo.support.garbage import quick_garbage_collection
 
@@ -72,6 +72,7 @@ def train(
         raise UserError("--devices needs --dry-run")
     if allow_changed_plugin and not resume:
         raise UserError("--allow-changed-plugin needs --resume")
+    check_rule_names([clip] if clip else [])
     if clip and "," in clip:
         raise UserError(f"--clip {clip!r}: a run has one rule; compare several with: rlzoo sweep --clip {clip}")
     if show_completions and (quiet or as_json):

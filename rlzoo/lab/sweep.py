@@ -163,7 +163,7 @@ def run_children(
         ended: called with each child that ended, and its exit code.
 
     Returns:
-        The children that failed. On Ctrl-C or SIGTERM, the running children are told to save and exit, and the exception is
+        The children that failed. On Ctrl-C or SIGTERM, the running children are asked to save and exit, and the exception is
         raised.
     """
     waiting = [child for child in children if not child.is_finished]

@@ -11,12 +11,11 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.errors import UserError
-from rlzoo.tasks.task import Task, is_held_out
+from rlzoo.tasks.task import MAX_TRIES, Task, draw_held_out, draw_trained, is_held_out
 from rlzoo.types import Problem
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also matches digits of other scripts
 _NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # in 5-23 the minus is not a sign, and 7.23 does not contain 23
-_MAX_TRIES = 2000  # consecutive draws without a new question before giving up
 
 
 class ArithmeticTask(Task):
@@ -37,7 +36,7 @@ class ArithmeticTask(Task):
             raise UserError(
                 f"task.num_operands_max={self.num_operands_max} is below task.num_operands_min={self.num_operands_min}"
             )
-        tries = min(_MAX_TRIES, 20 * _MAX_TRIES // self.num_operands_max)  # long sums are slow to draw and seldom equal
+        tries = min(MAX_TRIES, 20 * MAX_TRIES // self.num_operands_max)  # long sums are slow to draw and seldom equal
         sides = (is_held_out(self._draw(f"check:{index}")) for index in range(tries))
         first = next(sides)
         if not any(side != first for side in sides):
@@ -52,22 +51,10 @@ class ArithmeticTask(Task):
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """Return the first ``count`` distinct held-out sums, or fewer if the settings allow no more."""
-        questions: dict[str, None] = {}
-        draw = tries = 0
-        while len(questions) < count and tries < _MAX_TRIES:
-            question = self._draw(f"held-out:{draw}")
-            draw += 1
-            tries += 1
-            if is_held_out(question) and question not in questions:
-                questions[question] = None
-                tries = 0
-        return [_problem(question) for question in questions]
+        return [_problem(question) for question in draw_held_out(self._draw, is_held_out, count)]
 
     def _train_problem(self, index: int) -> Problem:
-        attempt = 0
-        while is_held_out(question := self._draw(f"train:{self.seed}:{index}:{attempt}")):
-            attempt += 1
-        return _problem(question)
+        return _problem(draw_trained(self._draw, is_held_out, f"{self.seed}:{index}"))
 
     def _draw(self, key: str) -> str:
         generator = random.Random(key)

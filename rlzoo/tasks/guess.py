@@ -12,7 +12,7 @@ from pydantic import Field
 from rlzoo.environments import Environment
 from rlzoo.environments.guess import Guess
 from rlzoo.tasks.episodes import EpisodeTask
-from rlzoo.tasks.task import is_held_out
+from rlzoo.tasks.task import draw_held_out, draw_trained, is_held_out
 from rlzoo.types import Problem
 
 FEWEST = 5
@@ -46,21 +46,10 @@ class GuessTask(EpisodeTask):
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """Return the first ``count`` distinct held-out games, or fewer if the ranges allow no more."""
-        found: dict[Problem, None] = {}
-        draw = tries = 0
-        while len(found) < count and tries < 2000:
-            problem = self._draw(f"held-out:{draw}")
-            draw, tries = draw + 1, tries + 1
-            if _is_held_out(problem) and problem not in found:
-                found[problem] = None
-                tries = 0
-        return list(found)
+        return draw_held_out(self._draw, _is_held_out, count)
 
     def _train_problem(self, index: int) -> Problem:
-        attempt = 0
-        while _is_held_out(problem := self._draw(f"train:{self.seed}:{index}:{attempt}")):
-            attempt += 1
-        return problem
+        return draw_trained(self._draw, _is_held_out, f"{self.seed}:{index}")
 
     def _draw(self, key: str) -> Problem:
         generator = random.Random(key)

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.errors import UserError
-from rlzoo.tasks.task import Task, is_held_out
+from rlzoo.tasks.task import Task, draw_held_out, draw_trained, is_held_out
 from rlzoo.types import Problem
 
 ANSWER_MARKER = "#"
@@ -44,21 +44,10 @@ class RecurrenceTask(Task):
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """Return the first ``count`` distinct held-out problems, or fewer if the settings allow no more."""
-        questions: dict[str, None] = {}
-        draw = tries = 0
-        while len(questions) < count and tries < 2000:
-            question = self._draw(f"held-out:{draw}")
-            draw, tries = draw + 1, tries + 1
-            if is_held_out(question) and question not in questions:
-                questions[question] = None
-                tries = 0
-        return [_problem(question) for question in questions]
+        return [_problem(question) for question in draw_held_out(self._draw, is_held_out, count)]
 
     def _train_problem(self, index: int) -> Problem:
-        attempt = 0
-        while is_held_out(question := self._draw(f"train:{self.seed}:{index}:{attempt}")):
-            attempt += 1
-        return _problem(question)
+        return _problem(draw_trained(self._draw, is_held_out, f"{self.seed}:{index}"))
 
     def _draw(self, key: str) -> str:
         generator = random.Random(key)

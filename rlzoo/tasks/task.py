@@ -6,10 +6,10 @@ import hashlib
 import importlib
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -215,6 +215,37 @@ def _own_class(reference: str) -> type[Task]:
 def task_names() -> list[str]:
     """Return the names that ``build_task`` accepts."""
     return [*(f"{name}:<dataset>" if name == "reasoning_gym" else name for name in sorted(_TASKS)), _OWN]
+
+
+Drawn = TypeVar("Drawn", bound=Hashable)
+MAX_TRIES = 2000  # draws without a new held-out problem before there are taken to be no more
+
+
+def draw_held_out(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], count: int) -> list[Drawn]:
+    """Return the first ``count`` distinct held-out draws, or fewer if there are no more.
+
+    Args:
+        draw: returns a question or a problem for a key; the same one for the same key.
+        held_out: whether it is held out.
+        count: how many to return.
+    """
+    found: dict[Drawn, None] = {}
+    number = tries = 0
+    while len(found) < count and tries < MAX_TRIES:
+        drawn = draw(f"held-out:{number}")
+        number, tries = number + 1, tries + 1
+        if held_out(drawn) and drawn not in found:
+            found[drawn] = None
+            tries = 0
+    return list(found)
+
+
+def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], key: str) -> Drawn:
+    """Return the first draw for a training problem's key that is not held out."""
+    attempt = 0
+    while held_out(drawn := draw(f"train:{key}:{attempt}")):
+        attempt += 1
+    return drawn
 
 
 def is_held_out(question: str) -> bool:
