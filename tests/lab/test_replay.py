@@ -10,7 +10,7 @@ from rlzoo import load_zoo
 from rlzoo.errors import UserError
 from rlzoo.lab.cosine import cosines
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay
+from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay, stacked
 from rlzoo.testing.data import filled
 from tests.quick import quick_run
 
@@ -135,6 +135,41 @@ def test_every_rule_with_a_width_is_matched(recorded, name):
     assert found == pytest.approx(fraction(policy), abs=1e-6)
     adaptive = name == "fspo-adaptive"  # it aims at the share by itself, and 16 updates are few to reach it
     assert found == pytest.approx(0.1, abs=0.1 if adaptive else 0.01)
+
+
+class Lottery(load_zoo()["fspo"]):
+    """Clips whole updates by their seed, which a stack of updates cannot reproduce."""
+
+    def __call__(self, inputs):
+        result = super().__call__(inputs)
+        return dataclasses.replace(result, clipped=torch.full_like(result.clipped, inputs.seed % 2 == 0))
+
+
+def test_the_clip_fraction_on_stacks_of_updates_is_that_on_single_updates(recorded):
+    assert len(stacked([update.inputs for update in recorded.updates])) == 1 < len(recorded.updates)
+    fspo, fraction, counted = load_zoo()["fspo"](), clip_fraction_of(recorded), []
+
+    class Counted(type(fspo)):
+        def __call__(self, inputs):
+            counted.append(len(inputs.response_mask))
+            return super().__call__(inputs)
+
+    for factor in (1.0, 0.5, 0.25):
+        policy = fspo.scaled(factor)
+        assert fraction(Counted(**policy.model_dump())) == replay(recorded, policy).profile.clip_fraction > 0
+    assert len(counted) == len(recorded.updates) + 3  # one by one, and then one stack for each width
+    odd = [update.inputs for update in recorded.updates if update.inputs.seed % 2 == 0]
+    for _ in range(2):  # the first call must not let the second one use the stacks
+        assert fraction(Lottery()) == pytest.approx(sum(map(counted_rows, odd)) / sum(map(counted_rows, inputs_of(recorded))))
+
+
+def inputs_of(run):
+    return [update.inputs for update in run.updates]
+
+
+def counted_rows(inputs):
+    """Return the number of responses with an advantage."""
+    return int((inputs.advantages != 0).sum())
 
 
 def test_a_rule_without_a_width_or_with_a_share_out_of_reach_says_so(recorded):
