@@ -97,7 +97,7 @@ def _print(console: Plain, result: Race) -> None:
             f"{pair.first} - {pair.second}",
             signed(pair.mean),
             interval(pair.interval),
-            f"{pair.probability_of_improvement:.2f}",
+            "-" if pair.probability_interval is None else f"{pair.probability_of_improvement:.2f}",
             "" if pair.p_value is None else pair.verdict,
         )
     if shown:

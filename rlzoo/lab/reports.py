@@ -59,7 +59,8 @@ def _scores(race: Race) -> ReportSection:
 def _pairs(race: Race) -> ReportSection:
     rows: list[Row] = []
     for pair in race.pairs:
-        difference, better = (pair.mean, pair.interval), (pair.probability_of_improvement, pair.probability_interval)
+        probability = None if pair.probability_interval is None else pair.probability_of_improvement
+        difference, better = (pair.mean, pair.interval), (probability, pair.probability_interval)
         rows.append([pair.first, pair.second, pair.num_seeds, *difference, *better, pair.adjusted_p_value, pair.verdict])
     columns = ["first", "second", "seeds", "difference", "95 %", "P(first > second)", "95 %", "p, Holm", "verdict"]
     text = (
