@@ -108,11 +108,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def first_mistake(error: ValidationError) -> str:
-    """Format the first mistake of a pydantic error in data that a program wrote: where it is, and what is expected.
-
-    Example:
-        ``"step: input should be a valid integer"``
-    """
+    """Format the first mistake of a pydantic error in data that a program wrote: where it is, and what is expected."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"])
@@ -137,11 +133,7 @@ OTHER_NAMES = {
 
 
 def keys_called(name: str, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Return the dotted keys of settings with this name, or the name that other libraries give them.
-
-    Example:
-        ``["learner.lr"]`` for ``learning_rate``.
-    """
+    """Return the dotted keys of settings with this name, or the name that other libraries give them."""
     wanted = {name, OTHER_NAMES.get(name, name)}
     found: list[str] = []
     for key, field in model.model_fields.items():

@@ -99,7 +99,12 @@ def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Ten
 
     Example:
         Two bins have half of the responses each, and clip fractions of 0 and 0.5. Their acceptances are 1 and 0.5, with
-        mean 0.75, so ``lre_max = max(|1/.75 - 1|, |.5/.75 - 1|) = 1/3``, and ``lre_mean = 1/3``.
+        mean 0.75:
+
+        >>> import torch
+        >>> weight, share = torch.tensor([1 / 0.75, 0.5 / 0.75]), torch.tensor([0.5, 0.5])
+        >>> [round(float(error), 3) for error in length_reweighting_error(weight, share)]
+        [0.333, 0.333]
     """
     error = (weight - 1).abs()
     return error.amax(-1), (share * error).sum(-1)

@@ -37,9 +37,6 @@ class ClipStats:
     """Statistics of one update, summed over micro-batches and ranks, from which a rule can track drift and spread.
 
     Every tensor is ``(num_bins, 2)``: one row per length bin, and columns for negative and positive advantages.
-
-    Example:
-        ``stats.log_ratio / stats.length`` is the drift per token of a rule that judges the summed log-ratio.
     """
 
     bin_edges: Tensor  # (num_bins + 1,) response lengths in tokens

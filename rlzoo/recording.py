@@ -38,11 +38,7 @@ LARGEST_LOG_PROB = 1e-3  # nats; a log-probability is at most 0, apart from roun
 
 @dataclass(frozen=True, slots=True)
 class UpdateLogProbs:
-    """Log-probs from one optimizer step on a rollout batch.
-
-    Example:
-        An update on two of the four responses of a batch: ``UpdateLogProbs(rows=torch.tensor([2, 0]), ...)``.
-    """
+    """Log-probs from one optimizer step on a rollout batch."""
 
     rows: Tensor  # (U,) int64: responses in its minibatch
     log_probs: Tensor  # (M_u,) float32: before the optimizer step, for the chosen tokens of these responses, row by row

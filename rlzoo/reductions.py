@@ -26,7 +26,10 @@ class StepCounts:
     """The denominators of one optimizer step, over all its micro-batches and ranks.
 
     Example:
-        Three responses of 5, 2 and 9 tokens: ``StepCounts(num_responses=3, num_tokens=16)``.
+        >>> import torch
+        >>> mask = torch.arange(9) < torch.tensor([[5], [2], [9]])
+        >>> StepCounts.of(mask)
+        StepCounts(num_responses=3, num_tokens=16)
     """
 
     num_responses: int  # responses with at least one token

@@ -28,8 +28,9 @@ class Turn:
     """One turn of the model in an episode, with the environment's observation.
 
     Example:
-        The model wrote "50" in tokens 0 to 4 of the response. The environment answered "lower" without a reward:
-        ``Turn(start=0, end=5, text="50", observation="lower", reward=0.0, state=812)``
+        The model wrote "50" in tokens 0 to 4 of the response, and the environment answered "lower" without a reward:
+
+        >>> turn = Turn(start=0, end=5, text="50", observation="lower", reward=0.0, state=812)
     """
 
     start: int  # index of its first token in the response
@@ -46,8 +47,13 @@ class Rollout:
 
     Example:
         The response "8#17" with its end token, and one id and one log-probability (in nats) per token:
-        ``Rollout(prompt_ids=(5, 12, 7), response_ids=(10, 14, 3, 9, 1), rollout_log_probs=(-.1, -.2, -.1, -.9, 0.),
-        text="8#17", finished=True, policy_version=12, reward=1.0)``
+
+        >>> rollout = Rollout(
+        ...     prompt_ids=(5, 12, 7), response_ids=(10, 14, 3, 9, 1), rollout_log_probs=(-0.1, -0.2, -0.1, -0.9, 0.0),
+        ...     text="8#17", finished=True, policy_version=12, reward=1.0,
+        ... )
+        >>> rollout.length
+        5
     """
 
     prompt_ids: tuple[int, ...]
@@ -83,11 +89,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """All responses sampled for one problem; advantages compare them with each other.
-
-    Example:
-        ``RolloutGroup(problem=Problem("3+5=", "8"), rollouts=(right, wrong))`` with rewards 1 and 0.
-    """
+    """All responses sampled for one problem; advantages compare them with each other."""
 
     problem: Problem
     rollouts: tuple[Rollout, ...]
@@ -141,7 +143,13 @@ class ClipBand:
     """Range of log-ratios in which the gradient flows; each edge is broadcastable to the log-ratio.
 
     Example:
-        A band of 0.03 per sqrt(token) on responses of 100 and 400 tokens has ``high = [[0.3], [0.6]]``.
+        A band of 0.03 per sqrt(token), for responses of 100 and 400 tokens:
+
+        >>> import torch
+        >>> edge = 0.03 * torch.tensor([[100.0], [400.0]]).sqrt()
+        >>> ClipBand(low=-edge, high=edge).high
+        tensor([[0.3000],
+                [0.6000]])
     """
 
     low: Tensor  # log-ratio floor, where the advantage is negative
@@ -156,7 +164,15 @@ class ClipResult:
     Decisions may be per token while the objective is per response, because a rule may clip tokens before it pools them.
 
     Example:
-        A ratio of 1.5 under a ceiling of 1.2 with advantage 2: ``objective = 2.4``, ``log_ratio = 0.405``, ``clipped = True``.
+        A ratio of 1.5 under a ceiling of 1.2, with advantage 2:
+
+        >>> import torch
+        >>> from rlzoo import ops
+        >>> log_ratio = torch.tensor([[1.5]]).log()
+        >>> band = ops.ratio_band(0.2, 0.2, None, like=log_ratio)
+        >>> result = ops.clipped_surrogate(log_ratio, torch.tensor([[2.0]]), band)
+        >>> result.objective, result.log_ratio, result.clipped
+        (tensor([[2.4000]]), tensor([[0.4055]]), tensor([[True]]))
     """
 
     objective: Tensor  # (B, T) or (B, 1), float32: unreduced, to be maximised

@@ -34,11 +34,7 @@ Part = TypeVar("Part", ClipPolicy, AdvantageEstimator, Correction)
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[Part]):
-    """A class in the zoo and the plugin that it comes from.
-
-    Example:
-        ``zoo.entries[name].source`` is ``"my-plugin 0.3"``.
-    """
+    """A class in the zoo and the plugin that it comes from."""
 
     kind: type[Part]
     plugin: Plugin

@@ -34,11 +34,7 @@ def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
 
 
 def clip_in_words(profile: LengthProfile) -> str:
-    """Say which lengths were clipped more or less often than the average response, beyond noise.
-
-    Example:
-        ``"Clipped more often than the average response: 57-65 tokens (1.7 times). Other lengths differ within noise."``
-    """
+    """Say which lengths were clipped more or less often than the average response, beyond noise."""
     both, average = profile.both, profile.clip_fraction
     if not average:
         return "Nothing was clipped."

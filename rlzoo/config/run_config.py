@@ -99,8 +99,9 @@ class RunConfig(Section):
     """The complete configuration of a run, as saved in ``config.yaml`` of the run directory.
 
     Example:
-        ``RunConfig(clip=name, task={"name": "arithmetic"}, steps=5)``, or, as the command line does,
-        ``RunConfig.compose(clip=name, overrides=["learner.lr=1e-5"])``.
+        >>> config = RunConfig.compose(clip="fspo", overrides=["learner.lr=1e-5"])  # as the command line does
+        >>> config.learner.lr, config.task.name
+        (1e-05, 'arithmetic')
     """
 
     plugins: Annotated[tuple[str, ...], AfterValidator(distinct)] = Field(

@@ -73,11 +73,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The checked result of a call of an environment.
-
-    Example:
-        ``Observation(({"role": "user", "content": "lower"},), reward=0.0, done=False)``
-    """
+    """The checked result of a call of an environment."""
 
     messages: tuple[Message, ...] = ()
     reward: float = 0.0

@@ -72,11 +72,7 @@ def use_onednn(model: nn.Module) -> None:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer that uses oneDNN for float32 products on a CPU.
-
-    Example:
-        ``use_onednn(model)`` converts the layers of a model.
-    """
+    """A linear layer that uses oneDNN for float32 products on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
         """See `torch.nn.Linear`."""
@@ -111,9 +107,6 @@ class Product:
 
     For few rows, a library spends as much time on reordering the weight as on the product. Packing avoids the reordering.
     MKL packs for one number of rows, so a weight is packed after that number has repeated; oneDNN packs for any number.
-
-    Example:
-        ``Product(linear.weight, linear.bias)(states)`` multiplies ``(B, K)`` by ``(N, K)`` and adds ``(N,)``.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> None:

@@ -35,11 +35,7 @@ class KeyValues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer's weights.
-
-    Example:
-        ``block.inputs`` maps a normed hidden state to queries, keys and values.
-    """
+    """One layer's weights."""
 
     norm: Tensor
     inputs: tuple[Product, ...]  # query, key, value; joined if the model is small enough
@@ -51,11 +47,7 @@ class Block:
 
 
 class FusedStep:
-    """Computes the next token's logits, from the weights at the time of construction.
-
-    Example:
-        ``FusedStep(model, length=512)(tokens, positions, layers, mask)``
-    """
+    """Computes the next token's logits, from the weights at the time of construction."""
 
     def __init__(self, model: PreTrainedModel, length: int) -> None:
         decoder, config = model.base_model, model.config

@@ -27,9 +27,8 @@ PaddingSide = Literal["left", "right"]
 class ModelInputs:
     """Inputs of one forward pass: R rows padded to S tokens, or rows packed into one row of S tokens.
 
-    Example:
-        Prompt (5, 6) with response (7, 1), padded on the right to 5 tokens, has ``input_ids = [[5, 6, 7, 1, 0]]`` and
-        ``predicts = [[False, True, True, False, False]]``, because positions 1 and 2 predict the response.
+    A prompt (5, 6) with the response (7, 1), padded on the right to 5 tokens, is the row 5, 6, 7, 1, 0 of ``input_ids``. Its
+    row of ``predicts`` is False, True, True, False, False, because positions 1 and 2 predict the response.
     """
 
     input_ids: Tensor  # (R, S)

@@ -20,10 +20,6 @@ class OnPolicyGradient:
     At ratio 1, the gradient is A times a positive constant per response, which depends only on the length (a law of every
     rule). The constant is measured once per length and sign of A on a synthetic response, and cached. A rule that needs more
     than log-probs and advantages is evaluated a second time on the batch at ratio 1 instead.
-
-    Example:
-        If a rule averages over the tokens of each response and then over responses,
-        ``OnPolicyGradient(policy)(inputs, result, counts)`` is ``A / (N L)`` on the tokens of a response.
     """
 
     def __init__(self, policy: ClipPolicy) -> None:

@@ -19,12 +19,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class Fractions:
-    """Clip fractions by length bin, shortest first, with 95 % intervals over prompts; NaN for an empty bin.
-
-    Example:
-        If 10 of 100 responses in a bin are clipped, each to a different prompt, then ``fraction`` is 0.1, ``low`` is 0.055
-        and ``high`` is 0.176.
-    """
+    """Clip fractions by length bin, shortest first, with 95 % intervals over prompts; NaN for an empty bin."""
 
     count: tuple[int, ...]
     fraction: tuple[float, ...]

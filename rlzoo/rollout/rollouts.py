@@ -31,11 +31,7 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The groups of one step, with statistics of how they were sampled.
-
-    Example:
-        If two groups of the first round have equal rewards and a second round replaces them, ``num_rounds=2, num_dropped=2``.
-    """
+    """The groups of one step, with statistics of how they were sampled."""
 
     groups: list[RolloutGroup]
     num_rounds: int  # rounds of sampling
@@ -273,8 +269,11 @@ def sampling_error(rewards: Tensor) -> float:
             rewards, which is larger, is used instead.
 
     Example:
-        Two problems have the rewards 1, 0 and 1, 1. The variances of their means are 1/4 and 0. The variance of the mean of
-        both is 1/16, and its root is 1/4.
+        The rewards of two problems are 1, 0 and 1, 1. The variances of their means are 1/4 and 0. The variance of the mean of
+        both is 1/16, and its root is 1/4:
+
+        >>> sampling_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+        0.25
     """
     problems, samples = rewards.shape
     if samples > 1:

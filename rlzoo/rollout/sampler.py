@@ -28,11 +28,7 @@ Drawn = tuple[Sequence[int], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Settings of one draw: equal draws and weights give equal tokens.
-
-    Example:
-        ``Draws(seed=7, rows=range(4), limit=64)``
-    """
+    """Settings of one draw: equal draws and weights give equal tokens."""
 
     seed: int
     rows: Sequence[int]  # row numbers in the whole batch; each row has its own random numbers

@@ -38,11 +38,7 @@ _HELD_OUT_SHARE = 8  # one question in eight is kept for evaluation
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a task's problems come from.
-
-    Example:
-        ``Origin("openai/gsm8k", split="train", size=7473)``; ``Origin()`` for problems that are generated without end.
-    """
+    """Where a task's problems come from."""
 
     path: str | None = None  # a file, or a dataset on the hub; None if the problems are generated
     is_file: bool = False

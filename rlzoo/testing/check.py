@@ -25,11 +25,7 @@ MAX_TRIALS = 300  # limit for shrinking; a trial takes about a millisecond
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one law for one policy.
-
-    Example:
-        ``Outcome(law="zero_advantage_zero_gradient", status="opted out", detail="adds a penalty")``
-    """
+    """The result of one law for one policy."""
 
     law: str
     status: Literal["pass", "warn", "fail", "opted out"]

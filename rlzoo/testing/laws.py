@@ -30,11 +30,7 @@ Example = Callable[[ClipPolicy], ClipInputs]
 
 @dataclass(frozen=True)
 class Law:
-    """One law: its statement, its example inputs, and its check, which raises AssertionError with the observed values.
-
-    Example:
-        ``law(policy)`` checks a policy on the example inputs; ``law(policy, inputs)`` checks it on other inputs.
-    """
+    """One law: its statement, its example inputs, and its check, which raises AssertionError with the observed values."""
 
     name: str
     statement: str

@@ -22,11 +22,7 @@ BOUNDS = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_
 
 
 class PartLaw(Generic[Part]):
-    """One law of an estimator or a correction: its name, its statement, and its check, which raises AssertionError.
-
-    Example:
-        ``for law in ADVANTAGE_LAWS: law(MyEstimator())``
-    """
+    """One law of an estimator or a correction: its name, its statement, and its check, which raises AssertionError."""
 
     def __init__(self, check: Callable[[Part], None]) -> None:
         self.name = check.__name__

@@ -20,11 +20,7 @@ FADED = 1e-3  # a gradient below this share of the gradient at ratio 1 counts as
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Judged log-ratios beyond which the gradient is cut or reversed, for one response length; None for an absent edge.
-
-    Example:
-        PPO's clip of 0.2 has ``Edges(high=0.182, low=-0.223)``: the logarithms of 1.2 and 0.8.
-    """
+    """Judged log-ratios beyond which the gradient is cut or reversed, for one response length; None for an absent edge."""
 
     high: float | None  # A > 0, upward
     low: float | None  # A < 0, downward
@@ -34,11 +30,7 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class Portrait:
-    """The measurements of one rule.
-
-    Example:
-        ``portrait.edges[256].high`` is the ceiling for responses of 256 tokens; ``portrait.positive`` the weights for A > 0.
-    """
+    """The measurements of one rule."""
 
     name: str
     edges: Mapping[int, Edges]  # by response length in tokens

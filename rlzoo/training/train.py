@@ -34,11 +34,7 @@ SPEED = "throughput/tokens_per_second"
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The outcome of a run.
-
-    Example:
-        ``result.metrics[-1]["reward/mean"]``
-    """
+    """The outcome of a run."""
 
     path: Path  # the run directory
     metrics: list[dict[str, float]]  # one dict per step, starting with step 0
