@@ -13,6 +13,7 @@ SETTINGS = [
     "rollout.group_size=4",
     "rollout.max_new_tokens=40",
     "checkpoint.every=2",
+    "eval.num_problems=4",
     "learner.lr=1e-3",
 ]
 STEPS = 4
