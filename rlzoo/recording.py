@@ -25,7 +25,8 @@ FORMAT, VERSION = "rlzoo_rollouts", 1
 PAGE = "docs/reference/rollout-files.md"
 PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy")  # float32, one per chosen token
 REQUIRED = ("token_ids", "sequence_lengths", "response_mask", "group_ids")
-OPTIONAL = ("rewards", "advantages", "turn_ids", "finished", "policy_versions", *PER_TOKEN)
+KEPT = ("kept_ids", "kept_sizes")  # int32
+OPTIONAL = ("rewards", "advantages", "turn_ids", "finished", "policy_versions", *PER_TOKEN, *KEPT)
 INTEGERS = ("token_ids", "sequence_lengths", "group_ids", "turn_ids", "policy_versions")
 FLAGS = ("response_mask", "finished")
 FACTS = ("step", "temperature", "max_length", "num_steps", "seed", "rule", "model", "writer")
@@ -80,6 +81,8 @@ class RecordedStep:
     old_log_probs: Tensor | None = None  # (M,) of the trainer's model before the first update of the batch
     ref_log_probs: Tensor | None = None  # (M,) of the reference model
     old_entropy: Tensor | None = None  # (M,) nats, of the model of old_log_probs
+    kept_ids: Tensor | None = None  # (K,) int32: the sets of tokens from which top-k and top-p drew, token by token
+    kept_sizes: Tensor | None = None  # (M,) int32: size of each token's set; 0: the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
     temperature: float = 1.0  # divisor of the logits in all log-probs
     max_length: int | None = None  # maximum number of model tokens in a response
@@ -234,6 +237,8 @@ def turns(response_mask: Tensor) -> Tensor:
 
 def _plain(name: str, value: Tensor) -> Tensor:
     """Return the tensor on the CPU, with the data type of its field."""
+    if name in KEPT:
+        return value.detach().cpu().to(torch.int32)
     dtype = torch.int64 if name in INTEGERS else torch.bool if name in FLAGS else torch.float32
     return value.detach().cpu().to(dtype)
 
@@ -276,7 +281,9 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _converted(name: str, tensor: Tensor) -> Tensor:
     """Convert a tensor from one of the accepted data types to that of its field."""
-    if name in INTEGERS or name == "rows":
+    if name in KEPT:
+        read, dtype = (torch.int32,), torch.int32
+    elif name in INTEGERS or name == "rows":
         read, dtype = (torch.int64, torch.int32), torch.int64
     elif name in FLAGS:
         read, dtype = (torch.bool, torch.uint8), torch.bool
@@ -294,7 +301,7 @@ def _check(step: RecordedStep) -> None:
         value = getattr(step, name)
         if value is not None:
             _require(value.ndim == 1, f"{name} has shape {tuple(value.shape)}, but must have one dimension")
-            _require(name not in INTEGERS or not bool((value < 0).any()), f"{name} has a value below 0")
+            _require(name not in (*INTEGERS, *KEPT) or not bool((value < 0).any()), f"{name} has a value below 0")
             _require(not value.is_floating_point() or bool(value.isfinite().all()), f"{name} has a value that is not finite")
     sizes, number, num_tokens = step.sequence_lengths, len(step), len(step.token_ids)
     _require(number > 0, "sequence_lengths has no response")
@@ -328,6 +335,7 @@ def _check(step: RecordedStep) -> None:
     for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs"):
         if (value := getattr(step, name)) is not None:
             _check_log_probs(name, value)
+    _check_kept(step, num_chosen)
     if step.turn_ids is not None:
         in_order = all(bool((each.diff() >= 0).all()) for each in torch.split(step.turn_ids, step.lengths.tolist()))
         _require(in_order, "turn_ids decreases within a response; the turns of a response are 0, 1, ... in order")
@@ -339,6 +347,20 @@ def _check(step: RecordedStep) -> None:
         _require(found in (number, num_chosen), what)
     for index, update in enumerate(step.updates):
         _check_update(step, index, update)
+
+
+def _check_kept(step: RecordedStep, num_chosen: int) -> None:
+    ids, sizes = step.kept_ids, step.kept_sizes
+    if ids is None or sizes is None:
+        _require(ids is None and sizes is None, f"{'kept_ids' if ids is None else 'kept_sizes'} is missing")
+        return
+    _require(len(sizes) == num_chosen, f"kept_sizes has {len(sizes)} values for {num_chosen} tokens that the model chose")
+    total = int(sizes.sum())
+    _require(total == len(ids), f"kept_sizes sums to {total}, but there are {len(ids)} kept_ids")
+    tokens = torch.repeat_interleave(torch.arange(num_chosen), sizes)
+    has_own = torch.zeros(num_chosen, dtype=torch.bool)
+    has_own[tokens[ids == step.token_ids[step.response_mask][tokens]]] = True
+    _require(bool((has_own | (sizes == 0)).all()), "kept_ids lacks a token that the model chose")
 
 
 def _check_update(step: RecordedStep, index: int, update: UpdateLogProbs) -> None:

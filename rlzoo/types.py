@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:  # tasks and the command line import this module without importing torch
     from torch import Tensor
+
+INT32 = 4
+"""Size of a number in `KeptSets`, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,53 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptSets:
+    """For each token of a response, the ids of the tokens among which the sampler drew it, as packed int32 numbers.
+
+    A size of 0 means the whole vocabulary, or a token that the model did not choose.
+
+    Example:
+        The first of two tokens was drawn among the tokens 4 and 9, and the second among all:
+
+        >>> KeptSets.of([4, 9], [2, 0]).first(1) == KeptSets.of([4, 9], [2])
+        True
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+
+    ids: bytes  # the sets, one after another
+    sizes: bytes  # number of ids of each token's set
+
+    @classmethod
+    def of(cls, ids: Iterable[int], sizes: Iterable[int]) -> KeptSets:
+        """Pack ids and sizes."""
+        return cls(array("i", ids).tobytes(), array("i", sizes).tobytes())
+
+    @classmethod
+    def join(cls, parts: Sequence[KeptSets]) -> KeptSets:
+        """Concatenate the sets of consecutive tokens."""
+        return cls(b"".join(part.ids for part in parts), b"".join(part.sizes for part in parts))
+
+    def first(self, number: int) -> KeptSets:
+        """Return the sets of the first ``number`` tokens."""
+        sizes = self.sizes[: INT32 * number]
+        return KeptSets(self.ids[: INT32 * sum(memoryview(sizes).cast("i"))], sizes)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that have a set."""
+        return len(self.sizes) // INT32
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the sizes are valid and add up to the number of ids."""
+        if len(self.sizes) % INT32 or len(self.ids) % INT32:
+            return False
+        sizes = memoryview(self.sizes).cast("i")
+        return min(sizes, default=0) >= 0 and INT32 * sum(sizes) == len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One sampled response, as reported by the sampler. In an episode, some of its tokens come from the environment.
 
@@ -67,6 +118,7 @@ class Rollout:
     opening: str = ""  # in an episode, the environment's first text
     failure: str = ""  # in an episode whose environment failed, the reason
     numbers: Mapping[str, float] = field(default_factory=dict)  # metrics of an episode's environment
+    kept: KeptSets | None = None  # one set per response token; None if the whole vocabulary was sampled from
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:

@@ -80,6 +80,16 @@ class RolloutConfig(Section):
         description="maximum tokens that an environment writes between two turns; with more, the episode fails",
     )
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the model's log-probs use it too")
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="sample only among the most probable tokens that together have this probability; the model's log-probs "
+        "are renormalized over the same tokens",
+    )
+    top_k: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="sample only among this number of most probable tokens; null: no limit"
+    )
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
     dynamic_sampling: int = Field(0, ge=0, le=1000, description="maximum extra rounds to replace groups with equal rewards")
     max_staleness: int = Field(

@@ -44,6 +44,7 @@ def recorded_step(
         finished=batch.finished,
         policy_versions=torch.tensor([rollout.policy_version for group in groups for rollout in group.rollouts]),
         rollout_log_probs=batch.rollout_log_probs[mask],
+        **({} if batch.kept is None else {"kept_ids": batch.kept.ids, "kept_sizes": batch.kept.sizes.int()}),
         **{name: values[mask] for name, values in scores.items() if values is not None},
         updates=tuple(UpdateLogProbs(update.rows, update.log_probs[mask[update.rows]]) for update in updates),
         temperature=config.rollout.temperature,

@@ -57,6 +57,8 @@ class RunState:
             raise UserError(f"{str(folder / FILE)!r} is not a valid run state: {what}") from error
         for rollout in state.ahead or ():
             is_matched = len(rollout.response_ids) == len(rollout.rollout_log_probs) > -bool(rollout.failure)
+            if rollout.kept is not None:
+                is_matched &= rollout.kept.is_consistent and rollout.kept.num_tokens == len(rollout.response_ids)
             is_matched &= (
                 all(0 <= start < end <= len(rollout.response_ids) for start, end in rollout.spans) or not rollout.turns
             )

@@ -124,6 +124,7 @@ def _gradients(
         rewards=inputs.advantages[:, 0],
         group_ids=update.group,
         finished=torch.ones(len(sizes), dtype=torch.bool),
+        kept=update.kept,
     )
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     sums = {label: torch.zeros(NUM_BINS, sum(parameter.numel() for parameter in parameters)) for label in wanted}

@@ -30,6 +30,7 @@ from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_prompts, encode_prompt
 from rlzoo.rollout.sampler import Sampler
 from rlzoo.support.distribution import version
+from rlzoo.support.draws import Truncation
 from rlzoo.support.redaction import redact_settings
 from rlzoo.support.seeds import step_seed
 from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
@@ -252,6 +253,7 @@ def _complete(
             k,
             seed=seed,
             temperature=config.rollout.temperature,
+            truncation=Truncation.of(config.rollout.top_p, config.rollout.top_k),
             first_row=start * k,
         )
         texts = [rollout.text for rollout in rollouts]

@@ -24,6 +24,7 @@ from rlzoo.learner.batch import Batch
 from rlzoo.policy import ClipPolicy
 from rlzoo.recording import RecordedStep, turns
 from rlzoo.reductions import StepCounts
+from rlzoo.support.kept import RaggedSets
 from rlzoo.support.reading import opened
 from rlzoo.types import ClipInputs
 from rlzoo.zoo import load_zoo
@@ -42,6 +43,7 @@ class RecordedUpdate:
     group: Tensor  # (R,) int64, the prompt that each response answers, within its step
     sequences: tuple[Tensor, ...]  # R rows of prompt and response ids, ragged
     weights: Tensor | None = None  # (R, 1) or (R, T) factors of the objective, if the run corrected for its sampler
+    kept: RaggedSets | None = None  # kept sets of the tokens that the model chose, row by row, with top-k or top-p
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
         """Return factors for a rule's objective; None if its ratio to the sampler already corrects for it."""
@@ -195,6 +197,7 @@ def batch_of(step: RecordedStep) -> Batch:
         rewards=torch.zeros(len(step)) if rewards is None else rewards,
         group_ids=step.group_ids,
         finished=torch.ones(len(step), dtype=torch.bool) if finished is None else finished,
+        kept=None if step.kept_ids is None or step.kept_sizes is None else RaggedSets(step.kept_ids, step.kept_sizes.long()),
     )
 
 
@@ -242,7 +245,7 @@ def _updates(path: Path, step: RecordedStep, max_length: int, config: RunConfig 
     weights = None
     if config and config.correction and sampled is not None:
         weights = config.correction(CorrectionInputs(old, sampled, mask, advantages))
-    edges = bin_edges(step.lengths[step.lengths > 0])
+    edges, batch = bin_edges(step.lengths[step.lengths > 0]), batch_of(step)
     for index, update in enumerate(step.updates):
         rows = update.rows
         of_rows: dict[str, Any] = {name: values[rows] for name, values in optional.items()}
@@ -264,6 +267,7 @@ def _updates(path: Path, step: RecordedStep, max_length: int, config: RunConfig 
             group=step.group_ids[rows],
             sequences=tuple(sequences[row] for row in rows.tolist()),
             weights=None if weights is None else weights[rows],
+            kept=batch.kept_of(rows),
         )
 
 

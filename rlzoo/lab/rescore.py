@@ -108,9 +108,10 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
     found = {}
     for number, (file, step) in enumerate(steps.items()):
         reach(name, number, len(steps))
-        if int(step.token_ids.max()) >= vocabulary:
+        largest = max(int(ids.max()) for ids in (step.token_ids, step.kept_ids) if ids is not None and len(ids))
+        if largest >= vocabulary:
             raise UserError(
-                f"{str(file)!r} has token {int(step.token_ids.max())}, but {name!r} has a vocabulary of {vocabulary}: "
+                f"{str(file)!r} has token {largest}, but {name!r} has a vocabulary of {vocabulary}: "
                 "it is a checkpoint of another model"
             )
         found[file] = score(step, ResponseLogProbs(model, step.temperature))

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.policy import NEEDS
-from rlzoo.types import ClipInputs, RolloutGroup
+from rlzoo.support.kept import RaggedSets, ranges
+from rlzoo.types import ClipInputs, Rollout, RolloutGroup
 
 TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
 
@@ -37,6 +38,8 @@ class Batch:
     # (B, T) rewards of all turns but the last, at the turns' last tokens; `rewards` includes them
     turn_rewards: Tensor | None = field(default=None, kw_only=True)
     state_ids: Tensor | None = field(default=None, kw_only=True)  # (B, T) int64: state at the start of the token's turn
+    # for each token that the model chose, row by row, the tokens among which it was drawn; None: the whole vocabulary
+    kept: RaggedSets | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -57,6 +60,13 @@ class Batch:
         responses = pad_sequence([self.sequences[row][start:] for row, start in pairs], batch_first=True)
         missing = self.response_mask.shape[1] - responses.shape[1]
         return torch.nn.functional.pad(responses, (0, missing)) * self.response_mask[rows]
+
+    def kept_of(self, rows: Tensor) -> RaggedSets | None:
+        """Return the kept sets of the tokens that the model chose in some rows, row by row; None without any."""
+        if self.kept is None:
+            return None
+        lengths = self.lengths
+        return self.kept.select(ranges((lengths.cumsum(0) - lengths)[rows], lengths[rows]))
 
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
         """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; keeps the gradient.
@@ -186,4 +196,22 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
         finished=torch.tensor([rollout.finished for rollout in rollouts]),
         turn_rewards=paid if played else None,
         state_ids=states if played else None,
+        kept=_kept(rollouts, turn_ids >= 0) if any(rollout.kept is not None for rollout in rollouts) else None,
     )
+
+
+def _kept(rollouts: Sequence[Rollout], response_mask: Tensor) -> RaggedSets:
+    """Return the kept sets of the tokens that the model chose, row by row."""
+    parts = []
+    for rollout, chosen in zip(rollouts, response_mask, strict=True):
+        if rollout.kept is None:
+            sets = RaggedSets(torch.zeros(0, dtype=torch.int32), torch.zeros(len(rollout.response_ids), dtype=torch.long))
+        else:
+            sets = RaggedSets(*(_int32(packed) for packed in (rollout.kept.ids, rollout.kept.sizes)))
+        # the sets of the environment's tokens have no ids
+        parts.append(RaggedSets(sets.ids, sets.sizes[chosen[: len(sets)]].long()))
+    return RaggedSets.concat(parts)
+
+
+def _int32(packed: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(packed), dtype=torch.int32) if packed else torch.zeros(0, dtype=torch.int32)

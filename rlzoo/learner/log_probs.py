@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from rlzoo.learner.micro_batches import ModelInputs
+    from rlzoo.support.kept import RaggedSets
 
 LOGITS_PER_CHUNK = 2**24
 """Maximum number of logits in memory: 64 MB in float32 for any vocabulary."""
@@ -31,6 +32,9 @@ class ResponseLogProbs(nn.Module):
     The head runs on chunks of response tokens only, and the backward pass recomputes each chunk. Logits of shape
     (B, T, vocabulary) therefore never exist. For models that transform the logits after the head, the constructor disables
     chunking.
+
+    Where tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
+    Log-probs, statistics and gradients are then those of the truncated distribution.
 
     ``statistic`` selects the second output: entropies, or collision probabilities, which are the sum of the squared
     probabilities over the vocabulary.
@@ -67,10 +71,16 @@ class ResponseLogProbs(nn.Module):
             hidden = self.language_model.base_model(**given).last_hidden_state[inputs.predicts]
             head = self.language_model.get_output_embeddings()
             return chunked_log_probs(
-                hidden, targets, head, self.temperature, entropy_gradient=self.entropy_gradient, statistic=self.statistic
+                hidden,
+                targets,
+                head,
+                self.temperature,
+                entropy_gradient=self.entropy_gradient,
+                statistic=self.statistic,
+                kept=inputs.kept,
             )
         logits = self.language_model(**given).logits[inputs.predicts]
-        return _log_probs_of_logits(logits, targets, self.temperature, self.entropy_gradient, self.statistic)
+        return _log_probs_of_logits(logits, targets, inputs.kept, self.temperature, self.entropy_gradient, self.statistic)
 
 
 def chunked_log_probs(
@@ -81,6 +91,7 @@ def chunked_log_probs(
     *,
     entropy_gradient: bool = False,
     statistic: Statistic = "entropy",
+    kept: RaggedSets | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probabilities of ``targets`` and a statistic with at most `LOGITS_PER_CHUNK` logits in memory.
 
@@ -91,32 +102,44 @@ def chunked_log_probs(
         temperature: logits are divided by it.
         entropy_gradient: whether the entropies carry a gradient.
         statistic: the second output.
+        kept: N sets of tokens, over which probabilities are renormalized; None: the whole vocabulary.
 
     Returns:
         float32 ``(N,)`` each.
     """
     chunk = max(1, LOGITS_PER_CHUNK // head.out_features)
 
-    def of_chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        return _log_probs_of_logits(head(states), ids, temperature, entropy_gradient, statistic)
+    def of_chunk(states: Tensor, ids: Tensor, sets: RaggedSets | None) -> tuple[Tensor, Tensor]:
+        return _log_probs_of_logits(head(states), ids, sets, temperature, entropy_gradient, statistic)
 
-    pairs = zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
+    chunks = torch.split(hidden, chunk), torch.split(targets, chunk)
+    pieces = list(zip(*chunks, [None] * len(chunks[0]) if kept is None else kept.split(chunk), strict=True))
     if torch.is_grad_enabled() and len(targets) > chunk:
-        parts = [checkpoint(of_chunk, states, ids, use_reentrant=False) for states, ids in pairs]
+        parts = [checkpoint(of_chunk, *piece, use_reentrant=False) for piece in pieces]
     else:
-        parts = [of_chunk(states, ids) for states, ids in pairs]
+        parts = [of_chunk(*piece) for piece in pieces]
     return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([values for _, values in parts])
 
 
 def _log_probs_of_logits(
-    logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool, statistic: Statistic
+    logits: Tensor,
+    targets: Tensor,
+    kept: RaggedSets | None,
+    temperature: float,
+    entropy_gradient: bool,
+    statistic: Statistic,
 ) -> tuple[Tensor, Tensor]:
-    log_probs = (logits.float() / temperature).log_softmax(dim=-1)
+    scaled, dropped = logits.float() / temperature, None
+    if kept is not None:
+        dropped = ~kept.mask(logits.shape[-1])
+        scaled = scaled.masked_fill(dropped, -torch.inf)
+    log_probs = scaled.log_softmax(dim=-1)
     if statistic == "collision":
         values = (2 * log_probs.detach()).exp().sum(dim=-1)
     else:
         all_log_probs = log_probs if entropy_gradient else log_probs.detach()
-        values = -(all_log_probs.exp() * all_log_probs).sum(dim=-1)
+        finite = all_log_probs if dropped is None else all_log_probs.masked_fill(dropped, 0.0)  # instead of 0 times -inf
+        values = -(all_log_probs.exp() * finite).sum(dim=-1)
     return log_probs.gather(-1, targets[:, None]).squeeze(-1), values
 
 

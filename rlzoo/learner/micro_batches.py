@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rlzoo.config.sections import LearnerConfig
     from rlzoo.learner.batch import Batch
+    from rlzoo.support.kept import RaggedSets
 
 PaddingSide = Literal["left", "right"]
 
@@ -35,6 +36,7 @@ class ModelInputs:
     attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if causal attention needs no mask
     position_ids: Tensor | None  # (R, S) from 0 at each row's first token; None if rows start at position 0
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
+    kept: RaggedSets | None = None  # one set for each of these positions; None: the whole vocabulary
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move the inputs to a device."""
@@ -44,6 +46,7 @@ class ModelInputs:
             None if mask is None else mask.to(device),
             None if positions is None else positions.to(device),
             self.predicts.to(device),
+            None if self.kept is None else self.kept.to(device),
         )
 
 
@@ -56,9 +59,10 @@ def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = 
     starts = torch.arange(len(rows)) * width + (width - sizes if padding_side == "left" else 0)
     predicts = _predicts(batch, rows, starts, input_ids.numel()).view_as(input_ids)
     if padding_side == "right":
-        return ModelInputs(input_ids, None, None, predicts)
+        return ModelInputs(input_ids, None, None, predicts, batch.kept_of(rows))
     attention_mask = (torch.arange(width) >= width - sizes[:, None]).long()
-    return ModelInputs(input_ids, attention_mask, (attention_mask.cumsum(dim=1) - 1).clamp(min=0), predicts)
+    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+    return ModelInputs(input_ids, attention_mask, position_ids, predicts, batch.kept_of(rows))
 
 
 def packed(batch: Batch, rows: Tensor) -> ModelInputs:
@@ -67,7 +71,7 @@ def packed(batch: Batch, rows: Tensor) -> ModelInputs:
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     positions = torch.cat([torch.arange(size) for size in sizes.tolist()])
     predicts = _predicts(batch, rows, sizes.cumsum(0) - sizes, int(sizes.sum()))
-    return ModelInputs(torch.cat(sequences)[None], None, positions[None], predicts[None])
+    return ModelInputs(torch.cat(sequences)[None], None, positions[None], predicts[None], batch.kept_of(rows))
 
 
 def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor:

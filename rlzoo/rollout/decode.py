@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rlzoo.acceleration import can_fuse, fused_step
-from rlzoo.support.draws import draw
+from rlzoo.support.draws import Truncation, draw
+from rlzoo.support.kept import RaggedSets, SetRecorder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,6 +41,7 @@ class Decoded:
     tokens: Tensor  # (B, T) int64
     log_probs: Tensor  # (B, T) float32, under the sampling distribution
     caches: Caches | None = None  # if they are kept for the next turn
+    kept: list[RaggedSets] | None = None  # of each response, the sets of its tokens; None without a truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ def decode(
     end_ids: frozenset[int],
     pad_id: int,
     temperature: float,
+    truncation: Truncation | None = None,
     fuses: bool = False,
     places: Sequence[int] | None = None,
     caches: Caches | None = None,
@@ -73,6 +76,7 @@ def decode(
         end_ids: tokens that end a response.
         pad_id: fills the rows after their last tokens.
         temperature: divisor of the logits.
+        truncation: restricts which tokens are drawn.
         fuses: whether `FusedStep` computes the tokens after the prompt, which requires `can_fuse`.
         places: indices under which the prompts' caches are kept for the next turn; None keeps no caches.
         caches: caches of the previous turn; every prompt extends the tokens that were computed then.
@@ -87,17 +91,22 @@ def decode(
             responses = ResumedResponses(model, prompts, pad_id, limit, caches, places, fuses=fuses)
         tokens = torch.full((len(prompts), limit), pad_id, device=model.device)
         log_probs = torch.zeros(len(prompts), limit, device=model.device)
+        recorder = SetRecorder()
         logits = responses.first_logits()
         for column in range(limit):
             rows = responses.rows
+            if truncation is not None:
+                logits = truncation(logits, temperature)
+                recorder.add(rows, logits > -torch.inf)
             drawn, reported = draw(logits, numbers[column].index_select(0, rows), temperature)
             tokens[rows, column], log_probs[rows, column] = drawn, reported
             drawn = responses.close((drawn[:, None] == ends).any(dim=1), drawn)
             if not len(drawn) or column + 1 == limit:
                 break
             logits = responses.next_logits(drawn)
-        kept = None if places is None else responses.caches(places)
-        return Decoded(tokens[:, : column + 1], log_probs[:, : column + 1], kept)
+        held = None if places is None else responses.caches(places)
+        kept = None if truncation is None else recorder.by_response(len(prompts))
+        return Decoded(tokens[:, : column + 1], log_probs[:, : column + 1], held, kept)
 
 
 class OpenResponses:

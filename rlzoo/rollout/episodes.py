@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,10 +15,11 @@ from rlzoo.errors import shown
 from rlzoo.rollout.dialogue import Dialogue
 from rlzoo.rollout.prompts import PromptError
 from rlzoo.rollout.sampler import Conversation, Drawn, Draws, Ids, Sampler
-from rlzoo.types import Problem, Rollout, Turn
+from rlzoo.types import KeptSets, Problem, Rollout, Turn
 
 if TYPE_CHECKING:
     from rlzoo.config.sections import RolloutConfig
+    from rlzoo.support.draws import Truncation
 
 logger = logging.getLogger("rlzoo")
 
@@ -61,6 +62,7 @@ class Episode:
     state: int  # environment state before the next turn
     ids: list[int] = field(default_factory=list)  # tokens after the prompt
     log_probs: list[float] = field(default_factory=list)
+    kept: list[KeptSets] = field(default_factory=list)  # consecutive parts; empty without a truncation
     turns: list[Turn] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
     is_open: bool = True
@@ -87,6 +89,7 @@ class Episode:
             opening="\n".join(str(message["content"]) for message in self.first),
             failure=self.failure,
             numbers=self.numbers,
+            kept=KeptSets.join(self.kept).first(end) if self.kept else None,
         )
 
 
@@ -108,6 +111,7 @@ class Player:
         *,
         seed: int,
         temperature: float = 1.0,
+        truncation: Truncation | None = None,
         policy_version: int = 0,
         first_row: int = 0,
     ) -> list[Rollout]:
@@ -118,6 +122,7 @@ class Player:
             seeds: seeds of the environments.
             seed: seed of the tokens; equal seeds and weights give equal episodes.
             temperature: divisor of the logits.
+            truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: recorded in every rollout.
             first_row: number of episodes of the batch that precede these on other processes.
         """
@@ -126,8 +131,9 @@ class Player:
             piece = slice(start, start + self.sampler.batch_size)
             episodes = self._begin(problems[piece], seeds[piece])
             rows = [first_row + start + place for place in range(len(episodes))]
+            draws = Draws(seed, rows, self.limits.turn_tokens, temperature, truncation=truncation)
             with closing(self.sampler.conversation()) as conversation:
-                self._advance(conversation, episodes, rows, seed, temperature)
+                self._advance(conversation, episodes, draws)
             self.host.end([episode.number for episode in episodes])
             rollouts += [episode.rollout(self.sampler.text(episode.ids), policy_version) for episode in episodes]
         self._compare_openings(seeds, rollouts)
@@ -160,17 +166,15 @@ class Player:
         # the model has nothing to answer, so the episode is over
         return Episode(number, seen.messages, (0,), 0, is_open=False, failure=failure)
 
-    def _advance(
-        self, conversation: Conversation, episodes: Sequence[Episode], rows: Sequence[int], seed: int, temperature: float
-    ) -> None:
-        """Play turns until every episode is over."""
+    def _advance(self, conversation: Conversation, episodes: Sequence[Episode], draws: Draws) -> None:
+        """Play turns until every episode is over; ``draws`` has the rows of all episodes."""
         for turn in range(self.limits.turns):
             places = [place for place, episode in enumerate(episodes) if episode.is_open and self._has_room(episode)]
             if not places:
                 break
             contexts = {place: (*episodes[place].prompt_ids, *episodes[place].ids) for place in places}
-            draws = Draws(seed, [rows[place] for place in places], self.limits.turn_tokens, temperature, turn)
-            written = zip(places, conversation.draw(contexts, draws), strict=True)
+            of_turn = replace(draws, rows=[draws.rows[place] for place in places], turn=turn)
+            written = zip(places, conversation.draw(contexts, of_turn), strict=True)
             asked = {place: text for place, drawn in written if (text := self._write(episodes[place], drawn)) is not None}
             messages = {episodes[place].number: text for place, text in asked.items()}
             for place, seen in zip(asked, self.host.step(messages), strict=True):
@@ -184,12 +188,14 @@ class Player:
 
     def _write(self, episode: Episode, drawn: Drawn) -> str | None:
         """Add the model's turn, and return its text; a turn that was cut off ends the episode and returns None."""
-        ids, ended = self.sampler.ended(drawn[0])
+        ids, ended = self.sampler.ended(drawn.tokens)
         left = self.limits.tokens - episode.length
         ids, ended = ids[:left], ended and len(ids) <= left
         start = len(episode.ids)
         episode.ids += ids
-        episode.log_probs += drawn[1][: len(ids)]
+        episode.log_probs += drawn.log_probs[: len(ids)]
+        if drawn.kept is not None:
+            episode.kept.append(drawn.kept.first(len(ids)))
         text = self.sampler.text(ids)
         episode.turns.append(Turn(start, start + len(ids), text, state=episode.state))
         episode.is_open = ended
@@ -216,3 +222,5 @@ class Player:
         elif len(episode.turns) < self.limits.turns:
             episode.ids += ids
             episode.log_probs += [0.0] * len(ids)
+            if episode.kept:
+                episode.kept.append(KeptSets.of([], [0] * len(ids)))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from rlzoo.errors import RunError, UserError
 from rlzoo.processes import gather
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import Sampler
+from rlzoo.support.draws import Truncation
 from rlzoo.support.seeds import EVALUATION, ROLLOUT, step_seed
 from rlzoo.tasks import Task
 from rlzoo.tasks.grading import checked_reward
@@ -174,23 +175,29 @@ class Rollouts:
     def _train_rollouts(self, problems: list[Problem], step: int, turn: int, version: int) -> list[Rollout]:
         settings = self.config.rollout
         seed = step_seed(self.config.seed, ROLLOUT, step, turn)
-        return self._sample(problems, settings.group_size, settings.temperature, seed, version)
+        truncation = Truncation.of(settings.top_p, settings.top_k)
+        return self._sample(problems, settings.group_size, settings.temperature, seed, version, truncation)
 
-    def _sample(self, problems: list[Problem], samples: int, temperature: float, seed: int, version: int) -> list[Rollout]:
+    def _sample(
+        self,
+        problems: list[Problem],
+        samples: int,
+        temperature: float,
+        seed: int,
+        version: int,
+        truncation: Truncation | None = None,
+    ) -> list[Rollout]:
         """Return the responses to this process's share of the problems."""
+        how: dict[str, Any] = {"seed": seed, "temperature": temperature, "truncation": truncation, "policy_version": version}
         start, end = self._share(len(problems))
         if self.player is not None:
             asked = [problem for problem in problems[start:end] for _ in range(samples)]
             seeds = [self.task.episode_seed(problem) for problem in asked]
             with self.accelerator.autocast():
-                return self.player.play(
-                    asked, seeds, seed=seed, temperature=temperature, policy_version=version, first_row=start * samples
-                )
+                return self.player.play(asked, seeds, first_row=start * samples, **how)
         prompts = [self.task.prompt(problem) for problem in problems[start:end]]
         with self.accelerator.autocast():
-            return self.sampler.sample(
-                prompts, samples, seed=seed, temperature=temperature, policy_version=version, first_row=start * samples
-            )
+            return self.sampler.sample(prompts, samples, first_row=start * samples, **how)
 
     def _graded(self, problems: list[Problem], rollouts: list[Rollout], samples: int) -> list[RolloutGroup]:
         """Return the groups of all processes, in the order of the problems."""

@@ -7,7 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,15 +15,25 @@ from torch import Tensor
 from rlzoo.acceleration import can_fuse
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, quickest_way
 from rlzoo.rollout.prompts import encode_prompt
-from rlzoo.support.draws import OwnDraws, row_uniforms
-from rlzoo.types import Rollout
+from rlzoo.support.draws import OwnDraws, Truncation, row_uniforms
+from rlzoo.types import KeptSets, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Ids = tuple[int, ...]
-Drawn = tuple[Sequence[int], Sequence[float]]
-"""Tokens of one response and their log-probs; tokens after the first end token are cut off later."""
+
+
+class Drawn(NamedTuple):
+    """Tokens of one response; those after the first end token are cut off later.
+
+    Example:
+        ``Drawn(tokens=[10, 14, 1], log_probs=[-0.1, -0.2, -0.9])``
+    """
+
+    tokens: Sequence[int]
+    log_probs: Sequence[float]
+    kept: KeptSets | None = None  # at least one set per token until the first end token; None without a truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,7 @@ class Draws:
     limit: int  # maximum number of tokens in a turn
     temperature: float = 1.0  # logits are divided by it
     turn: int = 0  # from 0; each turn has its own random numbers
+    truncation: Truncation | None = None  # None: the whole distribution
 
 
 class Sampler(ABC):
@@ -83,6 +94,7 @@ class Sampler(ABC):
         *,
         seed: int,
         temperature: float = 1.0,
+        truncation: Truncation | None = None,
         policy_version: int = 0,
         first_row: int = 0,
     ) -> list[Rollout]:
@@ -92,26 +104,29 @@ class Sampler(ABC):
             prompts: texts, before the chat template.
             samples: responses per prompt.
             seed: equal seeds and weights give equal responses; the global random state does not change.
-            temperature: divisor of the logits; there is no top-k or top-p.
+            temperature: divisor of the logits.
+            truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: recorded in every rollout.
             first_row: number of responses of the batch that precede these on other processes, which offsets the random numbers.
         """
         encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
         rows = [ids for ids in encoded for _ in range(samples)]
-        draws = Draws(seed, range(first_row, first_row + len(rows)), self.max_new_tokens, temperature)
+        numbers = range(first_row, first_row + len(rows))
+        draws = Draws(seed, numbers, self.max_new_tokens, temperature, truncation=truncation)
         drawn = self.draw(rows, draws)
-        return [self._rollout(ids, *each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
+        return [self._rollout(ids, each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
 
-    def _rollout(self, prompt_ids: Ids, drawn: Sequence[int], log_probs: Sequence[float], policy_version: int) -> Rollout:
+    def _rollout(self, prompt_ids: Ids, drawn: Drawn, policy_version: int) -> Rollout:
         """Cut the response after its first end token, which is kept even if it is the padding token."""
-        response_ids, finished = self.ended(drawn)
+        response_ids, finished = self.ended(drawn.tokens)
         return Rollout(
             prompt_ids=prompt_ids,
             response_ids=response_ids,
-            rollout_log_probs=tuple(log_probs[: len(response_ids)]),
+            rollout_log_probs=tuple(drawn.log_probs[: len(response_ids)]),
             text=self.text(response_ids),
             finished=finished,
             policy_version=policy_version,
+            kept=None if drawn.kept is None else drawn.kept.first(len(response_ids)),
         )
 
     def ended(self, drawn: Sequence[int]) -> tuple[Ids, bool]:
@@ -198,8 +213,7 @@ class HFSampler(Sampler):
             for start in range(0, len(rows), self.batch_size):
                 piece = slice(start, start + self.batch_size)
                 uniforms = row_uniforms(draws.seed, draws.rows[piece], draws.limit, draws.turn)
-                decoded = self._decoded(rows[piece], uniforms, draws.temperature)
-                drawn += zip(decoded.tokens.tolist(), decoded.log_probs.tolist(), strict=True)
+                drawn += _drawn(self._decoded(rows[piece], uniforms, draws))
         return drawn
 
     def conversation(self) -> Conversation:
@@ -220,21 +234,22 @@ class HFSampler(Sampler):
             self.model.generation_config = shipped
             self.model.train(was_training)
 
-    def _decoded(self, rows: Sequence[Ids], uniforms: Tensor, temperature: float) -> Decoded:
+    def _decoded(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
         pad_id = int(self.tokenizer.pad_token_id)
         if self.way == "generate":
-            return self._generate(rows, uniforms, temperature, pad_id)
+            return self._generate(rows, uniforms, draws, pad_id)
         return decode(
             self.model,
             rows,
             uniforms,
             end_ids=self.end_ids,
             pad_id=pad_id,
-            temperature=temperature,
+            temperature=draws.temperature,
+            truncation=draws.truncation,
             fuses=self.way == "fused" and can_fuse(self.model),  # an adapter may have been added
         )
 
-    def _generate(self, rows: Sequence[Ids], uniforms: Tensor, temperature: float, pad_id: int) -> Decoded:
+    def _generate(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, pad_id: int) -> Decoded:
         """Decode with transformers' `generate` and left padding; all rows run until the longest one ends."""
         from transformers import GenerationConfig, LogitsProcessorList
 
@@ -242,7 +257,7 @@ class HFSampler(Sampler):
         size = max(map(len, rows))
         input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids in rows])
         attention_mask = torch.tensor([[0] * (size - len(ids)) + [1] * len(ids) for ids in rows])
-        draws = OwnDraws(uniforms.to(device), temperature)
+        own = OwnDraws(uniforms.to(device), draws.temperature, draws.truncation)
         sequences = self.model.generate(
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
@@ -252,9 +267,9 @@ class HFSampler(Sampler):
                 pad_token_id=pad_id,
                 eos_token_id=sorted(self.end_ids),
             ),
-            logits_processor=LogitsProcessorList([draws]),
+            logits_processor=LogitsProcessorList([own]),
         )
-        return Decoded(sequences[:, size:], draws.log_probs())
+        return Decoded(sequences[:, size:], own.log_probs(), kept=own.kept())
 
 
 class CachedConversation(Conversation):
@@ -277,9 +292,19 @@ class CachedConversation(Conversation):
                 end_ids=sampler.end_ids,
                 pad_id=int(sampler.tokenizer.pad_token_id),
                 temperature=draws.temperature,
+                truncation=draws.truncation,
                 fuses=sampler.way == "fused" and can_fuse(sampler.model),
                 caches=self.caches,
                 places=list(contexts),
             )
         self.caches = decoded.caches
-        return list(zip(decoded.tokens.tolist(), decoded.log_probs.tolist(), strict=True))
+        return _drawn(decoded)
+
+
+def _drawn(decoded: Decoded) -> list[Drawn]:
+    """Convert decoded tokens to one `Drawn` per response."""
+    pairs = zip(decoded.tokens.tolist(), decoded.log_probs.tolist(), strict=True)
+    if decoded.kept is None:
+        return [Drawn(*pair) for pair in pairs]
+    kept = (KeptSets(sets.ids.numpy().tobytes(), sets.sizes.int().numpy().tobytes()) for sets in decoded.kept)
+    return [Drawn(*pair, sets) for pair, sets in zip(pairs, kept, strict=True)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from rlzoo.support.kept import RaggedSets, SetRecorder
 
 BLOCK = 256  # number of probabilities per block; a draw finds its block first, then the token
 
@@ -15,6 +18,41 @@ def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0)
     """Return random numbers in [0, 1), float64 ``(rows, num_tokens)``, that depend only on seed, row and turn."""
     turns = [turn] if turn else []
     return torch.from_numpy(np.stack([np.random.default_rng([seed, row, *turns]).random(num_tokens) for row in rows]))
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Restricts sampling to the most probable tokens: the ``top_k`` largest logits, then top-p among these.
+
+    Top-p keeps the most probable tokens up to and including the one with which their probabilities reach ``top_p``, and so at
+    least one token. All tokens whose logits equal the k-th largest are kept. Among equal probabilities at the edge of top-p,
+    higher ids are kept first. These are the conventions of transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``.
+
+    Example:
+        ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps tokens with at least 90 % of the probability.
+    """
+
+    top_p: float = 1.0  # in (0, 1]
+    top_k: int | None = None  # at least 1; None: no limit
+
+    @classmethod
+    def of(cls, top_p: float, top_k: int | None) -> Truncation | None:
+        """Return the truncation for these settings, or None if they keep all tokens."""
+        return None if top_p == 1.0 and top_k is None else cls(top_p, top_k)
+
+    def __call__(self, logits: Tensor, temperature: float) -> Tensor:
+        """Return float32 logits ``(B, V)``, not divided by the temperature, with -inf for tokens that are not kept."""
+        logits = logits.float()
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            smallest = logits.topk(self.top_k, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < smallest, -torch.inf)
+        if self.top_p < 1.0:
+            ascending, order = logits.sort(dim=-1, stable=True)
+            sums = (ascending / temperature).softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+            dropped = sums <= 1.0 - self.top_p
+            dropped[:, -1] = False
+            logits = logits.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
+        return logits
 
 
 def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -67,16 +105,21 @@ def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
 class OwnDraws:
     """A logits processor that draws every token with `draw` and records its log-probability.
 
-    It applies the temperature, so that log-probabilities are those of the sampling distribution.
+    It applies the temperature and the truncation, so that log-probabilities are those of the sampling distribution.
     """
 
-    def __init__(self, uniforms: Tensor, temperature: float) -> None:
+    def __init__(self, uniforms: Tensor, temperature: float, truncation: Truncation | None = None) -> None:
         self.uniforms = uniforms  # (B, T) in [0, 1), float64
         self.temperature = temperature
+        self.truncation = truncation
+        self.recorder = SetRecorder()
         self.columns: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores ``(B, V)`` with their maximum at the drawn token; `generate` calls this before each token."""
+        if self.truncation is not None:
+            scores = self.truncation(scores, self.temperature)
+            self.recorder.add(torch.arange(len(scores)), scores > -torch.inf)
         tokens, log_probs = draw(scores, self.uniforms[:, len(self.columns)], self.temperature)
         self.columns.append(log_probs)
         return torch.full_like(scores, -torch.inf, dtype=torch.float32).scatter(-1, tokens[:, None], 0.0)
@@ -84,3 +127,7 @@ class OwnDraws:
     def log_probs(self) -> Tensor:
         """Return the log-probabilities ``(B, T)`` of the T tokens drawn so far."""
         return torch.stack(self.columns, dim=1)
+
+    def kept(self) -> list[RaggedSets] | None:
+        """Return the sets among which the tokens of each response were drawn; None without a truncation."""
+        return None if self.truncation is None else self.recorder.by_response(len(self.uniforms))

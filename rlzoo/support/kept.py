@@ -1,0 +1,93 @@
+"""Sets of token ids with different sizes: for each drawn token, the tokens among which the sampler drew it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedSets:
+    """N sets of token ids, one after another; an empty set stands for the whole vocabulary.
+
+    Example:
+        >>> sets = RaggedSets(torch.tensor([2, 0, 3], dtype=torch.int32), torch.tensor([1, 0, 2]))
+        >>> sets.mask(4).int().tolist()
+        [[0, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 1]]
+    """
+
+    ids: Tensor  # (K,) int32
+    sizes: Tensor  # (N,) int64, with sum K
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @classmethod
+    def of_mask(cls, mask: Tensor) -> RaggedSets:
+        """Return the sets of a mask ``(N, V)``; a row that is True everywhere is stored as an empty set."""
+        partial = mask & ~mask.all(dim=-1, keepdim=True)
+        return cls(partial.nonzero()[:, 1].int(), partial.sum(dim=-1))
+
+    @classmethod
+    def concat(cls, parts: Iterable[RaggedSets]) -> RaggedSets:
+        """Concatenate sets, of which there is at least one part."""
+        pairs = [(part.ids, part.sizes) for part in parts]
+        return cls(torch.cat([ids for ids, _ in pairs]), torch.cat([sizes for _, sizes in pairs]))
+
+    def to(self, device: torch.device | str) -> RaggedSets:
+        """Move the sets to a device."""
+        return RaggedSets(self.ids.to(device), self.sizes.to(device))
+
+    def select(self, index: Tensor) -> RaggedSets:
+        """Return the sets with the indices ``(M,)``, in this order."""
+        sizes = self.sizes[index]
+        return RaggedSets(self.ids[ranges((self.sizes.cumsum(0) - self.sizes)[index], sizes)], sizes)
+
+    def split(self, number: int) -> list[RaggedSets]:
+        """Split the sets into parts of ``number`` sets; the last part may be smaller."""
+        sizes = torch.split(self.sizes, number)
+        ids = torch.split(self.ids, [int(each.sum()) for each in sizes])
+        return [RaggedSets(*part) for part in zip(ids, sizes, strict=True)]
+
+    def mask(self, vocabulary: int) -> Tensor:
+        """Return the sets as a mask ``(N, V)``, True on their tokens."""
+        mask = (self.sizes == 0)[:, None].repeat(1, vocabulary)
+        rows = torch.repeat_interleave(torch.arange(len(self), device=self.sizes.device), self.sizes)
+        mask[rows, self.ids.long()] = True
+        return mask
+
+
+def ranges(starts: Tensor, sizes: Tensor) -> Tensor:
+    """Concatenate the ranges of integers that begin at ``starts`` ``(N,)`` and have ``sizes`` ``(N,)`` elements.
+
+    Example:
+        >>> ranges(torch.tensor([7, 0]), torch.tensor([2, 3])).tolist()
+        [7, 8, 0, 1, 2]
+    """
+    shift = torch.repeat_interleave(starts - (sizes.cumsum(0) - sizes), sizes)
+    return shift + torch.arange(len(shift), device=shift.device)
+
+
+class SetRecorder:
+    """Collects the sets of many responses, one token of each open response at a time."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+        self._sets: list[RaggedSets] = []
+
+    def add(self, rows: Tensor, mask: Tensor) -> None:
+        """Add a set ``(R, V)`` for the next token of each of the responses ``(R,)``."""
+        self._rows.append(rows.cpu())
+        self._sets.append(RaggedSets.of_mask(mask).to("cpu"))
+
+    def by_response(self, number: int) -> list[RaggedSets]:
+        """Return the sets of each of ``number`` responses, in the order of their tokens."""
+        rows = torch.cat(self._rows)
+        sets = RaggedSets.concat(self._sets).select(rows.argsort(stable=True))
+        num_tokens = torch.bincount(rows, minlength=number).tolist()
+        sizes = torch.split(sets.sizes, num_tokens)
+        ids = torch.split(sets.ids, [int(each.sum()) for each in sizes])
+        return [RaggedSets(*each) for each in zip(ids, sizes, strict=True)]
