@@ -25,8 +25,8 @@ class Truncation:
     """Restricts sampling to the most probable tokens: the ``top_k`` largest logits, then top-p among these.
 
     Top-p keeps the most probable tokens up to and including the one with which their probabilities reach ``top_p``, and so at
-    least one token. All tokens whose logits equal the k-th largest are kept. Among equal probabilities at the edge of top-p,
-    higher ids are kept first. These are the conventions of transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``.
+    least one token. All tokens whose logits equal the k-th largest are kept. These are the conventions of transformers'
+    ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge of top-p, higher ids are kept first.
 
     Example:
         ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps tokens with at least 90 % of the probability.
