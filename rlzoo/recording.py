@@ -281,6 +281,7 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _converted(name: str, tensor: Tensor) -> Tensor:
     """Convert a tensor from one of the accepted data types to that of its field."""
+    read: tuple[torch.dtype, ...]
     if name in KEPT:
         read, dtype = (torch.int32,), torch.int32
     elif name in INTEGERS or name == "rows":

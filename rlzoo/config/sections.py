@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rlzoo.errors import UserError
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import KLEstimator
 
@@ -56,6 +57,10 @@ class VLLMConfig(Section):
     enforce_eager: bool = Field(False, description="disable CUDA graphs: vLLM starts sooner and samples more slowly")
 
 
+LARGEST_VLLM_TOP_K = 512
+"""Largest ``rollout.top_k`` with vLLM, which returns the kept tokens as log-probs, about twice ``top_k`` of them per token."""
+
+
 class RolloutConfig(Section):
     """How responses are sampled."""
 
@@ -96,6 +101,17 @@ class RolloutConfig(Section):
         0, ge=0, le=1, description="1: sample the next batch while the learner works on this one; 0: do not"
     )
     vllm: VLLMConfig = Field(default_factory=VLLMConfig, description="how vLLM is run")
+
+    @model_validator(mode="after")
+    def _learns_from_vllm_which_tokens_were_kept(self) -> Self:
+        top_p, top_k = self.top_p, self.top_k
+        if self.engine == "vllm" and ((top_k or 0) > LARGEST_VLLM_TOP_K or (top_p < 1 and top_k is None)):
+            given = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
+            raise UserError(
+                f"rollout.{given}: vLLM returns the kept tokens only with rollout.top_k of at most {LARGEST_VLLM_TOP_K}; "
+                "set it, or use rollout.engine=hf"
+            )
+        return self
 
 
 class RewardConfig(Section):

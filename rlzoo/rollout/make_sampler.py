@@ -46,6 +46,7 @@ def make_sampler(
         return HFSampler(model, tokenizer, own_weights=own_weights, way=way, **common)
     from rlzoo.rollout.vllm_sampler import VLLMSampler
 
+    common["top_k"] = settings.top_k
     if settings.vllm.server is not None:
         from rlzoo.rollout.vllm_server import ServerSampler
 

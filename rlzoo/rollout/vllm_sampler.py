@@ -14,17 +14,22 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
-from rlzoo.errors import UserError
+from rlzoo.errors import RunError, UserError
 from rlzoo.models.pretrained import quiet
 from rlzoo.rollout.sampler import Conversation, Drawn, Draws, Ids, Sampler
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
+from rlzoo.support.draws import Truncation
 from rlzoo.support.extras import INSTALL_VLLM
+from rlzoo.types import KeptSets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from vllm import LLM
 
 MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit is between 1,024 and 2,048 tokens
+
+ROOM_FOR_TIES = 16  # minimum number of log-probs beyond top_k, in case other tokens have the k-th largest logit
+DROPPED = -9000.0  # log-prob of tokens that were not kept is below; -inf, or -9999 from a server
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are passed as tensors
@@ -41,10 +46,22 @@ class AnyVLLMSampler(Sampler):
     needs_weights = True
     max_model_len: int  # maximum number of tokens in a prompt with its response
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, **common: Any) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: VLLMConfig,
+        *,
+        top_k: int | None = None,
+        **common: Any,
+    ) -> None:
+        """See `Sampler`; ``top_k`` is the largest top-k that is sampled with."""
         super().__init__(model, tokenizer, **common)
         self.settings = settings
         self.has_weights = False
+        self.vocabulary = int(model.config.get_text_config().vocab_size)
+        # with more than top_k log-probs, dropped tokens are among them, which shows that all kept ones are
+        self.num_log_probs = 0 if top_k is None else min(2 * top_k + ROOM_FOR_TIES, self.vocabulary)
 
     @property
     def context(self) -> int:
@@ -52,17 +69,19 @@ class AnyVLLMSampler(Sampler):
         return min(super().context, self.max_model_len)
 
     def _requests(self, rows: Sequence[Ids], draws: Draws) -> list[dict[str, Any]]:
-        """Return the sampling parameters of each response: the full distribution, log-probs, and end tokens."""
+        """Return the sampling parameters of each response: the distribution, log-probs, and end tokens."""
         assert self.has_weights, "update_weights must be called before sampling"
         temperature = draws.temperature
         self._check_length(max(map(len, rows), default=0), draws.limit)
         if not 0.01 <= temperature <= 2.0:  # vLLM rejects some values and silently raises others
             raise UserError(f"temperature={temperature}: vLLM takes 0.01 to 2; set rollout.engine=hf for others")
+        truncation = draws.truncation or Truncation()
+        assert draws.truncation is None or truncation.top_k is not None, "RolloutConfig requires it"
         return [
             {
                 "temperature": temperature,
-                "top_p": 1.0,
-                "top_k": 0,
+                "top_p": truncation.top_p,
+                "top_k": truncation.top_k or 0,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
                 "presence_penalty": 0.0,
@@ -70,10 +89,31 @@ class AnyVLLMSampler(Sampler):
                 "max_tokens": draws.limit,
                 "stop_token_ids": sorted(self.end_ids),
                 "seed": request_seed(draws.seed, row, draws.turn),
-                "logprobs": 0,  # only the drawn token's
+                "logprobs": self.num_log_probs if draws.truncation else 0,  # 0: only the drawn token's
             }
             for row in draws.rows
         ]
+
+    def _kept(self, reported: Iterable[Mapping[int, float]]) -> KeptSets:
+        """Return the kept set of each token, from the log-probs of the most probable tokens.
+
+        Raises:
+            RunError: more tokens were kept than vLLM returned, because many have the same logit as the k-th largest.
+        """
+        ids: list[int] = []
+        sizes: list[int] = []
+        for log_probs in reported:
+            kept = sorted(token for token, log_prob in log_probs.items() if log_prob > DROPPED)
+            if len(kept) == self.vocabulary:
+                kept = []
+            elif len(kept) == len(log_probs):
+                raise RunError(
+                    f"rollout.top_k: so many tokens have the same logit that vLLM kept more than {len(kept) - 1}; "
+                    "set rollout.vllm.dtype=float32, or rollout.engine=hf"
+                )
+            ids += kept
+            sizes.append(len(kept))
+        return KeptSets.of(ids, sizes)
 
     def _check_length(self, prompt: int = 0, response: int | None = None) -> None:
         """Raise UserError for lengths that vLLM would silently cut off."""
@@ -113,7 +153,8 @@ class VLLMSampler(AnyVLLMSampler):
                     skip_tokenizer_init=True,
                     trust_remote_code=False,  # even if the trained model has it
                     generation_config="vllm",  # ignore the model's defaults: every request is complete
-                    logprobs_mode="processed_logprobs",  # under the sampling distribution, after the temperature
+                    logprobs_mode="processed_logprobs",  # under the sampling distribution, after temperature, top-k and top-p
+                    max_logprobs=max(self.num_log_probs, 1),
                     dtype=self.settings.dtype or str(model.dtype).removeprefix("torch."),
                     max_model_len=self.settings.max_model_len,
                     max_num_seqs=num_rows,
@@ -151,7 +192,11 @@ class VLLMSampler(AnyVLLMSampler):
         drawn: list[Drawn] = []
         for output in (output.outputs[0] for output in outputs):
             tokens = list(output.token_ids)
-            drawn.append((tokens, [places[token].logprob for token, places in zip(tokens, output.logprobs, strict=True)]))
+            log_probs = [places[token].logprob for token, places in zip(tokens, output.logprobs, strict=True)]
+            kept = None
+            if draws.truncation is not None:
+                kept = self._kept({token: each.logprob for token, each in places.items()} for places in output.logprobs)
+            drawn.append(Drawn(tokens, log_probs, kept))
         return drawn
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

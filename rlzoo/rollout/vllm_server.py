@@ -33,9 +33,14 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server is silent or fails
-REPLY_BYTES, BYTES_PER_TOKEN = 2**22, 2**10
-"""Maximum size of a reply in bytes; a response token with its log-prob takes about 100 bytes."""
+REPLY_BYTES, BYTES_PER_TOKEN, BYTES_PER_LOG_PROB = 2**22, 2**10, 2**7
+"""Maximum size of a reply in bytes; a response token takes about 100 bytes, and each log-prob of another token about 40."""
 START_IT = "start it as described in docs/how-to/vllm.md"
+
+
+def _by_token_id(log_probs: dict[str, float]) -> dict[int, float]:
+    """Convert names such as ``token_id:17`` to token ids."""
+    return {int(name.removeprefix("token_id:")): log_prob for name, log_prob in log_probs.items()}
 
 
 class SilentServerError(UserError):
@@ -56,7 +61,7 @@ class ServerSampler(AnyVLLMSampler):
         # no keep-alive: the server would close the connection while the learner works
         self.http = bounded_pool(
             settings.server,
-            REPLY_BYTES + BYTES_PER_TOKEN * self.max_new_tokens,
+            REPLY_BYTES + (BYTES_PER_TOKEN + BYTES_PER_LOG_PROB * self.num_log_probs) * self.max_new_tokens,
             settings.timeout,
             headers={"Connection": "close"},
             maxsize=self.batch_size,
@@ -77,8 +82,13 @@ class ServerSampler(AnyVLLMSampler):
 
         def draw_one(ids: Ids, request: dict[str, Any]) -> Drawn:
             body = {"model": self.served, "prompt": list(ids), "return_token_ids": True, **request}
+            if draws.truncation is not None:
+                body["return_tokens_as_token_ids"] = True
             (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
-            return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            kept = None
+            if draws.truncation is not None:
+                kept = self._kept(_by_token_id(each) for each in choice["logprobs"]["top_logprobs"])
+            return Drawn(choice["token_ids"], choice["logprobs"]["token_logprobs"], kept)
 
         def draw_all() -> list[Drawn]:
             with ThreadPoolExecutor(self.batch_size) as pool:
@@ -192,6 +202,12 @@ class ServerSampler(AnyVLLMSampler):
             if model[name] != value:
                 option = f"--{name.replace('_', '-')} {value.removeprefix('torch.')}"
                 raise self._error(f"runs with {name} {model[name]}; start it with {option}")
+        if self.num_log_probs and -1 != int(model["max_logprobs"]) < self.num_log_probs:
+            needed = f"rollout.top_k needs {self.num_log_probs}"
+            raise self._error(
+                f"returns at most {model['max_logprobs']} log-probs per token, and {needed}; "
+                f"start it with --max-logprobs {self.num_log_probs}"
+            )
         self.max_model_len = int(model["max_model_len"])
         wanted_len = self.settings.max_model_len or 0
         if self.max_model_len < wanted_len:

@@ -1,6 +1,7 @@
 """A server on loopback that responds like vLLM's; tests/vllm has the tests with a real one."""
 
 import contextlib
+import copy
 import json
 import threading
 import time
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 INFO = {
     "model_config": {
         "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "dtype": "torch.float32", "max_model_len": 256,
+        "max_logprobs": 20,
     },
     "device_config": {"device": "cpu"},
     "scheduler_config": {"enable_chunked_prefill": False},
@@ -33,12 +35,13 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.failures, self.asked, self.loads = [], 0, []
         self.has_weights = False
+        self.top_log_probs = None  # of each token's most probable tokens
         self.varies = False  # whether every other response is longer
         self.lock = threading.Lock()
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.by_path = {
             "/v1/models": (200, {"data": [{"id": "embedded"}]}),
-            "/server_info": (200, {"vllm_config": INFO}),
+            "/server_info": (200, {"vllm_config": copy.deepcopy(INFO)}),
             "/collective_rpc": (200, {"results": [None]}),
             "/reset_prefix_cache": (200, {"success": True}),
         }
@@ -76,6 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         longer = 3 * (self.server.varies and self.server.asked % 2)
         log_probs = [-1.0] * (1 + longer) + [-0.5]
         choices = [{"token_ids": [token] * (1 + longer) + [1], "logprobs": {"token_logprobs": log_probs}}]
+        choices[0]["logprobs"]["top_logprobs"] = self.server.top_log_probs
         failed = {"error": (500, {"error": "the engine is dead"}), "refuse": (400, {"error": "too long"}), "restart": "restart"}
         return failed.get(failure, (200, {"choices": choices}))
 

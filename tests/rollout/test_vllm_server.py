@@ -13,8 +13,12 @@ from rlzoo.errors import RunError, UserError
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout import vllm_server
 from rlzoo.rollout.vllm_server import ServerSampler
+from rlzoo.support.draws import Truncation
+from rlzoo.types import KeptSets
 from tests.journal.tracking import hostile
+from tests.off_policy import make_model
 from tests.rollout.stand_in import running
+from tests.rollout.test_sampler import tokenizer
 from tests.training.short import lines, quick
 
 
@@ -114,3 +118,43 @@ def test_a_users_files_beside_the_weights_stay(server, tmp_path):
         Path("mine"),
         Path(weights.name, "mine"),
     ]
+
+
+@pytest.fixture
+def truncating(server):
+    server.by_path["/server_info"][1]["vllm_config"]["model_config"]["max_logprobs"] = 40
+    model = make_model()  # a vocabulary of 97
+    settings = {"end_ids": frozenset({1}), "max_new_tokens": 8, "served": "embedded", "top_k": 2}
+    made = ServerSampler(model, tokenizer("<pad>"), settings=VLLMConfig(server=server.address), **settings)
+    made.update_weights(model.state_dict().items())
+    yield made
+    made.close()
+
+
+def reported(finite):
+    """Return 20 log-probs, of which some are of tokens that were kept."""
+    return {f"token_id:{(5 * place) % 97 + 1}": -1.0 if place < finite else -9999.0 for place in range(20)}
+
+
+def test_the_kept_sets_are_the_tokens_that_the_server_gives_a_probability(server, truncating):
+    server.top_log_probs = [reported(3), reported(1)]
+    (rollout,) = truncating.sample(["w5"], 1, seed=1, truncation=Truncation(top_p=0.9, top_k=2))
+    assert rollout.kept == KeptSets.of([1, 6, 11, 1], [3, 1])
+
+
+def test_kept_sets_that_may_be_incomplete_are_refused(server, truncating):
+    server.top_log_probs = [reported(3), reported(20)]
+    with pytest.raises(RunError, match=r"rollout.top_k: so many tokens have the same logit that vLLM kept more than 19"):
+        truncating.sample(["w5"], 1, seed=1, truncation=Truncation(top_k=2))
+
+
+def test_a_server_that_returns_too_few_log_probs_is_refused(server):
+    settings = {"end_ids": frozenset({1}), "max_new_tokens": 8, "served": "embedded", "top_k": 5}
+    with pytest.raises(UserError, match=r"at most 20 log-probs .* needs 26; start it with --max-logprobs 26"):
+        ServerSampler(make_model(), tokenizer("<pad>"), settings=VLLMConfig(server=server.address), **settings)
+
+
+@pytest.mark.parametrize("given", ["top_p=0.9", "top_k=513"])
+def test_a_truncation_whose_kept_sets_vllm_does_not_return_is_refused(given):
+    with pytest.raises(UserError, match=f"rollout.{given}: .* only with rollout.top_k of at most 512; set it, or"):
+        rlzoo.RunConfig.compose(clip="grpo", overrides=["rollout.engine=vllm", f"rollout.{given}"])

@@ -18,7 +18,7 @@ from tests.training.short import lines, quick, resumes_after, without_times
 CASES = {
     "fspo": (),
     "fspo-adaptive": (),
-    "ahead": ("rollout.max_staleness=1",),
+    "ahead": ("rollout.max_staleness=1", "rollout.top_p=0.9"),
     "ahead-and-dynamic": ("rollout.max_staleness=1", "rollout.dynamic_sampling=3", "eval.num_problems=0"),
     "bfloat16": ("model.dtype=bfloat16", "learner.schedule=linear", "eval.num_problems=0"),
     "lora": ("learner.lora.rank=4", "learner.kl_coef=0.01", "learner.schedule=cosine"),
