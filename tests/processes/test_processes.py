@@ -29,11 +29,12 @@ CASES = {
 }
 LAUNCHES = {
     "ddp": {},
+    "fsdp": {"fsdp": True},
     "zero2": {"deepspeed": "zero2"},
     "zero3": {"deepspeed": "zero3"},
     "offload": {"deepspeed": "zero3", "offload": "all"},
 }
-ON_A_CPU = {"ddp": {"ACCELERATE_USE_CPU": "true"}}
+ON_A_CPU = dict.fromkeys(("ddp", "fsdp"), {"ACCELERATE_USE_CPU": "true"})
 
 
 def environment(kind):
@@ -62,7 +63,7 @@ deepspeed = pytest.mark.deepspeed
 
 
 @pytest.fixture(
-    scope="module", params=["ddp", *(pytest.param(kind, marks=deepspeed) for kind in ("zero2", "zero3", "offload"))]
+    scope="module", params=["ddp", "fsdp", *(pytest.param(kind, marks=deepspeed) for kind in ("zero2", "zero3", "offload"))]
 )
 def two_processes(request, tmp_path_factory):
     # DeepSpeed's optimizer for offloaded states rounds in another order, which shows in one case
@@ -126,6 +127,7 @@ in_two = pytest.mark.parametrize(
     "options",
     [
         pytest.param((), id="ddp"),
+        pytest.param(("--fsdp",), id="fsdp"),
         pytest.param(("--deepspeed", "zero2"), id="zero2", marks=deepspeed),
         pytest.param(("--deepspeed", "zero3"), id="zero3", marks=deepspeed),
     ],
