@@ -60,7 +60,8 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
             accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
         if launch.fsdp and not torch.distributed.is_initialized():  # a single process without a launcher
             backend = "nccl" if accelerator.device.type == "cuda" else "gloo"
-            torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+            store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     else:
         settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
         _prepare_environment()
@@ -104,6 +105,11 @@ def check_launch(launch: LaunchConfig) -> None:
         raise UserError(
             f"launch.fsdp=true and launch.deepspeed={shown(launch.deepspeed)} both shard the model; set launch.fsdp=false or "
             "launch.deepspeed=null"
+        )
+    if launch.fsdp and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        raise UserError(
+            f"launch.fsdp=true needs torch 2.13 or newer, and torch {torch.__version__} is installed; upgrade it, or use "
+            "launch.deepspeed=zero3"
         )
     if launch.deepspeed is None and launch.offload != "none":
         raise UserError(

@@ -144,8 +144,8 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) ->
         if key != "parameter":
             state.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    for index, parameter in enumerate(_parameters(optimizer)):
-        parameter.copy_(tensors[f"parameter/{index}"])
+    for number, parameter in enumerate(_parameters(optimizer)):
+        parameter.copy_(tensors[f"parameter/{number}"])
 
 
 def _misfits(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> Iterator[str]:
@@ -247,7 +247,7 @@ class FSDPOptimization:
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
         self.accelerator = accelerator
         trained = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
@@ -258,7 +258,7 @@ class FSDPOptimization:
             raise UserError(f"launch.fsdp: weights of one data type are needed, not {found}; use launch.deepspeed=zero3")
         if accelerator.mixed_precision == "bf16":
             autocast = torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
-            module.forward = autocast(module.forward)  # type: ignore[method-assign]
+            module.forward = autocast(module.forward)
         mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
         policy = MixedPrecisionPolicy(self.rounded_to, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for part in (*_layers(module), module):
@@ -267,6 +267,7 @@ class FSDPOptimization:
                     parameter.data = parameter.data.float()
             # otherwise the embedding and the head would stay gathered after a pass, and would not see a restored checkpoint
             fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+            assert isinstance(part, FSDPModule), "fully_shard extends the class of the module"
             part.set_gradient_divide_factor(1.0)  # the processes' shares of the loss are summed, not averaged
             part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
         self.model = module
@@ -281,7 +282,7 @@ class FSDPOptimization:
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of this process's share of the step's loss."""
-        loss.backward()
+        torch.autograd.backward(loss)
 
     def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
         """Clip the norm of the whole gradient, update the weights and reset the gradient; as `PlainOptimization.apply`."""
@@ -301,20 +302,21 @@ class FSDPOptimization:
 
     def save(self, folder: Path) -> None:
         """Write the trained parameters and the optimizer's states as safetensors; every process writes its shard."""
-        from torch.distributed import checkpoint
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
 
-        writer = checkpoint.HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True)
-        checkpoint.save(_tensors(self.optimizer), storage_writer=writer)
+        save(_tensors(self.optimizer), storage_writer=HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True))
 
     def load(self, folder: Path, num_steps: int) -> None:
         """Restore what `save` wrote after ``num_steps`` steps, on any number of processes."""
-        from torch.distributed import checkpoint
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         shards = folder / SHARDS
         if not shards.is_dir():
             raise UserError(f"--resume: {str(folder)!r} was saved without launch.fsdp; resume with launch.fsdp=false")
-        reader = checkpoint.HuggingFaceStorageReader(str(shards))
-        written = reader.read_metadata().state_dict_metadata
+        reader = HuggingFaceStorageReader(str(shards))
+        written: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)  # safetensors hold tensors only
         given = {name: torch.empty(each.size, dtype=each.properties.dtype, device="meta") for name, each in written.items()}
         missing = [
             f"{name} is incomplete"
@@ -328,7 +330,7 @@ class FSDPOptimization:
             name: torch.zeros_like(sharded[int(name.rsplit("/", 1)[1])].detach()) if each.ndim else torch.zeros(())
             for name, each in given.items()
         }
-        checkpoint.load(tensors, storage_reader=reader)
+        load(tensors, storage_reader=reader)
         own = {name: getattr(tensor, "_local_tensor", tensor) for name, tensor in tensors.items()}
         problems = gather(self.accelerator, list(_bad_values(own, self.optimizer, num_steps)))
         for problem in problems:

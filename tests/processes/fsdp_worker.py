@@ -22,9 +22,8 @@ def make_learner(dtype, launch, **settings):
     settings = {"lr": 1e-3, "max_grad_norm": 0.5, "num_minibatches": 3, "max_tokens_per_micro_batch": tokens, **settings}
     config = LearnerConfig(**settings)
     accelerator = make_accelerator(launch, config)
-    return Learner(
-        make_model().to(dtype), FSPO(), config, pad_id=PAD, max_length=30, num_updates=10, accelerator=accelerator, launch=launch
-    )
+    model, sizes = make_model().to(dtype), {"pad_id": PAD, "max_length": 30, "num_updates": 10}
+    return Learner(model, FSPO(), config, **sizes, accelerator=accelerator, launch=launch)
 
 
 def updates(learner, batch, number):

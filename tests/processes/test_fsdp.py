@@ -28,9 +28,7 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += ["-m", "tests.processes.fsdp_worker", str(folder)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment("fsdp"), timeout=280, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment("fsdp"), timeout=280, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -50,7 +48,7 @@ def flat(weights):
     return torch.cat([weights[name].flatten().float() for name in sorted(weights)])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.05)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 1e-2)], ids=["float32", "bfloat16"])
 def test_two_processes_take_the_steps_of_one_with_float32_masters(two, dtype, tolerance):
     name = str(dtype).removeprefix("torch.")
     learner = make_learner(dtype, LaunchConfig())
@@ -59,7 +57,6 @@ def test_two_processes_take_the_steps_of_one_with_float32_masters(two, dtype, to
     assert {key: tensor.dtype for key, tensor in got.items()} == {key: tensor.dtype for key, tensor in expected.items()}
     moved = flat(expected) - flat({key: start[key] for key in expected})
     error = float((flat(got) - flat(expected)).norm() / moved.norm())
-    print(name, "error relative to the movement:", error)
     assert error < tolerance
     results = json.loads((two / "results.json").read_text())[name]
     assert results["norms"] == pytest.approx(norms, rel=tolerance)

@@ -34,7 +34,7 @@ LAUNCHES = {
     "zero3": {"deepspeed": "zero3"},
     "offload": {"deepspeed": "zero3", "offload": "all"},
 }
-ON_A_CPU = dict.fromkeys(("ddp", "fsdp"), {"ACCELERATE_USE_CPU": "true"})
+ON_A_CPU = {"ddp": {"ACCELERATE_USE_CPU": "true"}, "fsdp": {"ACCELERATE_USE_CPU": "true"}}
 
 
 def environment(kind):
@@ -60,11 +60,10 @@ def launched(kind, folder, cases, timeout=280):
 
 
 deepspeed = pytest.mark.deepspeed
+SLOW = {"fsdp": pytest.mark.long, **dict.fromkeys(("zero2", "zero3", "offload"), deepspeed)}
 
 
-@pytest.fixture(
-    scope="module", params=["ddp", "fsdp", *(pytest.param(kind, marks=deepspeed) for kind in ("zero2", "zero3", "offload"))]
-)
+@pytest.fixture(scope="module", params=["ddp", *(pytest.param(kind, marks=mark) for kind, mark in SLOW.items())])
 def two_processes(request, tmp_path_factory):
     # DeepSpeed's optimizer for offloaded states rounds in another order, which shows in one case
     cases = CASES if request.param != "offload" else {"fspo": CASES["fspo"]}
@@ -119,6 +118,10 @@ def one_process(train, tmp_path_factory):
     return folder
 
 
+def kind_of(options):
+    return options[-1].removeprefix("--") if options else "ddp"
+
+
 def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -127,7 +130,7 @@ in_two = pytest.mark.parametrize(
     "options",
     [
         pytest.param((), id="ddp"),
-        pytest.param(("--fsdp",), id="fsdp"),
+        pytest.param(("--fsdp",), id="fsdp", marks=pytest.mark.long),
         pytest.param(("--deepspeed", "zero2"), id="zero2", marks=deepspeed),
         pytest.param(("--deepspeed", "zero3"), id="zero3", marks=deepspeed),
     ],
@@ -136,7 +139,7 @@ in_two = pytest.mark.parametrize(
 
 @in_two
 def test_a_whole_run_on_two_processes_is_that_of_one(train, one_process, tmp_path, options):
-    done = train(options[1] if options else "ddp", tmp_path / "run", "--processes", "2", *options)
+    done = train(kind_of(options), tmp_path / "run", "--processes", "2", *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 2/2") == 1  # only one process prints
     assert_same_run(tmp_path / "run", one_process)
@@ -181,7 +184,7 @@ def one_player(request, train, tmp_path_factory):
 @in_two
 def test_two_processes_play_the_episodes_of_one_and_learn_the_same(train, one_player, tmp_path, options):
     more, overrides, one = one_player
-    kind = options[1] if options else "ddp"
+    kind = kind_of(options)
     done = train(kind, tmp_path / "run", "--processes", "2", *more, *options, overrides=overrides)
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", one)
@@ -233,7 +236,7 @@ def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        ("ACCELERATE_USE_FSDP", "rlzoo: FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3"),
+        ("ACCELERATE_USE_FSDP", "rlzoo: the launcher's configuration asks for FSDP; remove it there, and pass --fsdp"),
         (
             "ACCELERATE_USE_DEEPSPEED",
             "rlzoo: the launcher's configuration asks for DeepSpeed; remove it there, and pass the stage",

@@ -27,9 +27,7 @@ def three_updates(rule, launch, num_responses=18, **settings):
     config = LearnerConfig(**settings)
     launch = LaunchConfig(**launch)
     accelerator = make_accelerator(launch, config)
-    learner = Learner(
-        model, policy, config, pad_id=PAD, max_length=30, num_updates=10, accelerator=accelerator, launch=launch
-    )
+    learner = Learner(model, policy, config, pad_id=PAD, max_length=30, num_updates=10, accelerator=accelerator, launch=launch)
     if learner.has_reference:
         batch = replace(batch, ref_log_probs=learner.reference_log_probs(batch))
     updates = []
