@@ -160,6 +160,27 @@ def assert_same_run(ours, theirs):
     assert (ours / "rollouts" / "000002.jsonl").read_text() == (theirs / "rollouts" / "000002.jsonl").read_text()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--fsdp",), id="fsdp", marks=pytest.mark.long),
+        pytest.param(("--deepspeed", "zero3"), id="zero3", marks=deepspeed),
+    ],
+)
+def test_a_sharded_adapter_is_saved_whole(train, tmp_path, options):
+    pytest.importorskip("peft")
+    overrides = [*QUICK, "learner.lora.rank=4", "learner.lr=1e-3", "eval.num_problems=0"]
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for folder, several in zip(runs, [(), ("--processes", "2", *options)], strict=True):
+        done = train(kind_of(options), folder, *several, overrides=overrides)
+        assert done.returncode == 0, done.stderr
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        expected, got = (load_file(folder / "checkpoints" / "step-000002" / file) for folder in runs)
+        assert got.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-6)
+
+
 # the game that ships with the package; and one whose first problems, which belong to process 0, have one turn and whose last
 # ones have six, or an environment that raises an error or hangs
 PLAYED = {
