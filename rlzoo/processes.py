@@ -48,16 +48,20 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
     check_launch(launch)
+    check_optimizer(launch, learner)
     check_launcher(launch)
     _detach_earlier_accelerators(launch)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses and logs its guess
     bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
-        # a launcher may choose DeepSpeed or FSDP here; `check_launcher` refuses what a CPU would silently ignore
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
             accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
+        if launch.fsdp and not torch.distributed.is_initialized():  # a single process without a launcher
+            backend = "nccl" if accelerator.device.type == "cuda" else "gloo"
+            store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     else:
         settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
         _prepare_environment()
@@ -97,6 +101,16 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
 
 def check_launch(launch: LaunchConfig) -> None:
     """Raise UserError if the launch settings contradict each other."""
+    if launch.fsdp and launch.deepspeed is not None:
+        raise UserError(
+            f"launch.fsdp=true and launch.deepspeed={shown(launch.deepspeed)} both shard the model; set launch.fsdp=false or "
+            "launch.deepspeed=null"
+        )
+    if launch.fsdp and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        raise UserError(
+            f"launch.fsdp=true needs torch 2.13 or newer, and torch {torch.__version__} is installed; upgrade it, or use "
+            "launch.deepspeed=zero3"
+        )
     if launch.deepspeed is None and launch.offload != "none":
         raise UserError(
             f"launch.offload={launch.offload!r}: offloading needs DeepSpeed; set launch.deepspeed to zero2 or zero3"
@@ -108,6 +122,15 @@ def check_launch(launch: LaunchConfig) -> None:
         raise UserError(
             f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} has no ZeRO stage, so nothing is offloaded; "
             "set one in its zero_optimization"
+        )
+
+
+def check_optimizer(launch: LaunchConfig, learner: LearnerConfig) -> None:
+    """Raise UserError if the optimizer's states cannot be sharded as requested."""
+    if launch.fsdp and learner.optimizer == "adamw_8bit":
+        raise UserError(
+            "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp; set learner.optimizer=adamw or "
+            "launch.fsdp=false"
         )
 
 
@@ -123,8 +146,8 @@ def check_launcher(launch: LaunchConfig) -> None:
             raise UserError(
                 f"the environment has {name}={value}, as if a launcher had started this process, but no {missing}; unset it"
             )
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and not torch.cuda.is_available():
-        raise UserError("FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3")
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+        raise UserError("the launcher's configuration asks for FSDP; remove it there, and pass --fsdp")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and launch.deepspeed is None:
         raise UserError(
             "the launcher's configuration asks for DeepSpeed; remove it there, and pass the stage or file with --deepspeed"
@@ -167,6 +190,11 @@ def zero_settings(launch: LaunchConfig) -> dict[str, Any]:
     if launch.offload == "all":
         zero["offload_param"] = {"device": "cpu"}
     return zero
+
+
+def shards_weights(launch: LaunchConfig) -> bool:
+    """Return whether the weights are sharded among processes (ZeRO-3, FSDP2)."""
+    return launch.fsdp or zero_settings(launch).get("stage") == 3
 
 
 def _settings(name: str) -> dict[str, Any]:

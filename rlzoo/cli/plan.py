@@ -76,7 +76,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     config, sharding, batch = plan.config, plan.sharding, plan.batch
     size = f", {plan.architecture.num_parameters / 1e6:,.1f} M parameters" if plan.architecture else ""
     about = "" if plan.prompts.counted else "about "
-    zero = f", ZeRO-{sharding.stage}" if sharding.stage else ""
+    zero = f", ZeRO-{sharding.stage}" if sharding.stage else ", FSDP2" if sharding.is_fsdp else ""
     rows = f"{batch.rows} row{'s' if batch.rows > 1 else ''} of up to {batch.length:,} tokens"
     tokens = config.steps * plan.responses * batch.response
     facts = [

@@ -47,6 +47,10 @@ def train(
         str | None,
         typer.Option(metavar="zero2|zero3|FILE", help="ZeRO stage for sharding, or a JSON file with DeepSpeed's settings."),
     ] = None,
+    fsdp: Annotated[
+        bool | None,
+        typer.Option("--fsdp", help="Shard weights, gradients and optimizer states among the processes with FSDP2."),
+    ] = None,
     show_completions: Annotated[
         int, typer.Option(metavar="N", min=0, help="Print N responses after the first step and after every tenth of the run.")
     ] = 0,
@@ -86,7 +90,7 @@ def train(
         from rlzoo.planner.preflight import check
         from rlzoo.training.checks import check_plugins_unchanged, usual_output
     before = run_to_resume(output) if resume else ()
-    options = {"launch.processes": processes, "launch.deepspeed": deepspeed}
+    options = {"launch.processes": processes, "launch.deepspeed": deepspeed, "launch.fsdp": fsdp}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
     run = RunConfig.compose(
         [*before, *(config or [])], clip=clip, overrides=overrides, plugins=plugin or [], seed=seed, steps=steps, output=output

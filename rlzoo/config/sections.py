@@ -203,9 +203,17 @@ class LaunchConfig(Section):
         None, ge=1, le=65536, description="number of processes; null: one, or as many as a launcher started"
     )
     deepspeed: str | None = Field(None, description="'zero2', 'zero3', or a file with DeepSpeed's settings")
+    fsdp: bool = Field(
+        False, description="shard weights, gradients and optimizer states with PyTorch's FSDP2; not combined with DeepSpeed"
+    )
     offload: Literal["none", "optimizer", "all"] = Field(
         "none", description="states to keep in CPU memory: the optimizer's, or with ZeRO-3 also the parameters"
     )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes hold shards of the optimizer's states, so that all must save (DeepSpeed, FSDP2)."""
+        return self.fsdp or self.deepspeed is not None
 
 
 class EvalConfig(Section):

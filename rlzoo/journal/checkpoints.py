@@ -30,11 +30,12 @@ FILES = re.compile(
     | (tokenizer|spiece|sentencepiece\.bpe)\.model | chat_template\.jinja | additional_chat_templates/\w+\.jinja
     | adapter/(adapter_config\.json | adapter_model\.safetensors | generation_config\.json | README\.md)
     | state/(latest | zero_to_fp32\.py | zero_to_torch\.py | deepspeed/\w+_states\.pt)
+    | state/fsdp/shard-[0-9]{5}-model-00001-of-00001\.safetensors
     | (adapter/ | state/)?"""
     + UNFINISHED_TENSORS.pattern,
     re.VERBOSE,
 )
-"""Relative paths of the files in a checkpoint that rlzoo, transformers, PEFT, DeepSpeed or safetensors may write."""
+"""Relative paths of the files in a checkpoint that rlzoo, transformers, PEFT, DeepSpeed, torch or safetensors may write."""
 
 logger = logging.getLogger("rlzoo")
 

@@ -257,11 +257,14 @@ class RunDirectory:
         weights: Mapping[str, Tensor],
         tokenizer: PreTrainedTokenizerBase,
         policy: ClipPolicy,
+        *,
+        adapter: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write weights and tokenizer for ``from_pretrained`` to a temporary folder, and return the folder.
 
         The settings of the rule go to ``clip.json``; those of an adaptive rule include its state. A LoRA adapter is also
-        saved alone, in ``adapter/``. The caller may add files. `finish_checkpoint` makes the folder a checkpoint.
+        saved alone, in ``adapter/``; ``adapter`` holds its weights if those of the model are sharded. The caller may add files.
+        `finish_checkpoint` makes the folder a checkpoint.
         """
         temporary = temporary_path(self.path / "checkpoints" / name, self.identity)
         if not self.is_writer:
@@ -279,7 +282,7 @@ class RunDirectory:
                 self._models_files = {path.relative_to(temporary).as_posix() for path in temporary.rglob("*")}
                 skeleton.save_pretrained(temporary, state_dict=dict(weights))
                 if has_adapter(model):
-                    model.save_pretrained(temporary / "adapter")
+                    model.save_pretrained(temporary / "adapter", state_dict=None if adapter is None else dict(adapter))
             state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
             (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         return temporary

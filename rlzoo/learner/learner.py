@@ -88,6 +88,7 @@ class Learner:
         estimator: AdvantageEstimator | None = None,
         correction: Correction | None = None,
         accelerator: Accelerator | None = None,
+        launch: LaunchConfig | None = None,
     ) -> None:
         self.policy = policy
         self._on_policy = OnPolicyGradient(policy)
@@ -99,7 +100,8 @@ class Learner:
         self.num_updates = num_updates
         self.num_optimizer_steps = 0
         self.num_nonfinite = 0  # consecutive updates whose gradient was not finite
-        self.accelerator = accelerator or make_accelerator(LaunchConfig(), config)
+        launch = launch or LaunchConfig()
+        self.accelerator = accelerator or make_accelerator(launch, config)
         self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id, padding_side=padding_side)
         if config.packing:
             check_packing(language_model)
@@ -110,7 +112,7 @@ class Learner:
         self.reference: ResponseLogProbs | None = None
         if self.has_reference and not has_adapter(language_model):
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
-        self.optimization = make_optimization(self.accelerator, module, config)
+        self.optimization = make_optimization(self.accelerator, module, config, fsdp=launch.fsdp)
         self.model = self.optimization.model
         self.scheduler = make_scheduler(self.optimization.optimizer, config, num_updates)
 
@@ -126,7 +128,7 @@ class Learner:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every current weight with its name, unsharded; all processes must iterate over all weights."""
-        return named_weights(self.language_model)
+        return named_weights(self.language_model, self.optimization.rounded_to)
 
     def save(self, folder: Path) -> None:
         """Write the trained parameters and the states of the optimizer and the policy."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from rlzoo.config.sections import LearnerConfig
 from rlzoo.errors import UserError
+from rlzoo.processes import gather
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -23,16 +25,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
+SHARDS = "fsdp"
+"""Folder of the processes' shards in the state of a checkpoint that was saved under FSDP2."""
+
 
 class PlainOptimization:
     """A model with its optimizer, on one process, or on several processes with a copy of the model each (DDP).
 
-    `DeepSpeedOptimization` has the same methods and attributes. ``model`` is called like the original module and sums the
-    gradients over processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
+    `DeepSpeedOptimization` and `FSDPOptimization` have the same methods and attributes. ``model`` is called like the original
+    module and sums the gradients over processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
+    ``rounded_to`` is the data type that weights are rounded to when they are read; None if they are already stored in it.
 
     Weights with a float32 master are rounded from it after every step, so that small steps accumulate. A single process also
     accumulates the gradients of its micro-batches in float32; with several, DDP accumulates them in the weights' data type.
     """
+
+    rounded_to: torch.dtype | None = None
 
     def __init__(
         self,
@@ -67,7 +75,7 @@ class PlainOptimization:
         """
         for parameter, master in self._masters:
             _hand_over(master, parameter)
-        trained = self._parameters() if self._masters else self.model.parameters()
+        trained = _parameters(self.optimizer) if self._masters else self.model.parameters()
         norm = float(self.accelerator.clip_grad_norm_(trained, max_grad_norm or float("inf")))
         finite = bool(torch.isfinite(torch.tensor(norm)))
         if finite:
@@ -84,34 +92,20 @@ class PlainOptimization:
 
     def save(self, folder: Path) -> None:
         """Write the trained parameters and the optimizer's states."""
-        tensors = {f"parameter/{index}": parameter.detach() for index, parameter in enumerate(self._parameters())}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"{key}/{index}": torch.as_tensor(value) for key, value in state.items()}
-        whole = {name: _gathered(tensor).contiguous() for name, tensor in tensors.items()}
         if self.accelerator.is_main_process:
-            save_file(whole, folder / "optimizer.safetensors")
+            tensors = {name: tensor.contiguous() for name, tensor in _tensors(self.optimizer).items()}
+            save_file(tensors, folder / "optimizer.safetensors")
 
     def load(self, folder: Path, num_steps: int) -> None:
         """Restore what `save` wrote after ``num_steps`` steps on the same number of processes."""
-        if is_shared(self.accelerator):
-            raise UserError("--resume is not supported under FSDP; use --deepspeed zero3")
-        tensors = load_file(folder / "optimizer.safetensors")
-        for problem in _misfits(tensors, self._parameters(), self.optimizer, num_steps):
-            raise UserError(f"--resume: {str(folder / 'optimizer.safetensors')!r} does not belong to this run: {problem}")
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            key, index = name.rsplit("/", 1)
-            if key != "parameter":
-                state.setdefault(int(index), {})[key] = tensor
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        with torch.no_grad():
-            for index, parameter in enumerate(self._parameters()):
-                parameter.copy_(tensors[f"parameter/{index}"])
+        file = folder / "optimizer.safetensors"
+        if (folder / SHARDS).is_dir():
+            raise UserError(f"--resume: {str(folder)!r} was saved with launch.fsdp=true; resume with launch.fsdp=true")
+        tensors = load_file(file)
+        for problem in chain(_misfits(tensors, self.optimizer), _bad_values(tensors, self.optimizer, num_steps)):
+            raise UserError(f"--resume: {str(file)!r} does not belong to this run: {problem}")
+        _restore(self.optimizer, tensors)
         self._round_masters()
-
-    def _parameters(self) -> list[nn.Parameter]:
-        """Return the optimized parameters, with masters in place of the weights that have one."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @torch.no_grad()
     def _round_masters(self) -> None:
@@ -128,10 +122,35 @@ def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _misfits(
-    tensors: Mapping[str, Tensor], parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, num_steps: int
-) -> Iterator[str]:
-    """Yield the mismatches between a saved optimizer and the parameters after ``num_steps`` steps."""
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the optimized parameters, with masters in place of the weights that have one."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimized parameters and the optimizer's states by name, such as ``exp_avg/0``."""
+    tensors: dict[str, Tensor] = {f"parameter/{index}": each.detach() for index, each in enumerate(_parameters(optimizer))}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"{key}/{index}": torch.as_tensor(value) for key, value in state.items()}
+    return tensors
+
+
+@torch.no_grad()
+def _restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Set the optimized parameters and the optimizer's states to what `_tensors` returned."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        key, index = name.rsplit("/", 1)
+        if key != "parameter":
+            state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    for number, parameter in enumerate(_parameters(optimizer)):
+        parameter.copy_(tensors[f"parameter/{number}"])
+
+
+def _misfits(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    """Yield the differences in names, shapes and data types between saved tensors and the optimizer's."""
+    parameters = _parameters(optimizer)
     is_adamw = type(optimizer) is torch.optim.AdamW  # other optimizers may have other states
     expected: dict[str, Tensor] = {f"parameter/{index}": parameter for index, parameter in enumerate(parameters)}
     for index, parameter in enumerate(parameters):
@@ -141,9 +160,6 @@ def _misfits(
     known = {name for name in tensors if name in expected or (not is_adamw and not name.startswith("parameter/"))}
     for name in sorted(tensors.keys() ^ known | expected.keys() - tensors.keys()):
         yield f"{name} is {'unknown' if name in tensors else 'missing'}: the run has {len(parameters)} parameters"
-    taken = max((int(tensors[name]) for name in known if name.startswith("step/") and tensors[name].ndim == 0), default=0)
-    if is_adamw and taken != num_steps:
-        yield f"it has taken {taken} steps, not {num_steps}"
     for name in sorted(known):
         given, wanted = tensors[name], expected.get(name, tensors[name])
         if given.shape != wanted.shape or given.dtype != wanted.dtype:
@@ -151,12 +167,22 @@ def _misfits(
                 f"{name} has {given.dtype} values of shape {tuple(given.shape)}, "
                 f"not {wanted.dtype} of shape {tuple(wanted.shape)}"
             )
-        if given.is_floating_point() and not bool(given.isfinite().all()):
+
+
+def _bad_values(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[str]:
+    """Yield the values that an optimizer cannot have after ``num_steps`` steps."""
+    taken = max((int(tensor) for name, tensor in tensors.items() if name.startswith("step/") and tensor.ndim == 0), default=0)
+    if type(optimizer) is torch.optim.AdamW and taken != num_steps:
+        yield f"it has taken {taken} steps, not {num_steps}"
+    for name, tensor in sorted(tensors.items()):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             yield f"{name} holds a value that is not finite"
 
 
 class DeepSpeedOptimization:
     """Shards optimizer states and gradients among processes (ZeRO-2), and also the weights (ZeRO-3)."""
+
+    rounded_to: torch.dtype | None = None
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.accelerator = accelerator
@@ -209,7 +235,117 @@ class DeepSpeedOptimization:
             ) from error
 
 
-Optimization = PlainOptimization | DeepSpeedOptimization
+class FSDPOptimization:
+    """Shards weights, gradients and optimizer states among processes (PyTorch's FSDP2).
+
+    A pass gathers the weights of one layer at a time. Each process keeps float32 shards of bfloat16 weights, the masters: a
+    pass gathers them rounded to bfloat16, and gradients are summed and accumulated in float32.
+
+    Accelerate connects the processes, but does not shard: on a CPU it silently leaves out FSDP2, and with mixed precision it
+    rounds the log-probs and the gradients that the processes exchange to bfloat16.
+    """
+
+    def __init__(self, accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        self.accelerator = accelerator
+        trained = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
+        self.rounded_to = torch.bfloat16 if torch.bfloat16 in trained and config.master_weights else None
+        dtypes = {parameter.dtype for parameter in module.parameters()} if self.rounded_to else trained
+        if len(dtypes) > 1:
+            found = " and ".join(sorted(map(str, dtypes)))
+            raise UserError(f"launch.fsdp: weights of one data type are needed, not {found}; use launch.deepspeed=zero3")
+        if accelerator.mixed_precision == "bf16":
+            autocast = torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
+            module.forward = autocast(module.forward)
+        mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+        policy = MixedPrecisionPolicy(self.rounded_to, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for part in (*_layers(module), module):
+            if self.rounded_to:
+                for parameter in part.parameters():
+                    parameter.data = parameter.data.float()
+            # otherwise the embedding and the head would stay gathered after a pass, and would not see a restored checkpoint
+            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+            assert isinstance(part, FSDPModule), "fully_shard extends the class of the module"
+            part.set_gradient_divide_factor(1.0)  # the processes' shares of the loss are summed, not averaged
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+        self.model = module
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.optimizer: torch.optim.Optimizer = _adamw(config)(
+            parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        )
+
+    def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
+        """Do nothing, because gradients are sharded after every backward pass."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of this process's share of the step's loss."""
+        torch.autograd.backward(loss)
+
+    def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
+        """Clip the norm of the whole gradient, update the weights and reset the gradient; as `PlainOptimization.apply`."""
+        parameters = _parameters(self.optimizer)
+        total = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        whole = _gathered(total)
+        finite = bool(whole.isfinite())
+        if finite:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm or float("inf"), whole)
+            self.optimizer.step()
+        self.forget()
+        return float(whole), finite
+
+    def forget(self) -> None:
+        """Reset the gradient."""
+        self.optimizer.zero_grad()
+
+    def save(self, folder: Path) -> None:
+        """Write the trained parameters and the optimizer's states as safetensors; every process writes its shard."""
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        save(_tensors(self.optimizer), storage_writer=HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True))
+
+    def load(self, folder: Path, num_steps: int) -> None:
+        """Restore what `save` wrote after ``num_steps`` steps, on any number of processes."""
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        shards = folder / SHARDS
+        if not shards.is_dir():
+            raise UserError(f"--resume: {str(folder)!r} was saved without launch.fsdp; resume with launch.fsdp=false")
+        reader = HuggingFaceStorageReader(str(shards))
+        written: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)  # safetensors hold tensors only
+        given = {name: torch.empty(each.size, dtype=each.properties.dtype, device="meta") for name, each in written.items()}
+        missing = [
+            f"{name} is incomplete"
+            for name, each in written.items()
+            if sum(chunk.sizes.numel() for chunk in each.chunks) != each.size.numel()
+        ]
+        for problem in (*_misfits(given, self.optimizer), *missing):
+            raise UserError(f"--resume: {str(shards)!r} does not belong to this run: {problem}")
+        sharded = dict(enumerate(_parameters(self.optimizer)))
+        tensors = {
+            name: torch.zeros_like(sharded[int(name.rsplit("/", 1)[1])].detach()) if each.ndim else torch.zeros(())
+            for name, each in given.items()
+        }
+        load(tensors, storage_reader=reader)
+        own = {name: getattr(tensor, "_local_tensor", tensor) for name, tensor in tensors.items()}
+        problems = gather(self.accelerator, list(_bad_values(own, self.optimizer, num_steps)))
+        for problem in problems:
+            raise UserError(f"--resume: {str(shards)!r} does not belong to this run: {problem}")
+        _restore(self.optimizer, tensors)
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """Return the layers whose weights are gathered together, inner ones first; transformers names their classes."""
+    parts = list(module.modules())
+    names = {name for part in parts for name in getattr(part, "_no_split_modules", None) or ()}
+    return [part for part in reversed(parts) if type(part).__name__ in names]
+
+
+Optimization = PlainOptimization | DeepSpeedOptimization | FSDPOptimization
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_updates: int) -> Any:
@@ -224,23 +360,26 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_
     )
 
 
-def make_optimization(accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> Optimization:
-    """Pair the module with an optimizer for its trainable parameters, distributed as the accelerator requires."""
+def make_optimization(
+    accelerator: Accelerator, module: nn.Module, config: LearnerConfig, *, fsdp: bool = False
+) -> Optimization:
+    """Pair the module with an optimizer for its trainable parameters, distributed as the accelerator or ``fsdp`` requires."""
     from accelerate.utils import DistributedType
 
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     has_deepspeed = accelerator.distributed_type is DistributedType.DEEPSPEED
     rounded = [] if has_deepspeed else [parameter for parameter in parameters if parameter.dtype == torch.bfloat16]
-    keeps = config.master_weights and not is_shared(accelerator)
+    if rounded and not config.master_weights and accelerator.is_main_process:
+        logger.warning(
+            "bfloat16 weights have no float32 copies: steps below 0.4 % of a weight are lost to rounding; "
+            "set learner.master_weights=true"
+        )
+    if fsdp:
+        return FSDPOptimization(accelerator, module, config)
     masters = {
         parameter: nn.Parameter(parameter.detach().to(accelerator.device, torch.float32, copy=True))
-        for parameter in (rounded if keeps else ())
+        for parameter in (rounded if config.master_weights else ())
     }
-    if rounded and not keeps and accelerator.is_main_process:
-        remedy = "use --deepspeed zero3 instead of FSDP" if config.master_weights else "set learner.master_weights=true"
-        logger.warning(
-            "bfloat16 weights have no float32 copies: steps below 0.4 %% of a weight are lost to rounding; %s", remedy
-        )
     trained = [masters.get(parameter, parameter) for parameter in parameters]
     optimizer = _adamw(config)(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
     if has_deepspeed:
@@ -258,21 +397,11 @@ def _adamw(config: LearnerConfig) -> Any:
     return AdamW8bit
 
 
-def is_shared(accelerator: Accelerator) -> bool:
-    """Return whether processes hold shards of the optimizer's states (ZeRO, FSDP2), so that all must save."""
-    return accelerator.distributed_type == "FSDP" or getattr(accelerator.state, "deepspeed_plugin", None) is not None
-
-
-def is_spread(accelerator: Accelerator) -> bool:
-    """Return whether the weights are sharded among processes (ZeRO-3, FSDP2)."""
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    return accelerator.distributed_type == "FSDP" or (plugin is not None and plugin.zero_stage == 3)
-
-
-def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Yield every current weight of the model, unsharded; all processes must iterate over all weights.
 
-    Names are those of the model without adapters, and low-rank updates are merged into their weights.
+    Names are those of the model without adapters, and low-rank updates are merged into their weights. ``rounded_to`` is the
+    data type of weights of which the model holds float32 masters.
     """
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -280,12 +409,20 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         layer = model.get_submodule(name.split(".base_layer.")[0]) if ".base_layer." in name else None
         own = [parameter, *(layer.parameters() if layer is not None else ())]
         with _whole(own):
-            tensor = _gathered(parameter.detach())
+            tensor = _gathered(parameter.detach().to(rounded_to or parameter.dtype))
             if layer is not None and name.endswith(".base_layer.weight"):
-                tensor = tensor + layer.get_delta_weight("default").detach().to(tensor.dtype)
+                tensor = tensor + _gathered(layer.get_delta_weight("default").detach()).to(tensor.dtype)
             yield name.replace(".base_layer.", "."), tensor
     kept = model.state_dict().keys()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def named_adapter(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of the adapter alone, unsharded; all processes must iterate over all weights."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            with _whole([parameter]):
+                yield name, _gathered(parameter.detach())
 
 
 def kept_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[str, Tensor]:

@@ -46,6 +46,12 @@ class Sharding:
     stage: int = 0  # ZeRO stage; 0 is data parallelism without DeepSpeed or sharding
     offloads_optimizer: bool = False
     offloads_weights: bool = False
+    is_fsdp: bool = False
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether the weights are sharded (ZeRO-3, FSDP2)."""
+        return self.is_fsdp or self.stage == 3
 
     @classmethod
     def of(cls, launch: LaunchConfig, processes: int) -> Sharding:
@@ -56,7 +62,7 @@ class Sharding:
         """
         zero = zero_settings(launch)
         off = {part for part in zero if isinstance(zero[part], dict) and zero[part].get("device", "none") != "none"}
-        return cls(processes, int(zero.get("stage", 0)), bool(off), "offload_param" in off)
+        return cls(processes, int(zero.get("stage", 0)), bool(off), "offload_param" in off, launch.fsdp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +128,22 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     trained, element = trained_parameters(architecture, config), BYTES[config.model.dtype]
     whole = weight_bytes(architecture, config)
     own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, in addition to the weights
-    number = FLOAT + (element if processes > 1 else 0) if keeps else element  # DDP needs both gradients until the step
-    owned = 1 / processes if has_deepspeed else 1  # DeepSpeed shards the optimizer among processes
+    has_both = processes > 1 and not sharding.is_fsdp  # DDP needs both gradients until the step
+    number = FLOAT + (element if has_both else 0) if keeps else element
+    owned = 1 / processes if has_deepspeed or sharding.is_fsdp else 1  # the optimizer is sharded among processes
     on_device = 0.0 if sharding.offloads_optimizer else owned
     weights = float(whole + own)
-    if sharding.stage == 3:
-        weights = 0.0 if sharding.offloads_weights else weights / processes
+    if sharding.shards_weights:
+        has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # under FSDP2, the masters are the weights
+        weights = 0.0 if has_none else weights / processes
     states = {
         "weights": weights,
         "master weights": on_device * trained * FLOAT if has_deepspeed or keeps else 0.0,
         "optimizer states": on_device * 2 * trained * _moment_bytes(config, has_deepspeed),
         "reference model": float(whole) if needs_reference(config.learner, config.reward, config.clip) else 0.0,
-        "communication buffers": _buffers(whole, own or trained * element, element, sharding),
+        "communication buffers": _fsdp_buffers(architecture, element)
+        if sharding.is_fsdp
+        else _buffers(whole, own or trained * element, element, sharding),
     }
     # a micro-batch's gradient of the embedding is held separately while the rest is computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
@@ -198,6 +208,13 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
     if sharding.stage:
         return 2 * bucket
     return gradients if sharding.processes > 1 else 0.0  # the buckets of DistributedDataParallel
+
+
+def _fsdp_buffers(architecture: Architecture, element: int) -> float:
+    """Return the bytes of what FSDP2 gathers and reduces: the embeddings, this layer and the next one; one part's gradient."""
+    layer, layers = architecture.layer_parameters, architecture.num_layers
+    rest = architecture.num_parameters - layers * layer
+    return (rest + min(2, layers) * layer) * element + max(rest, layer) * FLOAT
 
 
 def _compute_bytes(config: RunConfig) -> int:
@@ -270,7 +287,7 @@ def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, 
     rows = min(settings.batch_size, responses)
     cache = rows * batch.length * architecture.kv_bytes(element)
     logits = rows * architecture.vocab_size * _SAMPLER_BYTES_PER_LOGIT
-    copy = weight_bytes(architecture, config) if sharding.stage == 3 else 0
+    copy = weight_bytes(architecture, config) if sharding.shards_weights else 0
     joined = architecture.num_layers * architecture.layer_matrix_parameters * element
     packed = joined + architecture.embedding_parameters * element if devices.is_cpu else 0
     return GROWTH * cache + logits + copy + (joined + packed if joined <= joined_bytes() else 0)

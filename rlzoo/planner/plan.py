@@ -183,6 +183,7 @@ class Plan:
             "prompt_tokens": {"longest": self.prompts.longest, "counted": self.prompts.counted},
             "processes": self.processes,
             "zero_stage": self.sharding.stage,
+            "fsdp": self.sharding.is_fsdp,
             "devices": {"name": self.devices.name, "count": self.devices.count, "memory_bytes": self.devices.memory},
             "parameters": self.architecture.num_parameters if self.architecture else None,
             "micro_batch": {"rows": self.batch.rows, "tokens": self.batch.tokens, "per_optimizer_step": self.passes},

@@ -134,7 +134,7 @@ def _remedy(plan: Plan) -> str:
     ways = {
         "learner.gradient_checkpointing=true": not config.learner.gradient_checkpointing,
         f"learner.max_tokens_per_micro_batch={plan.batch.length}": plan.batch.rows > 1,
-        "launch.deepspeed=zero3 on more processes": config.launch.deepspeed != "zero3",
+        "launch.deepspeed=zero3 on more processes": config.launch.deepspeed != "zero3" and not config.launch.fsdp,
         "launch.offload=optimizer": config.launch.deepspeed is not None and config.launch.offload == "none",
         "learner.lora.rank=32": not config.learner.lora.rank,
     }

@@ -14,7 +14,7 @@ from rlzoo.errors import UserError
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.models.pretrained import local_model
 from rlzoo.plugin_files import changed_plugins, plugin_files
-from rlzoo.processes import check_launch, check_launcher
+from rlzoo.processes import check_launch, check_launcher, check_optimizer
 from rlzoo.support.extras import INSTALL_VLLM
 
 logger = logging.getLogger("rlzoo")
@@ -49,6 +49,7 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
     if config.output is not None and is_main and not resume:
         RunDirectory.check_free(config.output)
     check_launch(config.launch)
+    check_optimizer(config.launch, config.learner)
     rollout, number = config.rollout, processes or num_processes(config)
     if rollout.num_prompts < number:
         raise UserError(

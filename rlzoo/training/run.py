@@ -20,10 +20,10 @@ from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
 from rlzoo.journal.state import RunState, newest_state
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Learner, Update
-from rlzoo.learner.optimization import is_shared, is_spread, kept_weights
+from rlzoo.learner.optimization import kept_weights, named_adapter
 from rlzoo.measure.monitor import Monitor
 from rlzoo.models.pretrained import eos_token_ids, load_named
-from rlzoo.processes import gather, make_accelerator, peak_memory
+from rlzoo.processes import gather, make_accelerator, peak_memory, shards_weights
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_task
 from rlzoo.rollout.rollouts import Rollouts, Sampled
@@ -94,7 +94,7 @@ class Run:
             eos_token_ids(self.model, self.tokenizer),
             named=config.model,
             settings=config.rollout,
-            own_weights=config.rollout.max_staleness > 0 or is_spread(self.accelerator),
+            own_weights=config.rollout.max_staleness > 0 or shards_weights(config.launch),
         )
         self.rollouts = Rollouts(config, self.task, sampler, self.accelerator)
         self.learner = Learner(
@@ -109,6 +109,7 @@ class Run:
             estimator=config.estimator,
             correction=config.correction,
             accelerator=self.accelerator,
+            launch=config.launch,
         )
         self.monitor = Monitor(config.clip)
         self.metrics: list[dict[str, float]] = []
@@ -247,7 +248,10 @@ class Run:
 
     def _begin_checkpoint(self, name: str) -> Path:
         weights = kept_weights(self.learner.weights(), keep=self.is_main)
-        return self.directory.begin_checkpoint(name, self.model, weights, self.tokenizer, self.learner.policy)
+        adapter = kept_weights(named_adapter(self.model), keep=self.is_main)
+        return self.directory.begin_checkpoint(
+            name, self.model, weights, self.tokenizer, self.learner.policy, adapter=adapter or None
+        )
 
     def _state(self, step: int) -> RunState:
         return RunState(
@@ -275,8 +279,8 @@ class Run:
         the weights are saved as ``stopped-step-...`` for debugging. A run cannot resume from them.
         """
         try:
-            # with ZeRO, gathering the weights needs all processes, and the others may have failed elsewhere
-            if self.attempted > self.done and not is_shared(self.accelerator):
+            # gathering sharded weights needs all processes, and the others may have failed elsewhere
+            if self.attempted > self.done and not self.config.launch.is_sharded:
                 if not self.is_clean:
                     self._save_stopped(self.attempted)
                 elif self.saved != self.done and self.accelerator.num_processes == 1:  # saving is collective

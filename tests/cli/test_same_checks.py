@@ -19,6 +19,14 @@ REFUSED = {
         ["launch.offload=optimizer", "launch.deepspeed=plain.json"],
         "launch.offload='optimizer': launch",
     ),
+    "FSDP2 and DeepSpeed": (
+        ["launch.fsdp=true", "launch.deepspeed=zero3"],
+        "launch.fsdp=true and launch.deepspeed='zero3' both shard the model",
+    ),
+    "FSDP2 and an optimizer that it cannot shard": (
+        ["launch.fsdp=true", "learner.optimizer=adamw_8bit"],
+        "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp",
+    ),
     "no such file of DeepSpeed": (["launch.deepspeed=none.json"], "launch.deepspeed='none.json': no such file"),
     "not JSON": (["launch.deepspeed=text.json"], "launch.deepspeed='text.json': not JSON"),
     "not an object": (
@@ -97,7 +105,7 @@ def test_training_from_python_refuses_it_too(here, monkeypatch, name):
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        ("ACCELERATE_USE_FSDP", "FSDP2 through Accelerate needs a GPU"),
+        ("ACCELERATE_USE_FSDP", "the launcher's configuration asks for FSDP; remove it there, and pass --fsdp"),
         ("ACCELERATE_USE_DEEPSPEED", "the launcher's configuration asks for DeepSpeed"),
     ],
 )

@@ -84,6 +84,23 @@ def test_zero_spreads_states_over_processes():
     assert states(away)[:3] == (344, 0, 0)
 
 
+def test_fsdp_spreads_everything_and_has_no_second_copy_of_the_weights():
+    # over 4 processes: float32 shards of 172 * 4 bytes and both moments; 44 gathered weights outside of the layer and 128 in
+    # it, and the layer's float32 gradient, which is reduced
+    sharded = ["launch.fsdp=true", "model.dtype=bfloat16"]
+    half = plan(*sharded, architecture=TINY, devices="4xH100", processes=4).memory
+    assert states(half) == (0, 172, 344, 0, (44 + 128) * 2 + 128 * 4)
+    assert half.step["gradients"] == 172 + 40 * 4
+    full = plan("launch.fsdp=true", architecture=TINY, devices="4xH100", processes=4).memory
+    assert states(full) == (172, 0, 344, 0, (44 + 128) * 4 + 128 * 4)
+    bare = plan(*sharded, "learner.master_weights=false", architecture=TINY, devices="4xH100", processes=4).memory
+    assert (*states(bare)[:3], bare.step["gradients"]) == (86, 0, 172, 86 + 80)
+    three = plan("model.dtype=bfloat16", "launch.deepspeed=zero3", architecture=TINY, devices="4xH100", processes=4).memory
+    assert half.sampler == three.sampler  # the sampler has its own copy of the weights
+    document = plan(*sharded, architecture=TINY, devices="4xH100", processes=4).as_dict()
+    assert (document["zero_stage"], document["fsdp"]) == (0, True)
+
+
 def test_activations_of_a_layer_are_worked_by_hand():
     # per token in float32: two norms keep input, normed input and output: 2 * 4 * 12 = 96; query and output 4 wide, key and
     # value 2 wide: 12 * 4 = 48, and a number per head 2 * 4 = 8; MLP 4 * 6 * 4 = 96: 248 for each of 16 tokens

@@ -29,11 +29,12 @@ CASES = {
 }
 LAUNCHES = {
     "ddp": {},
+    "fsdp": {"fsdp": True},
     "zero2": {"deepspeed": "zero2"},
     "zero3": {"deepspeed": "zero3"},
     "offload": {"deepspeed": "zero3", "offload": "all"},
 }
-ON_A_CPU = {"ddp": {"ACCELERATE_USE_CPU": "true"}}
+ON_A_CPU = {"ddp": {"ACCELERATE_USE_CPU": "true"}, "fsdp": {"ACCELERATE_USE_CPU": "true"}}
 
 
 def environment(kind):
@@ -59,11 +60,10 @@ def launched(kind, folder, cases, timeout=280):
 
 
 deepspeed = pytest.mark.deepspeed
+SLOW = {"fsdp": pytest.mark.long, **dict.fromkeys(("zero2", "zero3", "offload"), deepspeed)}
 
 
-@pytest.fixture(
-    scope="module", params=["ddp", *(pytest.param(kind, marks=deepspeed) for kind in ("zero2", "zero3", "offload"))]
-)
+@pytest.fixture(scope="module", params=["ddp", *(pytest.param(kind, marks=mark) for kind, mark in SLOW.items())])
 def two_processes(request, tmp_path_factory):
     # DeepSpeed's optimizer for offloaded states rounds in another order, which shows in one case
     cases = CASES if request.param != "offload" else {"fspo": CASES["fspo"]}
@@ -118,6 +118,10 @@ def one_process(train, tmp_path_factory):
     return folder
 
 
+def kind_of(options):
+    return options[-1].removeprefix("--") if options else "ddp"
+
+
 def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -126,6 +130,7 @@ in_two = pytest.mark.parametrize(
     "options",
     [
         pytest.param((), id="ddp"),
+        pytest.param(("--fsdp",), id="fsdp", marks=pytest.mark.long),
         pytest.param(("--deepspeed", "zero2"), id="zero2", marks=deepspeed),
         pytest.param(("--deepspeed", "zero3"), id="zero3", marks=deepspeed),
     ],
@@ -134,7 +139,7 @@ in_two = pytest.mark.parametrize(
 
 @in_two
 def test_a_whole_run_on_two_processes_is_that_of_one(train, one_process, tmp_path, options):
-    done = train(options[1] if options else "ddp", tmp_path / "run", "--processes", "2", *options)
+    done = train(kind_of(options), tmp_path / "run", "--processes", "2", *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 2/2") == 1  # only one process prints
     assert_same_run(tmp_path / "run", one_process)
@@ -153,6 +158,27 @@ def assert_same_run(ours, theirs):
     for name in expected_weights:
         torch.testing.assert_close(weights[name], expected_weights[name], rtol=1e-4, atol=1e-6)
     assert (ours / "rollouts" / "000002.jsonl").read_text() == (theirs / "rollouts" / "000002.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--fsdp",), id="fsdp", marks=pytest.mark.long),
+        pytest.param(("--deepspeed", "zero3"), id="zero3", marks=deepspeed),
+    ],
+)
+def test_a_sharded_adapter_is_saved_whole(train, tmp_path, options):
+    pytest.importorskip("peft")
+    overrides = [*QUICK, "learner.lora.rank=4", "learner.lr=1e-3", "eval.num_problems=0"]
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for folder, several in zip(runs, [(), ("--processes", "2", *options)], strict=True):
+        done = train(kind_of(options), folder, *several, overrides=overrides)
+        assert done.returncode == 0, done.stderr
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        expected, got = (load_file(folder / "checkpoints" / "step-000002" / file) for folder in runs)
+        assert got.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 # the game that ships with the package; and one whose first problems, which belong to process 0, have one turn and whose last
@@ -179,7 +205,7 @@ def one_player(request, train, tmp_path_factory):
 @in_two
 def test_two_processes_play_the_episodes_of_one_and_learn_the_same(train, one_player, tmp_path, options):
     more, overrides, one = one_player
-    kind = options[1] if options else "ddp"
+    kind = kind_of(options)
     done = train(kind, tmp_path / "run", "--processes", "2", *more, *options, overrides=overrides)
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", one)
@@ -231,7 +257,7 @@ def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        ("ACCELERATE_USE_FSDP", "rlzoo: FSDP2 through Accelerate needs a GPU; on a CPU use --deepspeed zero3"),
+        ("ACCELERATE_USE_FSDP", "rlzoo: the launcher's configuration asks for FSDP; remove it there, and pass --fsdp"),
         (
             "ACCELERATE_USE_DEEPSPEED",
             "rlzoo: the launcher's configuration asks for DeepSpeed; remove it there, and pass the stage",

@@ -25,8 +25,9 @@ def three_updates(rule, launch, num_responses=18, **settings):
     batch = off_policy_batch(model, policy, num_responses)
     settings = {"lr": 1e-3, "max_grad_norm": 0.5, "num_minibatches": 3, "max_tokens_per_micro_batch": 60, **settings}
     config = LearnerConfig(**settings)
-    accelerator = make_accelerator(LaunchConfig(**launch), config)
-    learner = Learner(model, policy, config, pad_id=PAD, max_length=30, num_updates=10, accelerator=accelerator)
+    launch = LaunchConfig(**launch)
+    accelerator = make_accelerator(launch, config)
+    learner = Learner(model, policy, config, pad_id=PAD, max_length=30, num_updates=10, accelerator=accelerator, launch=launch)
     if learner.has_reference:
         batch = replace(batch, ref_log_probs=learner.reference_log_probs(batch))
     updates = []

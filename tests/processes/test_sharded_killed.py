@@ -1,4 +1,4 @@
-"""A run with ZeRO that is killed with ``kill -9`` and resumed ends like the uninterrupted one."""
+"""A run with ZeRO or FSDP2 that is killed with ``kill -9`` and resumed ends like the uninterrupted one."""
 
 import os
 import signal
@@ -13,17 +13,22 @@ from rlzoo.journal.manifest import sealed_files
 from tests.faults.test_kill import start
 from tests.training.short import lines, without_times
 
-pytestmark = pytest.mark.deepspeed
-
 STEPS = 6
+SHARDED = {
+    "zero2": ["--deepspeed", "zero2"],
+    "zero3": ["--deepspeed", "zero3"],
+    "fsdp": ["--fsdp"],
+    "fsdp in bfloat16": ["--fsdp", "--set", "model.dtype=bfloat16"],
+}
+MARKS = {name: pytest.mark.long if "fsdp" in name else pytest.mark.deepspeed for name in SHARDED}
 
 
-@pytest.fixture(scope="module", params=["zero2", "zero3"])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=mark) for name, mark in MARKS.items()])
 def whole(request, tmp_path_factory):
     """The uninterrupted run, and the arguments that start it."""
     settings = ("rollout.num_prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.num_problems=0",
                 "tracking.mlflow=false", "checkpoint.every=2", "learner.lr=1e-3", "learner.num_minibatches=2")  # fmt: skip
-    words = ["--clip", "fspo", "--steps", str(STEPS), "--processes", "2", "--deepspeed", request.param]
+    words = ["--clip", "fspo", "--steps", str(STEPS), "--processes", "2", *SHARDED[request.param]]
     words += [word for setting in settings for word in ("--set", setting)]
     folder = tmp_path_factory.mktemp(request.param) / "run"
     assert ended(start(folder, folder.parent / "mlflow.db", *words), folder) == 0
@@ -39,7 +44,7 @@ def ended(process, folder):
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("victim", ["rank 0", "rank 1", "the launcher", "everything"])
-def test_zero_killed_and_resumed(whole, tmp_path, victim):
+def test_a_sharded_run_is_killed_and_resumed(whole, tmp_path, victim):
     expected, words = whole
     folder = tmp_path / "run"
     process = start(folder, tmp_path / "mlflow.db", *words)

@@ -1,0 +1,172 @@
+"""FSDP2 on two processes gives the weights of one; a checkpoint resumes exactly, also on another number of processes."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from rlzoo_fspo import FSPO
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from rlzoo import UserError
+from rlzoo.config.sections import LaunchConfig
+from rlzoo.processes import make_accelerator
+from tests.off_policy import make_model, off_policy_batch
+from tests.processes.fsdp_worker import make_learner, updates, weights_of
+from tests.processes.test_processes import ROOT, environment
+
+ALONE = LaunchConfig(fsdp=True)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The folder in which two processes wrote checkpoints and weights."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["-m", "tests.processes.fsdp_worker", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment("fsdp"), timeout=280, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_remains():
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def stage(folder, name):
+    return load_file(folder / f"{name}.safetensors")
+
+
+def flat(weights):
+    return torch.cat([weights[name].flatten().float() for name in sorted(weights)])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 1e-2)], ids=["float32", "bfloat16"])
+def test_two_processes_take_the_steps_of_one_with_float32_masters(two, dtype, tolerance):
+    name = str(dtype).removeprefix("torch.")
+    learner = make_learner(dtype, LaunchConfig())
+    norms = updates(learner, off_policy_batch(make_model(), FSPO()), 3)
+    expected, got, start = weights_of(learner), stage(two, f"{name}-3"), make_model().to(dtype).state_dict()
+    assert {key: tensor.dtype for key, tensor in got.items()} == {key: tensor.dtype for key, tensor in expected.items()}
+    moved = flat(expected) - flat({key: start[key] for key in expected})
+    error = float((flat(got) - flat(expected)).norm() / moved.norm())
+    assert error < tolerance
+    results = json.loads((two / "results.json").read_text())[name]
+    assert results["norms"] == pytest.approx(norms, rel=tolerance)
+    assert max(norms) > 0.5  # the limit of the norm acted
+    assert results["held"] == pytest.approx(0.5, abs=0.05)  # process 0 holds half of the weights
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_run_continues_bit_for_bit(two, dtype):
+    for step in (3, 5):
+        uninterrupted, resumed = stage(two, f"{dtype}-{step}"), stage(two, f"{dtype}-resumed-{step}")
+        assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
+    assert any(not tensor.equal(stage(two, f"{dtype}-3")[name]) for name, tensor in uninterrupted.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_the_shards_of_two_processes_are_loaded_by_one(two, dtype):
+    name = str(dtype).removeprefix("torch.")
+    learner = make_learner(dtype, ALONE)
+    learner.load(two / name, 3, 3)
+    ours, theirs = weights_of(learner), stage(two, f"{name}-3")
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    updates(learner, off_policy_batch(make_model(), FSPO()), 2)
+    moved = flat(stage(two, f"{name}-5")) - flat(theirs)
+    assert float((flat(weights_of(learner)) - flat(theirs) - moved).norm() / moved.norm()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_one_process_takes_the_steps_of_the_plain_path_bit_for_bit(dtype):
+    ends = []
+    for launch in (LaunchConfig(), ALONE):
+        learner = make_learner(dtype, launch, max_tokens_per_micro_batch=60)
+        norms = updates(learner, off_policy_batch(make_model(), FSPO()), 3)
+        ends.append((norms, weights_of(learner)))
+    (norms, plain), (sharded_norms, sharded) = ends
+    assert norms == sharded_norms
+    assert all(torch.equal(plain[name], sharded[name]) for name in plain)
+
+
+def refused(folder, steps=3, launch=ALONE):
+    learner = make_learner(torch.float32, launch)
+    before = weights_of(learner)
+    with pytest.raises(UserError) as caught:
+        learner.load(folder, steps, 3)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(learner).items())
+    return str(caught.value)
+
+
+def shard(folder, number):
+    return folder / "fsdp" / f"shard-0000{number}-model-00001-of-00001.safetensors"
+
+
+def rewrite(file, keep):
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    save_file({name: tensor for name, tensor in load_file(file).items() if keep(name)}, file, metadata)
+
+
+def test_shards_that_do_not_fit_are_refused(two, tmp_path):
+    shutil.copytree(two / "float32", tmp_path / "state")
+    folder = tmp_path / "state"
+    assert "it has taken 3 steps, not 2" in refused(folder, steps=2)
+    assert "was saved with launch.fsdp=true; resume with launch.fsdp=true" in refused(folder, launch=LaunchConfig())
+    whole = shard(folder, 2).read_bytes()
+    rewrite(shard(folder, 2), lambda name: name != "parameter/0")
+    assert "parameter/0 has torch.float32 values of shape (49, 32), not torch.float32 of shape (97, 32)" in refused(folder)
+    shard(folder, 2).write_bytes(whole)
+    rewrite(shard(folder, 1), lambda name: name != "parameter/0")
+    assert "parameter/0 is incomplete" in refused(folder)
+    shard(folder, 1).write_bytes(whole[:-8])
+    assert "does not belong to this run" in refused(folder)
+    shutil.rmtree(folder / "fsdp")
+    assert "was saved without launch.fsdp; resume with launch.fsdp=false" in refused(folder)
+
+
+def test_a_checkpoint_holds_tensors_only(two, tmp_path):
+    learner = make_learner(torch.float32, ALONE)
+    learner.save(tmp_path)
+    assert [path.name for path in (tmp_path / "fsdp").iterdir()] == [shard(tmp_path, 1).name]
+    for file in (*(tmp_path / "fsdp").iterdir(), *(two / "float32" / "fsdp").iterdir()):
+        assert load_file(file)  # safetensors cannot hold objects
+    with safe_open(shard(tmp_path, 1), "pt") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(shard(tmp_path, 1))
+    save_file({**tensors, "parameter/0": tensors["parameter/0"] * float("nan")}, shard(tmp_path, 1), metadata)
+    assert "parameter/0 holds a value that is not finite" in refused(tmp_path, steps=0)
+
+
+def test_settings_that_fsdp_does_not_support_are_refused(caplog):
+    with pytest.raises(UserError, match=r"launch.fsdp=true and launch.deepspeed='zero3' both shard the model"):
+        make_learner(torch.float32, LaunchConfig(fsdp=True, deepspeed="zero3"))
+    with pytest.raises(UserError, match=r"learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp"):
+        make_learner(torch.float32, ALONE, optimizer="adamw_8bit")
+    with pytest.raises(UserError, match=r"launch.offload='optimizer': offloading needs DeepSpeed"):
+        make_learner(torch.float32, LaunchConfig(fsdp=True, offload="optimizer"))
+    with caplog.at_level(logging.WARNING, logger="rlzoo"):
+        make_learner(torch.bfloat16, ALONE, master_weights=False)
+    assert "bfloat16 weights have no float32 copies" in caplog.text
+
+
+def test_autocast_is_that_of_the_plain_path():
+    batch = off_policy_batch(make_model(), FSPO())
+    ours, theirs, full = (
+        make_learner(torch.float32, launch, autocast=autocast).log_probs(batch)
+        for launch, autocast in ((ALONE, "bfloat16"), (LaunchConfig(), "bfloat16"), (LaunchConfig(), "none"))
+    )
+    assert torch.equal(ours, theirs)
+    assert not torch.equal(ours, full)
+
+
+def test_one_process_needs_no_launcher():
+    make_accelerator(ALONE, make_learner(torch.float32, ALONE).config)
+    assert torch.distributed.get_world_size() == 1
