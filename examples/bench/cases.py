@@ -33,6 +33,7 @@ class Case:
     updates: int  # optimizer steps per rollout batch
     pairs: int = 5
     autocast: Literal["none", "bfloat16"] = "none"
+    rows: int | None = None  # of a micro-batch of TRL; None: a whole update
     settings: tuple[str, ...] = ()  # settings of rlzoo that differ from its defaults
 
     @property
@@ -74,6 +75,16 @@ def addition(index: int) -> str:
     return sums().prompt(sums().train_problems(index, 1)[0])
 
 
+def qwen3(folder: Path) -> Path:
+    """Make a Qwen3 of the shape of Qwen3-1.7B with random weights and without an end token."""
+    return models.random_qwen3("qwen3-1.7b", folder / "qwen3-1.7b-shape")
+
+
+def tiny_qwen3(folder: Path) -> Path:
+    """Make a Qwen3 of two narrow layers with random weights and without an end token."""
+    return models.random_qwen3("tiny", folder / "tiny-qwen3-shape")
+
+
 def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
     """Return prompts of 12 tokens with responses of ``start`` tokens; one in ``every`` has ``long`` tokens."""
 
@@ -82,6 +93,11 @@ def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
         return " ".join([*(f"d{7 * place + index % 50}" for place in range(11)), f"c{number}"])
 
     return prompt
+
+
+def words(number: int) -> Callable[[int], str]:
+    """Return prompts of so many words of the random models."""
+    return lambda index: " ".join(f"t{2 + (7 * place + index) % 200}" for place in range(number))
 
 
 def story(index: int) -> str:
@@ -102,3 +118,20 @@ CASES = {
     )
 }
 QUICK = ("embedded", "long-tail")
+ON_GPU = {
+    case.name: case
+    for case in (
+        Case("gpu-smollm2", "SmolLM2-135M, 64 x 128 tokens, bfloat16 autocast", smollm2, story, 8, 128, 1, 3, "bfloat16"),
+        Case("gpu-qwen3", "shape of Qwen3-1.7B, 64 x 1,024 tokens, bfloat16 autocast", qwen3, words(64), 8, 1024, 1, 2, "bfloat16",
+             rows=4, settings=("learner.max_tokens_per_micro_batch=4352",)),
+        Case("small-smollm2", "SmolLM2-135M, 8 x 4 tokens, bfloat16 autocast", smollm2, story, 1, 4, 1, 1, "bfloat16"),
+        Case("small-qwen3", "Qwen3 of two narrow layers, 16 x 32 tokens, bfloat16 autocast", tiny_qwen3, words(12), 2, 32, 1, 1,
+             "bfloat16", rows=4, settings=("learner.max_tokens_per_micro_batch=176",)),
+    )
+}  # fmt: skip
+"""Cases of `examples.gpu`, and the same in small."""
+
+
+def find(name: str) -> Case:
+    """Return the case of this name."""
+    return {**CASES, **ON_GPU}[name]

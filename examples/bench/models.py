@@ -62,6 +62,49 @@ def countdown(folder: Path) -> Path:
     return folder
 
 
+SHAPES = {
+    "qwen3-1.7b": (151_936, 2048, 6144, 28, 16, 8, 128),
+    "tiny": (1024, 64, 128, 2, 4, 2, 16),
+}
+"""Vocabulary, width, width of the MLP, layers, heads, key heads and size of a head, of Qwen3s with tied embeddings."""
+
+
+def random_qwen3(name: str, folder: Path) -> Path:
+    """Make a Qwen3 of one of `SHAPES` with random bfloat16 weights and without an end token; its words are t0, t1, ..."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    if (folder / "config.json").exists():
+        return folder
+    vocabulary, hidden, inner_size, layers, heads, keys, head = SHAPES[name]
+    inner = Tokenizer(models.WordLevel({f"t{number}": number for number in range(vocabulary)}, unk_token="t0"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="t0", eos_token="<never>")
+    assert tokenizer.eos_token_id >= vocabulary
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=keys,
+        head_dim=head,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        dtype="bfloat16",
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
 def endless(name: str, folder: Path) -> Path:
     """Copy a model with an end token outside its vocabulary, so that every response reaches the length limit."""
     from rlzoo.models.pretrained import load_pretrained

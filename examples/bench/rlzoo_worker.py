@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.bench import turns
-from examples.bench.cases import CASES, GROUP, Case
+from examples.bench.cases import GROUP, Case, find
 from rlzoo import RunConfig
 from rlzoo.tasks.task import Task
 from rlzoo.training.loop import steps
@@ -30,7 +30,7 @@ class BenchTask(Task):
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
         """See `Task.train_problems`."""
-        return [Problem(CASES[self.case].prompt(index), "") for index in range(start, start + count)]
+        return [Problem(find(self.case).prompt(index), "") for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """Return no problems."""
@@ -64,7 +64,7 @@ def make_run(case: Case, folder: Path, *overrides: str) -> Run:
 
 def main(name: str, folder: str, *overrides: str) -> None:
     """Run steps in turn."""
-    case = CASES[name]
+    case = find(name)
     run = make_run(case, Path(folder), *overrides)
     memory: dict[str, int] = {}
     update = run.learner.update
@@ -85,6 +85,7 @@ def main(name: str, folder: str, *overrides: str) -> None:
         step, metrics, _ = next(taken)
         run.directory.log(step, metrics)
         run.complete(step)
+        turns.settle()
         seconds = time.perf_counter() - started
         turns.report(
             step=seconds,

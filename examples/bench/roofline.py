@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from examples.bench.cases import GROUP, Case
+from examples.bench.turns import settle
 from rlzoo.fast_cpu.cpu import onednn_linear
 
-SIZE = 2048
+SIZE, SIZE_ON_GPU = 2048, 8192
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
@@ -23,16 +24,19 @@ def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
     work()
     found = []
     for _ in range(repeats):
+        settle()
         started = time.perf_counter()
         work()
+        settle()
         found.append(time.perf_counter() - started)
     return found
 
 
 def product_rate(dtype: torch.dtype) -> float:
     """Return the current FLOP/s of square products, as the median of five: a shared machine's rate varies."""
-    a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
-    return 2 * SIZE**3 / statistics.median(seconds_of(lambda: a @ b, 5))
+    size, device = (SIZE_ON_GPU, "cuda") if torch.cuda.is_available() else (SIZE, "cpu")
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 / statistics.median(seconds_of(lambda: a @ b, 5))
 
 
 def processor() -> str:

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from examples.bench import turns
-from examples.bench.cases import CASES, GROUP, Case
+from examples.bench.cases import GROUP, Case, find
 
 
 def main(name: str, folder: str) -> None:
@@ -18,7 +20,7 @@ def main(name: str, folder: str) -> None:
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
-    case = CASES[name]
+    case = find(name)
     model = str(case.model(Path(folder)))
     lengths: list[int] = []
 
@@ -41,6 +43,7 @@ def main(name: str, folder: str) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step % case.updates == 0:
+                turns.settle()
                 seconds, sampled = time.perf_counter() - Turns.started, rollout.take()
                 peak = turns.peak_bytes()
                 turns.report(step=seconds, rollout=sampled, learner=seconds - sampled, tokens=sum(lengths), learner_peak=peak)
@@ -63,15 +66,17 @@ def _settings(case: Case) -> Any:
     """Return TRL's configuration for the case."""
     from trl import GRPOConfig
 
+    rows = case.rows or case.completions // case.updates
+    passes = case.completions // case.updates // rows
     return GRPOConfig(
         output_dir=tempfile.mkdtemp(prefix="trl-bench-"),
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         bf16=case.autocast == "bfloat16",
         model_init_kwargs={"dtype": "float32"},
         gradient_checkpointing=False,
-        per_device_train_batch_size=case.completions // case.updates,
-        gradient_accumulation_steps=1,
-        steps_per_generation=case.updates,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=passes,
+        steps_per_generation=case.updates * passes,
         num_generations=GROUP,
         max_completion_length=case.max_new_tokens,
         temperature=1.0,

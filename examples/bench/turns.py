@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+
 _answers: list[TextIO] = []
 
 
@@ -30,13 +32,24 @@ def report(**measured: Any) -> None:
     print(json.dumps(measured), file=_answers[0], flush=True)
 
 
+def settle() -> None:
+    """Wait until the GPU has finished, if there is one, so that a clock can be read."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def forget_peak() -> None:
-    """Reset the peak of this process's memory."""
+    """Reset the peak of this process's memory, on the GPU if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_bytes() -> int:
-    """Return the peak of resident memory since `forget_peak`."""
+    """Return the peak of resident memory since `forget_peak`; on a GPU, of the memory that torch has allocated."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
     line = next(line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
@@ -60,6 +73,7 @@ class Clock:
             try:
                 return function(*args, **kwargs)
             finally:
+                settle()
                 self.seconds += time.perf_counter() - started
                 if after is not None:
                     after()

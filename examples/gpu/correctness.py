@@ -1,0 +1,154 @@
+"""Part ``correctness``: gradients, log-probs, resuming and memory, each within a tolerance."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples.gpu import oracle
+from examples.gpu.data import distance, gradient_of, make_data, make_learner, make_model, off_policy
+from examples.gpu.rows import AbsentError, Case, Outcome, Setting
+
+DTYPES: dict[str, dict[str, Any]] = {"float32": {}, "bfloat16": {"autocast": "bfloat16"}}
+ORACLE = {"float32": 1e-4, "bfloat16": 5e-2}
+"""Relative L2 error of the gradient. Float32 must not be TF32; bfloat16 keeps 8 bits, a relative error of 4e-3 per product."""
+INVARIANCE = {"float32": 1e-5, "bfloat16": 1e-1}
+"""The same between two ways of one learner. In bfloat16, log-ratios differ too, and so does each response's weight."""
+LOG_PROBS = {"float32": 1e-3, "bfloat16": 5e-2}
+"""Mean absolute difference of a token's log-prob, in nats."""
+FORECAST = 0.2
+"""Share by which the measured peak of memory may differ from the planner's."""
+
+
+def gradient(setting: Setting, rule: str, dtype: str) -> Outcome:
+    """Compare the learner's gradient with the oracle's, on off-policy data of which the rule clips a part."""
+    model, data = make_model(setting.quick), make_data(rule, setting.quick)
+    named, advantages = dict(model.named_parameters()), data.batch.advantages[:, 0].tolist()
+    wanted = oracle.gradient(
+        oracle.RULES[rule], named, model.config, data.rows(), data.packed_log_ratios(), advantages
+    )
+    learner = make_learner(rule, model, **DTYPES[dtype])
+    error = distance(gradient_of(learner, off_policy(learner, data)), wanted)
+    return judged("relative L2 error", error, ORACLE[dtype])
+
+
+WIDE = {"width_low": 0.05, "width_high": 0.05, "width_ceiling": 0.15}
+"""A band of FSPO that bfloat16's rounding of the summed log-ratio does not cross."""
+OTHER_WAYS: dict[str, dict[str, Any]] = {
+    "micro-batches": {"max_tokens_per_micro_batch": 64},
+    "packing": {"packing": True},
+    "padding": {"padding_side": "left"},
+}
+
+
+def invariance(setting: Setting, way: str, dtype: str) -> Outcome:
+    """Compare the gradient of one padded micro-batch with that of another way to compute the same."""
+    band = oracle.Rule("sum", -WIDE["width_low"], WIDE["width_high"], WIDE["width_ceiling"], grows=True)
+    model, data = make_model(setting.quick), make_data("fspo", setting.quick, band)
+    plain = make_learner("fspo", model, WIDE, max_tokens_per_micro_batch=10**6, **DTYPES[dtype])
+    batch = off_policy(plain, data)
+    other = make_learner("fspo", model, WIDE, **DTYPES[dtype], **OTHER_WAYS[way])
+    error = distance(gradient_of(other, batch), gradient_of(plain, batch))
+    return judged("relative L2 difference", error, INVARIANCE[dtype])
+
+
+def judged(what: str, error: float, allowed: float) -> Outcome:
+    """Return an outcome that is passed if the error is within what is allowed; NaN is not."""
+    return Outcome(f"{what} {error:.1e}", {"error": error, "allowed": allowed}, passed=error <= allowed)
+
+
+def log_probs(setting: Setting, engine: str, dtype: str) -> Outcome:
+    """Compare the log-probs that the sampler reports with the learner's of the same tokens."""
+    from examples.bench.cases import find
+    from examples.bench.rlzoo_worker import make_run
+    from rlzoo.learner.batch import collate
+
+    if engine == "vllm" and find_spec("vllm") is None:
+        raise AbsentError("vLLM is not installed")
+    case = find("embedded" if setting.quick else "gpu-smollm2")
+    autocast = DTYPES[dtype].get("autocast", "none")
+    few = ["rollout.num_prompts=2", "rollout.max_new_tokens=24"] if setting.quick else []
+    own = [f"rollout.vllm.dtype={dtype}"] if engine == "vllm" else []
+    run = make_run(case, setting.models, f"rollout.engine={engine}", f"learner.autocast={autocast}", *few, *own)
+    batch = collate(run.sample(1).groups, 1)
+    found = run.learner.log_probs(batch)
+    run.rollouts.close()
+    apart = (found - batch.rollout_log_probs)[batch.response_mask].abs()
+    mean, largest = float(apart.mean()), float(apart.max())
+    values = {"mean": mean, "largest": largest, "tokens": apart.numel(), "allowed": LOG_PROBS[dtype]}
+    text = f"mean {mean:.1e}, largest {largest:.1e}, {apart.numel():,} tokens"
+    return Outcome(text, values, passed=mean <= LOG_PROBS[dtype])
+
+
+def resume(setting: Setting) -> Outcome:
+    """Train 4 steps twice, and 2 steps and after resuming 2 more, and compare weights and metrics."""
+    folder = Path(tempfile.mkdtemp(prefix="rlzoo-gpu-resume-"))
+    whole, again = _trained(folder / "whole", 4), _trained(folder / "again", 4)
+    _trained(folder / "parts", 2)
+    parts = _trained(folder / "parts", 4, resumed=True)
+    between, after = distance(again[0], whole[0]), distance(parts[0], whole[0])
+    values = {"between_two_runs": between, "after_resuming": after}
+    if after == 0 and parts[1] == whole[1]:
+        return Outcome("bit for bit", values, passed=True)
+    if between > 0:
+        reason = f"two uninterrupted runs differ by {between:.1e} too: kernels of this device sum in varying order"
+        return Outcome(f"differs by {after:.1e}; {reason}", values, passed=after <= 10 * between)
+    return Outcome(f"weights differ by {after:.1e}, though two uninterrupted runs are equal", values, passed=False)
+
+
+def _trained(folder: Path, steps: int, *, resumed: bool = False) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Return the weights of a run of the embedded model, and its metrics that are no times."""
+    from safetensors.torch import load_file
+
+    import rlzoo
+
+    small = ["rollout.num_prompts=8", "rollout.max_new_tokens=24", "checkpoint.every=2"]
+    quiet = ["eval.num_problems=0", "tracking.mlflow=false", "learner.lr=1e-4"]
+    config = rlzoo.RunConfig.compose(clip="fspo", overrides=[*small, *quiet], steps=steps, output=folder)
+    result = rlzoo.train(config, resume=resumed)
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [{name: value for name, value in json.loads(line).items() if not name.startswith(("time/", "throughput/"))} for line in lines]
+    weights = load_file(result.path / "checkpoints" / f"step-{steps:06d}" / "model.safetensors")
+    return weights, rows
+
+
+def memory(setting: Setting, checkpointing: bool) -> Outcome:
+    """Compare the peak of the learner's memory with the planner's forecast."""
+    from examples.lab.measure_planner import QUICK, measure
+    from examples.lab.measure_planner import WIDE as LARGE
+
+    shape = {name: size for name, size in QUICK["float32"].items() if name != "settings"} if setting.quick else {**LARGE}
+    found = measure(settings=["learner.gradient_checkpointing=true"] if checkpointing else [], **shape)
+    off = found["measured"] / found["predicted"] - 1
+    text = f"{found['measured'] / 1e6:.0f} MB, forecast {found['predicted'] / 1e6:.0f} MB ({off:+.0%})"
+    return Outcome(text, {**found, "allowed": FORECAST}, passed=abs(off) <= FORECAST)
+
+
+CASES = [
+    *(
+        Case(f"gradient-{rule}-{dtype}", f"gradient of {rule}, {dtype}, against float64", f"{ORACLE[dtype]:.0e}",
+             partial(gradient, rule=rule, dtype=dtype))
+        for dtype in DTYPES for rule in oracle.RULES
+    ),
+    *(
+        Case(f"{way}-{dtype}", f"gradient with other {way}, {dtype}", f"{INVARIANCE[dtype]:.0e}",
+             partial(invariance, way=way, dtype=dtype))
+        for dtype in DTYPES for way in OTHER_WAYS
+    ),
+    *(
+        Case(f"log-probs-{engine}-{dtype}", f"log-probs of engine `{engine}` against the learner's, {dtype}",
+             f"mean {LOG_PROBS[dtype]:.0e}", partial(log_probs, engine=engine, dtype=dtype))
+        for dtype in DTYPES for engine in ("hf", "generate", "vllm")
+    ),
+    Case("resume", "4 steps against 2, and 2 after resuming", "bit for bit, or the reason", resume),
+    Case("memory", "peak of the learner's memory", f"{FORECAST:.0%} of the forecast", partial(memory, checkpointing=False)),
+    Case("memory-checkpointing", "the same with gradient checkpointing", f"{FORECAST:.0%} of the forecast",
+         partial(memory, checkpointing=True)),
+]  # fmt: skip
+"""In the order in which they are run."""

@@ -1,0 +1,90 @@
+"""A case, what it came to, and the file that keeps it, so that a command that was interrupted goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Status = Literal["passed", "failed", "measured", "absent", "stopped", "not run"]
+DONE: tuple[Status, ...] = ("passed", "measured")
+"""States that are kept when the command is run again."""
+
+
+class AbsentError(Exception):
+    """The case needs something that this machine does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where cases run, and in which size."""
+
+    device: Literal["cuda", "cpu"]
+    quick: bool
+    models: Path  # folder of generated models
+
+    @property
+    def mark(self) -> str:
+        """What every row of the page is marked with."""
+        import torch
+
+        where = torch.cuda.get_device_name(0) if self.device == "cuda" else "CPU"
+        return f"{where}, {'small' if self.quick else 'full size'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a case came to."""
+
+    found: str  # for the page
+    values: dict[str, Any] = field(default_factory=dict)
+    passed: bool | None = None  # None: a measurement, which nothing is required of
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the page.
+
+    Example:
+        ``Case("resume", "4 steps against 2 and 2", "bit for bit", resume)``
+    """
+
+    name: str
+    about: str
+    allowed: str  # what is required of it; empty for a measurement
+    run: Callable[[Setting], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case with its outcome, as it is written."""
+
+    part: str
+    name: str
+    about: str
+    allowed: str
+    status: Status
+    found: str
+    mark: str = ""
+    seconds: float = 0.0
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return the report in a file, with its rows as `Row`; an empty one if there is no file."""
+    if not file.exists():
+        return {"rows": []}
+    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return report | {"rows": [Row(**row) for row in report["rows"]]}
+
+
+def write(file: Path, report: dict[str, Any]) -> None:
+    """Write a report so that a reader never sees half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    plain = report | {"rows": [asdict(row) for row in report["rows"]]}
+    partial.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, file)
