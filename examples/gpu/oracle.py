@@ -87,7 +87,7 @@ def log_probs(weights: Mapping[str, Tensor], config: Any, tokens: Tensor) -> Ten
             return weights[f"model.layers.{layer}.{name}.weight"]
 
         def projected(name: str, values: Tensor, number: int) -> Tensor:
-            return (values @ weight(f"self_attn.{name}").T).view(length, number, size).transpose(0, 1)  # noqa: B023
+            return (values @ weight(f"self_attn.{name}").T).view(length, number, size).transpose(0, 1)
 
         normed = _normed(hidden, weight("input_layernorm"), epsilon)
         query = _rotated(_normed(projected("q_proj", normed, heads), weight("self_attn.q_norm"), epsilon), base)
