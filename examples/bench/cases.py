@@ -122,8 +122,8 @@ ON_GPU = {
     case.name: case
     for case in (
         Case("gpu-smollm2", "SmolLM2-135M, 64 x 128 tokens, bfloat16 autocast", smollm2, story, 8, 128, 1, 3, "bfloat16"),
-        Case("gpu-qwen3", "shape of Qwen3-1.7B, 64 x 1,024 tokens, bfloat16 autocast", qwen3, words(64), 8, 1024, 1, 2, "bfloat16",
-             rows=4, settings=("learner.max_tokens_per_micro_batch=4352",)),
+        Case("gpu-qwen3", "shape of Qwen3-1.7B, 64 x 1,024 tokens, bfloat16 autocast", qwen3, words(64), 8, 1024, 1, 2,
+             "bfloat16", rows=4, settings=("learner.max_tokens_per_micro_batch=4352",)),
         Case("small-smollm2", "SmolLM2-135M, 8 x 4 tokens, bfloat16 autocast", smollm2, story, 1, 4, 1, 1, "bfloat16"),
         Case("small-qwen3", "Qwen3 of two narrow layers, 16 x 32 tokens, bfloat16 autocast", tiny_qwen3, words(12), 2, 32, 1, 1,
              "bfloat16", rows=4, settings=("learner.max_tokens_per_micro_batch=176",)),

@@ -11,6 +11,7 @@ check failed or was not reached. What a machine lacks gives a row that says so.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -134,7 +135,7 @@ def replace_row(report: dict[str, Any], row: Row, listed: list[Case]) -> None:
 
 
 def run_worker(part: str, pending: list[Case], options: argparse.Namespace, end: float) -> tuple[list[Row], str | None, int]:
-    """Run cases in one process until it ends or the time is over; returns rows, a case that was begun only, and the exit code."""
+    """Run cases in one process until it ends or the time is over; returns rows, a case that was only begun, and the code."""
     file = options.output / f"{part}.rows"
     file.unlink(missing_ok=True)
     names = ",".join(case.name for case in pending)
@@ -148,10 +149,8 @@ def run_worker(part: str, pending: list[Case], options: argparse.Namespace, end:
                 time.sleep(0.2)
                 seen = show(file, seen)
         finally:
-            try:  # with everything that it has started
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with everything that it has started
             code = process.wait()
     show(file, seen)
     lines = read_lines(file)

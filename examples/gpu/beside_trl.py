@@ -23,7 +23,8 @@ def beside(setting: Setting, name: str) -> Outcome:
     ratios = {phase: rows[phase]["ratio_median"] for phase in PHASES}
     step = rows["step"]
     spread = f"({min(step['ratios']):.2f} to {max(step['ratios']):.2f}, {step['pairs']} pairs)"
-    text = f"TRL takes {ratios['step']:.2f} times as long {spread}; sampling {ratios['rollout']:.2f}, learning {ratios['learner']:.2f}"
+    text = f"TRL takes {ratios['step']:.2f} times as long {spread}"
+    text += f"; sampling {ratios['rollout']:.2f}, learning {ratios['learner']:.2f}"
     if not setting.quick:
         text += f"; the goal of {GOAL} is {'' if ratios['step'] >= GOAL else 'not '}reached"
     peaks = {f"{library}_peak_bytes": step[f"{library}_learner_peak_bytes"] for library in ("rlzoo", "trl")}

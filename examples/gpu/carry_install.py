@@ -2,8 +2,8 @@
 
     python carried/install.py [--to FOLDER]
 
-FOLDER (default: the current one) gets ``rlzoo``, which is the checkout, ``models``, and ``gpu-environment``, an environment on top
-of the packages of the Python that runs this. Installed packages are neither changed nor removed.
+FOLDER (default: the current one) gets ``rlzoo``, which is the checkout, ``models``, and ``gpu-environment``, an environment on
+top of the packages of the Python that runs this. Installed packages are neither changed nor removed.
 """
 
 from __future__ import annotations

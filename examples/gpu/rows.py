@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -87,4 +86,4 @@ def write(file: Path, report: dict[str, Any]) -> None:
     partial = file.with_suffix(".partial")
     plain = report | {"rows": [asdict(row) for row in report["rows"]]}
     partial.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    partial.replace(file)

@@ -260,7 +260,8 @@ CASES = [
         Case(f"ragged-packed-{name}", f"the shape: ragged responses, packed, `{name}`", "", partial(packing, attention=name))
         for name in ("sdpa", "flash_attention_2", "flex_attention")
     ),
-    Case("learn-compiled", "the shape: torch.compile (in small: traced only, `aot_eager`)", "", partial(learning, overrides=(), compiles=True)),
+    Case("learn-compiled", "the shape: torch.compile (in small: `aot_eager`)", "",
+         partial(learning, overrides=(), compiles=True)),
     Case("sample-generate", "the shape: sampling with transformers' `generate`", "", partial(sampling, engine="generate")),
     Case("sample-vllm", "the shape: sampling with vLLM", "", partial(sampling, engine="vllm")),
     Case("step-shape", "the shape: whole steps", "", partial(whole, name="shape")),
