@@ -95,6 +95,8 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
             replace_row(report, Row(**line), listed)
     before = {row.name: row for row in report["rows"] if row.part == part}
     pending = [case for case in listed if case.name not in before or before[case.name].status not in DONE]
+    if part not in options.only:
+        pending = [case for case in pending if case.name in options.only]
     # what used up the part's time in the last call goes last
     pending.sort(key=lambda case: case.name in before and before[case.name].status == "stopped")
     end = time.monotonic() + 60 * options.minutes
@@ -175,6 +177,17 @@ def show(file: Path, seen: int) -> int:
     return len(lines)
 
 
+def parts_of(only: list[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Return the parts that are named, or have a row that is."""
+    rows: dict[str, str] = {}
+    if any(name not in PARTS for name in only):
+        rows = {case.name: part for part in PARTS for case in cases(part)}
+    if wrong := [name for name in only if name not in (*PARTS, *rows)]:
+        parser.error(f"--only: there is no part or row {wrong[0]!r} (parts: {', '.join(PARTS)})")
+    named = {rows.get(name, name) for name in only}
+    return [part for part in PARTS if part in named]
+
+
 def unproven(report: dict[str, Any]) -> list[Row]:
     """Return the checks that failed or were not reached; a measurement cannot fail the command."""
     return [row for row in report["rows"] if row.allowed and row.status in ("failed", "stopped", "not run")]
@@ -185,13 +198,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda, and an error without a GPU")
     parser.add_argument("--quick", action="store_true", help="small models and few tokens")
-    parser.add_argument("--only", help=f"parts, with commas (default: {','.join(PARTS)})")
+    parser.add_argument("--only", help=f"parts, or names of rows, with commas (default: {','.join(PARTS)})")
     parser.add_argument("--minutes", type=float, default=8.0, help="time limit of each part (default: %(default)g)")
     parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.md (default: runs/gpu-DEVICE[-quick])")
     options = parser.parse_args()
-    parts = list(PARTS) if options.only is None else options.only.split(",")
-    if wrong := [part for part in parts if part not in PARTS]:
-        parser.error(f"--only: there is no part {wrong[0]!r} (allowed: {', '.join(PARTS)})")
+    options.only = list(PARTS) if options.only is None else options.only.split(",")
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
@@ -216,7 +227,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rlzoo-gpu-") as folder:
         make_findable(Path(folder))
         report |= {"mark": options.mark, "date": date.today().isoformat(), "machine": machine(options.device)}
-        for part in parts:
+        for part in parts_of(options.only, parser):
             print(f"== {part}", flush=True)
             run_part(part, options, report)
     from examples.gpu.page import page

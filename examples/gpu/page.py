@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,7 @@ from examples.gpu.rows import Row
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "reference" / "gpu.md"
-DATA = HERE.parents[1] / "docs" / "reference" / "gpu"
-"""Folder of the reports, one file for each device."""
+DATA = PAGE.with_suffix(".json")
 NOT_YET = "**Not yet run on a GPU.** Every row below is from a CPU, in small. The command that changes this:"
 RUN = "The rows of GPUs below come from this command:"
 TITLES = {
@@ -66,13 +67,20 @@ def page(*reports: dict[str, Any]) -> str:
 
 
 def published() -> list[dict[str, Any]]:
-    """Return the reports behind the documentation's page."""
-    return [records.read(file) for file in sorted(DATA.glob("*.json"))]
+    """Return the reports behind the documentation's page, one for each device and size."""
+    known = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else []
+    return [report | {"rows": [Row(**row) for row in report["rows"]]} for report in known]
+
+
+def publish(file: Path) -> None:
+    """Add a report to the documentation, in place of an earlier one of the same device and size."""
+    new = records.read(file)
+    reports = [report for report in published() if report["mark"] != new["mark"]] + [new]
+    plain = [report | {"rows": [asdict(row) for row in report["rows"]]} for report in reports]
+    DATA.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        new = records.read(Path(name))
-        words = "".join(letter if letter.isalnum() else " " for letter in new["mark"].lower()).split()
-        records.write(DATA / f"{'-'.join(words)}.json", new)
+        publish(Path(name))
     PAGE.write_text(page(*published()), encoding="utf-8")
