@@ -96,7 +96,12 @@ def steps(run: Any) -> Outcome:
     batches: list[Any] = []
     update = clocks["learning"].around(run.learner.update)
     run.sample = clocks["sampling"].around(run.sample)
-    run.learner.update = lambda batch, before: batches.append(batch) or update(batch, before)
+
+    def kept_update(batch: Any, *more: Any) -> Any:
+        batches.append(batch)
+        return update(batch, *more)
+
+    run.learner.update = kept_update
     seconds: dict[str, list[float]] = {"sampling": [], "learning": [], "scoring": []}
     rates: dict[str, list[float]] = {phase: [] for phase in seconds}
     utilised, peak, model = [], 0, Path(run.config.output) / "shape"
