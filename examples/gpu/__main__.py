@@ -145,14 +145,13 @@ def run_worker(part: str, pending: list[Case], options: argparse.Namespace, end:
     command += ["--models", str(options.models), *(["--quick"] if options.quick else [])]
     seen = 0
     with (options.output / f"{part}.log").open("a") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None and time.monotonic() < end:
                 time.sleep(0.2)
                 seen = show(file, seen)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with everything that it has started
+            end_all(process)
             code = process.wait()
     show(file, seen)
     lines = read_lines(file)
@@ -160,6 +159,17 @@ def run_worker(part: str, pending: list[Case], options: argparse.Namespace, end:
     begun = [line["begun"] for line in lines if "begun" in line]
     open_case = begun[-1] if len(begun) > len(done) else None
     return done, open_case, code
+
+
+def end_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and everything that it has started, also in sessions of their own, as torchrun does."""
+    import psutil
+
+    if process.poll() is not None:
+        return
+    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            each.kill()
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -63,7 +63,11 @@ def launched(file: Path, processes: int, settings: dict[str, Any], setting: Sett
     launch = json.dumps({"processes": processes, **settings})
     worker = ["-m", "examples.gpu.several_worker", str(file), launch, json.dumps(setting.quick)]
     command = [sys.executable, "-m", "accelerate.commands.launch", *options, *plain, *worker]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    extensions = setting.models / "torch-extensions"  # of DeepSpeed; a build that was killed leaves a lock that nobody opens
+    for lock in extensions.glob("**/lock"):
+        lock.unlink()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "TORCH_EXTENSIONS_DIR": str(extensions)}
     if setting.device == "cpu":
         environment |= {"OMP_NUM_THREADS": "1"}
         environment |= {"ACCELERATE_USE_CPU": "true"} if "deepspeed" not in settings else {"DS_ACCELERATOR": "cpu"}
