@@ -1,6 +1,6 @@
 """A judge: a language model on a server grades the responses, through the protocol of OpenAI's chat completions.
 
-For a server on this machine, such as vLLM's, in this folder::
+For a server on this machine, such as vLLM's, with examples/judge_reward.py in the current folder::
 
     export JUDGE_URL=http://127.0.0.1:8000/v1 JUDGE_MODEL=NAME
     rlzoo train --clip fspo --set task.reward=judge_reward:judge --set task.timeout=120

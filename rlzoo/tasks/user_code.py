@@ -72,7 +72,7 @@ def import_reward(reference: str) -> RewardFunction:
     return accepted
 
 
-def reward_worker(reference: str, timeout: float, concurrency: int) -> Grader | AsyncGrader:
+def reward_worker(reference: str, timeout: float, concurrency: int = 1) -> Grader | AsyncGrader:
     """Return a worker process that calls the function, with a time limit of ``timeout`` seconds per call.
 
     Up to ``concurrency`` calls of an ``async def`` function run at once.
