@@ -55,6 +55,7 @@ SLOW = {
 NEEDS = {
     "bench/": "TRL, and a machine that does nothing else: nox -s bench",
     "gpu/": "minutes even in small: nox -s gpu -- --device cpu --quick",
+    "judge_reward.py": "a server with a model that judges; tests/tasks/test_async_grading.py has a small one",
     "lab/embedded_card.py": "make_embedded_model.py, which imports it",
     "lab/grade_references.py": "the extra math-verify, and the suites' questions",
     "lab/measure_long_model.py": "a model of make_long_model.py that has learned when to end",

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlzoo.cli.console import printable
+from rlzoo.support.printable import printable
 from rlzoo.support.reading import RECORDS, read_text
 
 LONGEST = 1000  # characters of a question or a response that are printed

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.text import Text
 from rich.theme import Theme
 
+from rlzoo.support.printable import printable
+
 _JOINED = "\0"  # replaces a space at which a line must not be folded
 
 # use the terminal's own colours, since rich's defaults suit dark terminals, and none for text
@@ -68,18 +70,6 @@ def folded(text: str, width: int) -> str:
         folds = wrap(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         parts += [fold.replace(_JOINED, " ") for fold in folds] if len(line) > width else [line]
     return "\n".join(parts)
-
-
-def printable(text: str, keep: str = "") -> str:
-    r"""Escape control characters in untrusted text, so that it cannot move the cursor, or hide or reverse other text.
-
-    Example:
-        >>> print(printable("a\x1b[2Jb"))
-        a\x1b[2Jb
-    """
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii") for char in text
-    )
 
 
 def show_log(level: int) -> None:

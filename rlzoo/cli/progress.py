@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.text import Text
 
 from rlzoo.cli.bars import Bars
-from rlzoo.cli.console import Plain, printable
+from rlzoo.cli.console import Plain
+from rlzoo.support.printable import printable
 
 SPEED = "throughput/tokens_per_second"
 WIDEST, NARROWEST = 40, 8  # characters of a sparkline

@@ -245,9 +245,12 @@ class TrackingConfig(Section):
     figure_every: int = Field(
         10,
         ge=0,
-        description="steps between figures of the clip fraction by length, in addition to the last step; 0: only the last",
+        description="steps between figures of the clip fraction by length and pages of completions, in addition to the last "
+        "step; 0: only the last",
     )
-    completions: int = Field(4, ge=0, description="sampled completions logged per step")
+    completions: int = Field(
+        4, ge=0, description="prompts of a step on its page of completions, and in the table of first responses; 0: neither"
+    )
     metrics: Literal["curated", "all"] = Field(
         "curated", description="metrics to send to MLflow (docs/reference/metrics.md); metrics.jsonl has all of them"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rlzoo import ops
 from rlzoo.config.run_config import RunConfig
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Update
@@ -57,8 +58,14 @@ def recorded_step(
     )
 
 
-def transcripts(groups: Sequence[RolloutGroup]) -> Iterator[dict[str, Any]]:
-    """Yield the responses of a step in readable form, one object per response."""
+def transcripts(groups: Sequence[RolloutGroup], batch: ScoredBatch, updates: Sequence[Update]) -> Iterator[dict[str, Any]]:
+    """Yield the responses of a step in readable form, one object per response.
+
+    ``clipped`` is the clipped share of the tokens at the response's last update; None if the step had no update.
+    """
+    advantages = ops.per_response(batch.advantages, batch.response_mask)[:, 0].tolist()
+    clipped = clipped_shares(batch, updates) if updates else [None] * len(batch)
+    row = 0
     for index, group in enumerate(groups):
         for rollout in group.rollouts:
             yield {
@@ -68,8 +75,19 @@ def transcripts(groups: Sequence[RolloutGroup]) -> Iterator[dict[str, Any]]:
                 "response": rollout.transcript,
                 "length": rollout.length,
                 "reward": rollout.reward,
+                "advantage": advantages[row],
+                "clipped": clipped[row],
                 "finished": rollout.finished,
                 "policy_version": rollout.policy_version,
                 **({"opening": rollout.opening, "turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
                 **({"failure": rollout.failure} if rollout.failure else {}),
             }
+            row += 1
+
+
+def clipped_shares(batch: ScoredBatch, updates: Sequence[Update]) -> list[float]:
+    """Return the clipped share of each response's tokens at the last update with the response; 0 without one."""
+    shares = torch.zeros(len(batch))
+    for update in updates:
+        shares[update.rows] = ops.per_response(update.clipped.float(), batch.response_mask[update.rows])[:, 0]
+    return shares.tolist()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from torch import Tensor
 from rlzoo.errors import UserError, shown
 from rlzoo.journal import checkpoints
 from rlzoo.journal.manifest import seal
-from rlzoo.journal.rollouts import transcripts
 from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.models.adapters import has_adapter
 from rlzoo.models.pretrained import quiet
@@ -35,7 +34,6 @@ from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import RECORDS, read_text
 from rlzoo.support.redaction import redact_settings
-from rlzoo.types import RolloutGroup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -213,11 +211,11 @@ class RunDirectory:
             if is_new:
                 sync(self.path)
 
-    def record_rollouts(self, groups: Sequence[RolloutGroup], step: RecordedStep) -> None:
+    def record_rollouts(self, responses: Iterable[Mapping[str, Any]], step: RecordedStep) -> None:
         """Write the responses of a step as text and as a rollout file. The rollout file comes last and marks it as recorded."""
         if not self.is_writer:
             return
-        text = "".join(AS_LINE.encode(line) + "\n" for line in transcripts(groups))
+        text = "".join(AS_LINE.encode(line) + "\n" for line in responses)
         texts = self.path / "rollouts" / f"{step.step:06d}.jsonl"
         with writing(texts, len(text)), replacing(texts, self.identity) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -249,6 +247,16 @@ class RunDirectory:
             file.parent.mkdir(parents=True, exist_ok=True)
             with replacing(file, self.identity) as temporary:
                 figure.savefig(temporary, format="png")
+
+    def save_page(self, page: str, name: str) -> None:
+        """Save an HTML page to ``figures/``."""
+        if not self.is_writer:
+            return
+        file = self.path / "figures" / name
+        with writing(file, len(page)):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(file, self.identity) as temporary:
+                temporary.write_text(page, encoding="utf-8")
 
     def begin_checkpoint(
         self,

@@ -53,7 +53,9 @@ class Update:
     rows: Tensor  # (R,) rows of the batch
     log_probs: Tensor  # (R, T) from the model just before the step, on the CPU
     entropy: Tensor | None  # (R, T) in nats, from the same pass; None unless the rule needs it
+    clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable  # one row per response, in the order of computation
+    table_rows: Tensor  # (R,) row of the batch of each row of the table
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     grad_norm: float  # before clipping
@@ -353,7 +355,9 @@ class Learner:
             rows,
             measured.log_probs,
             measured.entropy,
+            measured.clipped,
             measured.table,
+            measured.table_rows,
             measured.rule_metrics,
             measured.objective,
             grad_norm=norm,

@@ -32,7 +32,9 @@ class Measured:
 
     log_probs: Tensor  # (R, T) for the minibatch's rows before the step, on the CPU
     entropy: Tensor | None  # (R, T) from the same pass; None unless the rule needs it
+    clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable
+    table_rows: Tensor  # (R,) row of the batch of each row of the table
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     learns: bool  # whether there is a gradient to apply
@@ -69,6 +71,7 @@ class Minibatch:
         self.learning = self._learning()  # (R,) bool: rows that can have a gradient
         self.log_probs = torch.zeros(batch.response_mask.shape)
         self.entropy = torch.zeros(batch.response_mask.shape) if "old_entropy" in policy.needs else None
+        self.clipped = torch.zeros(batch.response_mask.shape, dtype=torch.bool)
         self._judged: list[tuple[Tensor, Judgement, Tensor, Tensor | None]] = []  # rows, judgement, entropy, KL
         self._gradient: Tensor | None = None  # (B, T) for a rule of scope "batch", evaluated before the first backward pass
 
@@ -123,6 +126,7 @@ class Minibatch:
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
         self._judged.append((rows, judged, entropy.detach(), kl))
         self.log_probs[rows] = log_probs.detach().float().cpu()
+        self.clipped[rows] = judged.result.clipped.cpu() & self.batch.response_mask[rows]
         if self.entropy is not None:
             self.entropy[rows] = entropy.detach().float().cpu()
         return gradient
@@ -141,17 +145,20 @@ class Minibatch:
         if self._gradient is None:  # otherwise every process evaluated the whole minibatch
             measured = gather(micro_batches.accelerator, measured)
             self.log_probs = micro_batches.sum(self.log_probs)
+            self.clipped = micro_batches.sum(self.clipped.to(torch.uint8)).bool()
             self.entropy = None if self.entropy is None else micro_batches.sum(self.entropy)
-        tables, sums, objectives, has_gradient = zip(*measured, strict=True)
+        rows, tables, sums, objectives, has_gradient = zip(*measured, strict=True)
         has_advantages = bool((self.batch.advantages[self.rows] != 0).any())
         learns = bool(self.learning.any()) and (has_advantages or any(has_gradient))
         table = ResponseTable.concat(tables)
         means = {name: sum(part[name] for part in sums) / len(table.length) for name in sums[0]}
         entropy = None if self.entropy is None else self.entropy[self.rows]
-        return Measured(self.log_probs[self.rows], entropy, table, means, sum(objectives), learns)
+        return Measured(
+            self.log_probs[self.rows], entropy, self.clipped[self.rows], table, torch.cat(rows), means, sum(objectives), learns
+        )
 
-    def _measured(self, on_policy: OnPolicyGradient) -> tuple[ResponseTable, dict[str, float], float, bool]:
-        """Return this process's response table, metric sums and objective, and whether it has a gradient."""
+    def _measured(self, on_policy: OnPolicyGradient) -> tuple[Tensor, ResponseTable, dict[str, float], float, bool]:
+        """Return this process's rows, response table, metric sums and objective, and whether it has a gradient."""
         rows, judgements, entropies, kls = zip(*self._judged, strict=True)
         judged, own = Judgement.concat(judgements), torch.cat(rows)
         factors = None if self.batch.weights is None else self.batch.weights[own].to(judged.gradient.device)
@@ -175,7 +182,7 @@ class Minibatch:
         has_gradient = bool(judged.gradient.any()) or self.config.kl_coef > 0 or self.config.entropy_coef > 0
         mask, metrics = judged.inputs.response_mask, judged.result.metrics
         sums = {name: float(ops.per_response(values.detach().float(), mask).sum()) for name, values in metrics.items()}
-        return table, sums, float(judged.objective), has_gradient
+        return own, table, sums, float(judged.objective), has_gradient
 
     def _less_kl(self, gradient: Tensor, rows: Tensor, inputs: ClipInputs) -> tuple[Tensor, Tensor | None]:
         """Subtract the gradient of the KL term from ``gradient``, and also return the KL per token ``(R, T)``."""

@@ -17,7 +17,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SPARE_SECONDS = 1.0
@@ -78,15 +78,24 @@ def serve(connection: socket.socket) -> None:
     connection.sendall(_reply(True, None))
     while True:
         arguments, seconds = pickle.load(calls)
-        connection.sendall(_called(function, arguments, seconds))
+        for reply in _replies(function, arguments, seconds):
+            connection.sendall(reply)
 
 
-def _called(function: Callable[..., Any], arguments: bytes, seconds: float) -> bytes:
+def _replies(function: Callable[..., Any], arguments: bytes, seconds: float) -> Iterator[bytes]:
+    """Yield one reply; for a generator function, one for each of its values."""
     try:
         limit_cpu_time(seconds)
-        return _reply(True, function(*pickle.loads(arguments)))
+        value = function(*pickle.loads(arguments))
+        if not isinstance(value, Iterator):
+            yield _reply(True, value)
+            return
+        for each in value:
+            yield _reply(True, each)
+    except GeneratorExit:
+        raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt are failures too
-        return _reply(False, reason(error))
+        yield _reply(False, reason(error))
 
 
 def _reply(is_done: bool, value: object) -> bytes:

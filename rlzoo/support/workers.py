@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,22 +75,53 @@ class Worker:
             WorkerError: the function raised an error or ended the process.
         """
         with self._lock:
-            if self._process is None or not self._end.alive or self._process.poll() is not None:
-                self._launch()
+            self._ensure_launched()
             try:
-                return self._exchange(pickle.dumps((pickle.dumps(arguments), timeout)), timeout)
+                self._send(pickle.dumps((pickle.dumps(arguments), timeout)), timeout)
+                return self._receive(timeout)
             except WorkerError as error:
-                is_late = isinstance(error, WorkerTimeoutError)
-                self.num_timeouts += is_late
-                self.num_crashes += not is_late
-                self.last_failure = str(error)
+                self.count_failures(1, str(error), is_late=isinstance(error, WorkerTimeoutError))
                 raise
+
+    def call_generator(self, arguments: tuple[Any, ...], number: int, timeout: float) -> list[Any]:
+        """Call a generator function and return its values. If it or the process fails, the missing values count as failures.
+
+        Args:
+            arguments: arguments of the function.
+            number: number of values that it yields, each JSON-serialisable.
+            timeout: seconds without a value after which the process is killed.
+
+        Raises:
+            WorkerStartError: the process could not be started.
+        """
+        values: list[Any] = []
+        with self._lock:
+            self._ensure_launched()
+            try:
+                self._send(pickle.dumps((pickle.dumps(arguments), timeout * number)), timeout)
+                while len(values) < number:
+                    values.append(self._receive(timeout))
+            except WorkerError as error:
+                self.count_failures(number - len(values), str(error), is_late=isinstance(error, WorkerTimeoutError))
+        return values
+
+    def count_failures(self, number: int, reason: str, *, is_late: bool) -> None:
+        """Count failed calls."""
+        if is_late:
+            self.num_timeouts += number
+        else:
+            self.num_crashes += number
+        self.last_failure = reason
 
     def close(self) -> None:
         """End the process, which also happens on garbage collection and at exit; the next call starts another."""
         with self._lock:
             if self._process is not None:
                 self._end()
+
+    def _ensure_launched(self) -> None:
+        if self._process is None or not self._end.alive or self._process.poll() is not None:
+            self._launch()
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -111,17 +142,30 @@ class Worker:
         self._end = weakref.finalize(self, _end, self._process, self._replies, ours)
         path = [entry or str(Path.cwd()) for entry in sys.path]
         try:
-            self._exchange(pickle.dumps(path) + pickle.dumps((self.function, self.start, self.memory)), LONGEST_START)
+            self._send(pickle.dumps(path) + pickle.dumps((self.function, self.start, self.memory)), LONGEST_START)
+            self._receive(LONGEST_START)
         except WorkerError as error:
             self._end()
             raise WorkerStartError(str(error)) from error
 
-    def _exchange(self, message: bytes, timeout: float) -> Any:
-        """Send a message and return the reply's value; the process is killed if no reply comes."""
+    def _send(self, message: bytes, timeout: float) -> None:
+        with self._exchange(timeout):
+            self._connection.sendall(message)
+
+    def _receive(self, timeout: float) -> Any:
+        """Return the value of the next reply."""
+        with self._exchange(timeout):
+            is_done, value = json.loads(self._replies.readline())
+        if not is_done:
+            raise WorkerError(value)
+        return value
+
+    @contextmanager
+    def _exchange(self, timeout: float) -> Iterator[None]:
+        """Kill the process if the block takes too long or fails."""
         self._connection.settimeout(timeout)
         try:
-            self._connection.sendall(message)
-            is_done, value = json.loads(self._replies.readline())
+            yield
         except TimeoutError:
             self._end()
             raise WorkerTimeoutError(f"took longer than {timeout:g} s") from None
@@ -130,9 +174,6 @@ class Worker:
         except BaseException:  # Ctrl-C: the reply is no longer needed
             self._end()
             raise
-        if not is_done:
-            raise WorkerError(value)
-        return value
 
     def _ended(self) -> str:
         """Return how the process ended."""

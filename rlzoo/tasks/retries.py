@@ -11,8 +11,8 @@ from pydantic import Field
 from rlzoo.environments import Environment, Host
 from rlzoo.environments.retries import Retries
 from rlzoo.errors import UserError
+from rlzoo.support.workers import Worker
 from rlzoo.tasks.episodes import EpisodeTask
-from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.task import Origin, Task, build_task
 from rlzoo.types import Problem
 
@@ -60,7 +60,7 @@ class RetriesTask(EpisodeTask):
         return Host(self.make, workers=0, timeout=self.timeout)
 
     @property
-    def graders(self) -> list[Grader]:
+    def graders(self) -> list[Worker]:
         """The other task's graders."""
         return self.task.graders
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rlzoo.errors import UserError, did_you_mean, explain, shown
+from rlzoo.support.workers import Worker
+from rlzoo.tasks.async_grading import AsyncGrader
 from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.user_code import import_named, import_reward, reward_worker
 from rlzoo.types import Problem
@@ -59,13 +61,16 @@ class Task(BaseModel, ABC):
     reward: str | None = Field(
         default=None,
         min_length=1,
-        description="custom reward as module:function, called with (problem, response); null: the task's own reward",
+        description="custom reward as module:function, def or async def, called with (problem, response); null: the task's own",
     )
     timeout: float = Field(
         default=5.0,
         gt=0,
         le=3600,
         description="time limit in seconds to grade one answer in a worker process; a timeout counts as 0",
+    )
+    reward_concurrency: int = Field(
+        default=32, ge=1, le=4096, description="maximum calls of an async def reward that run at once, in each process"
     )
     seed: int | None = Field(default=None, ge=0, lt=2**32, description="order of the training problems; null: the run's seed")
 
@@ -88,8 +93,8 @@ class Task(BaseModel, ABC):
             import_reward(self.reward)
 
     @cached_property
-    def _own_reward(self) -> Grader | None:
-        return None if self.reward is None else reward_worker(self.reward, self.timeout)
+    def _own_reward(self) -> Grader | AsyncGrader | None:
+        return None if self.reward is None else reward_worker(self.reward, self.timeout, self.reward_concurrency)
 
     @abstractmethod
     def train_problems(self, start: int, count: int) -> list[Problem]:
@@ -129,7 +134,7 @@ class Task(BaseModel, ABC):
         return None
 
     @property
-    def graders(self) -> list[Grader]:
+    def graders(self) -> list[Worker]:
         """The worker processes that grade; they count failures."""
         return [grader for grader in (self._own_reward, self._grader) if grader is not None]
 

@@ -13,8 +13,8 @@ from pydantic import Field
 from rlzoo.environments import Environment, Host, Observation
 from rlzoo.environments.tools import Tool, ToolEnvironment, checked
 from rlzoo.errors import UserError, shown
+from rlzoo.support.workers import Worker
 from rlzoo.tasks.episodes import EpisodeTask
-from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.task import Origin, Task, build_task
 from rlzoo.tasks.user_code import import_named
 from rlzoo.types import Problem
@@ -75,7 +75,7 @@ class ToolTask(EpisodeTask):
         return AskingHost(self._asking, self.make, workers=self.workers, timeout=self.timeout, tools=self.schemas)
 
     @property
-    def graders(self) -> list[Grader]:
+    def graders(self) -> list[Worker]:
         """The graders of the task that grades."""
         return self._asking.graders
 

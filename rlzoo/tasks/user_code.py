@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.tasks.async_grading import AsyncGrader, is_coroutine_function
 from rlzoo.tasks.grading import Grader
 from rlzoo.types import Problem
 
-RewardFunction = Callable[[Problem, str], float]
+RewardFunction = Callable[[Problem, str], Any]
+"""Returns a number, or with ``async def`` an awaitable number."""
 
 
 def import_named(setting: str, reference: str, form: str) -> Any:
@@ -70,12 +72,18 @@ def import_reward(reference: str) -> RewardFunction:
     return accepted
 
 
-def reward_worker(reference: str, timeout: float) -> Grader:
-    """Return a worker process that calls the function, with a time limit of ``timeout`` seconds per call."""
+def reward_worker(reference: str, timeout: float, concurrency: int = 1) -> Grader | AsyncGrader:
+    """Return a worker process that calls the function, with a time limit of ``timeout`` seconds per call.
+
+    Up to ``concurrency`` calls of an ``async def`` function run at once.
+    """
     # imported before the first call, so that the import does not count against its time
     start = partial(import_reward, reference)
+    if is_coroutine_function(start()):
+        return AsyncGrader(start, timeout, concurrency)
     return Grader(partial(_call, reference), start, timeout)
 
 
 def _call(reference: str, problem: Problem, response: str) -> float:
-    return import_reward(reference)(problem, response)
+    reward: float = import_reward(reference)(problem, response)
+    return reward

@@ -68,7 +68,7 @@ class AfterStep:
         # the checkpoint of step 0 makes every run with steps resumable
         if step in (0, config.steps) or run.is_due(step, config.checkpoint.every) or is_stopping:
             run.save(step)
-        if step == config.steps or run.is_due(step, config.tracking.figure_every):
+        if run.is_drawn(step):
             self._draw(step)
         if is_stopping and step < config.steps:
             self.stop.end(f"stopped after step {step} of {config.steps}; resume with: {run.how_to_resume}")

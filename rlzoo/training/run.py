@@ -15,7 +15,7 @@ from torch import nn
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.journal.rollouts import recorded_step
+from rlzoo.journal.rollouts import recorded_step, transcripts
 from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
 from rlzoo.journal.state import RunState, newest_state
 from rlzoo.learner.batch import ScoredBatch
@@ -29,6 +29,7 @@ from rlzoo.rollout.prompts import check_task
 from rlzoo.rollout.rollouts import Rollouts, Sampled
 from rlzoo.tasks import Task
 from rlzoo.training.checks import usual_output
+from rlzoo.training.completions import completion_page
 
 logger = logging.getLogger("rlzoo")
 
@@ -208,9 +209,15 @@ class Run:
         return sampled
 
     def record(self, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> None:
-        """Write the rollouts and log-probs of a step to the run directory, as text and for replay."""
+        """Write the responses and log-probs of a step to the run directory: as text, for replay, and as a page for MLflow."""
         if self.is_main:
-            self.directory.record_rollouts(sampled.groups, recorded_step(self.config, batch, sampled.groups, updates))
+            texts = transcripts(sampled.groups, batch, updates)
+            self.directory.record_rollouts(texts, recorded_step(self.config, batch, sampled.groups, updates))
+            tracking = self.config.tracking
+            if tracking.mlflow and tracking.completions and updates and self.is_drawn(batch.step):
+                page = completion_page(self.config, self.tokenizer, sampled.groups, batch, updates)
+                for name in (f"completions/step-{batch.step:06d}.html", "completions.html"):  # the second is the newest page
+                    self.directory.save_page(page, name)
 
     def _give_weights(self) -> int:
         """Update the sampler's weights, and return the number of optimizer steps behind them."""
@@ -311,6 +318,10 @@ class Run:
     def is_due(self, step: int, every: int) -> bool:
         """Whether the step is a multiple of ``every``; never if ``every`` is 0."""
         return every > 0 and step > 0 and step % every == 0
+
+    def is_drawn(self, step: int) -> bool:
+        """Whether figures are made of the step."""
+        return step == self.config.steps or self.is_due(step, self.config.tracking.figure_every)
 
     @property
     def how_to_resume(self) -> str:

@@ -198,6 +198,26 @@ def test_completions_are_a_table_and_figures_are_pictures(run_page):
     keep(page, "figure")
 
 
+def test_two_clicks_from_a_run_show_what_its_rule_clipped_and_where(run_page):
+    page = run_page()
+    page.get_by_role("tab", name="Artifacts").or_(page.get_by_role("link", name="Artifacts")).first.click()
+    page.get_by_text("completions.html", exact=True).first.click()
+    shown = page.frame_locator("iframe")
+    expect(shown.get_by_role("heading", name="fspo-0: what the rule clipped in step 4")).to_be_visible(timeout=SLOW)
+    headings = shown.locator("section h2").all_inner_texts()
+    assert len(headings) == 16
+    whole = [heading for heading in headings if heading.endswith("clipped: whole response")]
+    marks = [section.locator("pre i.c").count() for section in shown.locator("section").all()]
+    assert sum(mark > 0 for mark in marks) == len(whole)
+    shown.get_by_role("button", name="judged log-ratio").click()
+    judged = shown.locator("tbody td:nth-child(6)").evaluate_all("all => all.map(one => Number(one.dataset.value))")
+    assert judged == sorted(judged, reverse=True)
+    link = shown.locator("tbody a").last
+    link.click()
+    expect(shown.locator(f"{link.get_attribute('href')} h2")).to_be_in_viewport()
+    keep(page, "completions-page")
+
+
 def test_the_final_model_has_a_page_with_its_run_and_its_files(page, store):
     (model,) = [found for found in MlflowClient(store).search_logged_models(["1"]) if found.name == "fspo-0"]
     page.goto(f"{page.url.partition('#')[0]}#/experiments/1/models/{model.model_id}", wait_until="domcontentloaded")

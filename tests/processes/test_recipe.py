@@ -22,7 +22,7 @@ pytestmark = [
 
 ENGINE = os.environ.get("RLZOO_TEST_ENGINE", "hf")
 REWARD = '''
-def odd_length(problem, response):
+async def odd_length(problem, response):
     """Random weights solve nothing, and where all fail there is nothing to learn."""
     return float(len(response) % 2)
 '''

@@ -60,7 +60,7 @@ def test_a_task_without_a_name_is_an_error():
 
 def test_an_unknown_setting_is_told_the_closest():
     message = error_of(name="arithmetic", operand_maxx=5)
-    assert message.startswith("unknown key 'task.operand_maxx' (allowed: template, reward, timeout, seed, operand_max,")
+    assert message.startswith("unknown key 'task.operand_maxx' (allowed: template, reward, timeout, reward_concurrency, seed, ")
     assert message.endswith("did you mean 'operand_max'?")
 
 

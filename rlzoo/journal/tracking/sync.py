@@ -24,7 +24,8 @@ CONTEXT = "mlflow.data.context"
 SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]})
 SHOWN_DIGEST = 12  # characters: enough to distinguish data sets, and fits into MLflow's table of runs
 TABLE = "completions.json"
-COLUMNS = ("question", "answer", "response", "reward", "length")
+COLUMNS = ("question", "answer", "response", "reward", "advantage", "clipped", "length")
+SHOWN = (".png", ".html")  # files of figures/ that are logged
 LOGGED = "mlflow.loggedArtifacts"  # tag that marks artifacts as tables for MLflow
 
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
@@ -123,8 +124,9 @@ class Sync:
             # metrics.jsonl grows throughout the run, so it is sent at the end
             if is_over or name != "metrics.jsonl":
                 self._send_file(self.directory / name, name)
-        for picture in sorted((self.directory / "figures").rglob("*.png")):
-            self._send_file(picture, str(picture.relative_to(self.directory / "figures")))
+        for figure in sorted((self.directory / "figures").rglob("*")):
+            if figure.suffix in SHOWN:
+                self._send_file(figure, str(figure.relative_to(self.directory / "figures")))
 
     def _send_file(self, file: Path, name: str) -> None:
         # an untrusted run directory could name or link to any file

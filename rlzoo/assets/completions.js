@@ -1,0 +1,23 @@
+const table = document.querySelector("table");
+const responses = [...document.querySelectorAll("section")];
+table.tHead.addEventListener("click", event => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  const column = button.parentElement.cellIndex, down = button.getAttribute("aria-sort") !== "descending";
+  table.tHead.querySelectorAll("button").forEach(other => other.removeAttribute("aria-sort"));
+  button.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const value = row => Number(row.cells[column].dataset.value);
+  const rows = [...table.tBodies[0].rows].sort((one, other) => (down ? -1 : 1) * (value(one) - value(other)));
+  table.tBodies[0].append(...rows);
+});
+function next(elements, forward) {
+  const top = element => element.getBoundingClientRect().top;
+  const found = forward ? elements.find(element => top(element) > 60) : elements.findLast(element => top(element) < -5);
+  if (found) found.scrollIntoView();
+}
+document.addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "j") next(responses, true);
+  if (event.key === "k") next(responses, false);
+  if (event.key === "c") next([...document.querySelectorAll("i.c")], true);
+});

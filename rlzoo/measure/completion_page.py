@@ -1,0 +1,105 @@
+"""Renders responses as an HTML page: every token is coloured by its log-ratio, and marked if the rule clipped it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup, escape
+
+from rlzoo.measure.report import Cell, number
+from rlzoo.support.printable import printable
+
+EDGES = (0.003, 0.01, 0.03, 0.1, 0.3)
+"""Absolute log-ratios in nats at which the colour gets stronger. They are fixed, so that pages of steps and rules compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a response."""
+
+    text: str
+    log_ratio: float | None = None  # None: the model did not choose it
+    clipped: bool = False
+    special: bool = False  # such as the end of a sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A response with the rule's decision on it at its last update."""
+
+    prompt: int  # number of the prompt in its step, from 1
+    response: int  # number of the response to its prompt, from 1
+    question: str
+    answer: str
+    tokens: Sequence[Token]
+    hidden: int  # number of further tokens, which are not shown
+    length: int  # number of tokens that the model chose
+    finished: bool
+    reward: float
+    advantage: float
+    clipped: int  # number of clipped tokens
+    judged: float  # log-ratio that the rule judged
+    band: tuple[float, float] | None  # edges of the rule's band
+    update: int  # number of the update, from 1
+
+    @property
+    def decision(self) -> str:
+        """What was clipped, in words."""
+        if self.clipped in (0, self.length):
+            return "whole response" if self.clipped else "no"
+        return f"{self.clipped} of {self.length} tokens"
+
+
+def render(title: str, facts: Mapping[str, str], completions: Sequence[Completion]) -> str:
+    """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only its own script may run."""
+    environment = Environment(loader=PackageLoader("rlzoo", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(number=number, token=_token, plain=lambda text: printable(text, keep="\n"))
+    script = files("rlzoo").joinpath("assets", "completions.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return str(
+        environment.get_template("completions.html.j2").render(
+            title=title,
+            facts=facts,
+            completions=completions,
+            rows=[_row(completion) for completion in completions],
+            edges=EDGES,
+            script=Markup(script),
+            digest=digest,
+        )
+    )
+
+
+def shade(log_ratio: float | None) -> str:
+    """Return the CSS class of a log-ratio: ``p1`` to ``p5`` if the token became more likely, ``n1`` to ``n5`` if less.
+
+    Example:
+        >>> shade(0.2), shade(-0.004), shade(0.0), shade(None)
+        ('p4', 'n1', '', 'o')
+    """
+    if log_ratio is None:
+        return "o"
+    level = 0 if math.isnan(log_ratio) else bisect_right(EDGES, abs(log_ratio))
+    return f"{'p' if log_ratio > 0 else 'n'}{level}" if level else ""
+
+
+def _token(token: Token) -> Markup:
+    """Render a token; a newline is visible, so that its colour is."""
+    names = " ".join(name for name in (shade(token.log_ratio), "c" * token.clipped, "s" * token.special) if name)
+    text = escape(printable(token.text, keep="\n\t").replace("\n", "↵\n"))
+    kind = Markup(' class="{}"').format(names) if names else ""
+    value = "" if token.log_ratio is None else Markup(' title="{}"').format(f"{token.log_ratio:+.4f}")
+    return Markup("<i{}{}>{}</i>").format(kind, value, text)
+
+
+def _row(completion: Completion) -> list[Cell]:
+    """Return the cells of the table."""
+    share = completion.clipped / completion.length if completion.length else 0.0
+    measured = (completion.reward, completion.advantage, share, completion.judged, completion.band)
+    return [completion.prompt, completion.response, *measured, completion.length, completion.update]

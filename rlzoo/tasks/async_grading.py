@@ -1,0 +1,149 @@
+"""Grades with a user's ``async def`` reward, such as a judge on a server: many calls wait for their answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from http.client import IncompleteRead
+from typing import Any
+
+from rlzoo.errors import UserError
+from rlzoo.support.worker_main import reason
+from rlzoo.support.workers import Worker, WorkerStartError
+from rlzoo.tasks.grading import checked_reward
+
+SPARE = 10.0  # seconds beyond the limit of a call after which a worker that sends no result is killed
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two tries
+BUSY = (408, 425, 429)  # HTTP status codes, besides 5xx, after which a call is tried again
+UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, IncompleteRead)
+
+AsyncFunction = Callable[..., Awaitable[float]]
+Outcome = tuple[float, str, bool]
+"""Reward, reason of the failure or an empty text, and whether the call took too long."""
+
+
+class AsyncGrader(Worker):
+    """A worker process in which up to ``concurrency`` calls of a coroutine function run at once.
+
+    A call that fails because a server is unreachable or busy is tried again until its time is over. If a call took too long,
+    the process is replaced after the batch, so that it leaves no task, thread or connection.
+    """
+
+    def __init__(self, load: Callable[[], AsyncFunction], timeout: float, concurrency: int) -> None:
+        """Store the arguments; the worker starts with the first call.
+
+        Args:
+            load: returns the coroutine function; must be importable by name, because it runs in another process.
+            timeout: time limit for one answer in seconds, including all tries.
+            concurrency: maximum number of calls that run at once.
+        """
+        super().__init__(partial(_grade_all, load, timeout, concurrency), load)
+        self.timeout = timeout
+        self._arguments = load, timeout, concurrency
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AsyncGrader, self._arguments
+
+    def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float]:
+        """Return the function's value for each call; 0.0 if it failed.
+
+        Raises:
+            UserError: no worker can be started.
+        """
+        rewards, was_late = [0.0] * len(calls), False
+        try:
+            # one of the running calls ends within the limit, so a longer silence means that the function blocks the loop
+            outcomes = self.call_generator((list(calls),), len(calls), self.timeout + SPARE)
+        except WorkerStartError as error:
+            raise UserError(f"the grading worker cannot start: {error}") from error
+        for index, (reward, failure, is_late) in outcomes:
+            rewards[index] = reward
+            if failure:
+                self.count_failures(1, failure, is_late=is_late)
+            was_late = was_late or is_late
+        if was_late:
+            self.close()
+        return rewards
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Whether a function, or an object with ``__call__``, is defined with ``async def``."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _grade_all(
+    load: Callable[[], AsyncFunction], timeout: float, concurrency: int, calls: list[tuple[Any, ...]]
+) -> Iterator[tuple[int, Outcome]]:
+    """Run in the worker: yield the index and the outcome of each call when it ends."""
+    loop, function = _event_loop(concurrency), load()
+    free, ended = asyncio.Semaphore(concurrency), asyncio.Queue[tuple[int, Outcome]]()
+
+    async def grade(index: int, call: tuple[Any, ...]) -> None:
+        async with free:
+            ended.put_nowait((index, await _outcome(function, call, timeout)))
+
+    tasks = [loop.create_task(grade(index, call)) for index, call in enumerate(calls)]
+    for _ in tasks:
+        yield loop.run_until_complete(ended.get())
+
+
+@cache
+def _event_loop(num_threads: int) -> asyncio.AbstractEventLoop:
+    """Return the worker's only event loop, so that a reward can keep its connections."""
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(ThreadPoolExecutor(num_threads))  # of asyncio.to_thread; the default is 6 threads on 2 cores
+    return loop
+
+
+async def _outcome(function: AsyncFunction, call: tuple[Any, ...], timeout: float) -> Outcome:
+    """Call the function until it returns, fails for good, or the time is over."""
+    last, pause = "", FIRST_PAUSE
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                try:
+                    return checked_reward(await function(*call)), "", False
+                except Exception as error:
+                    if not is_transient(error):
+                        return 0.0, reason(error), False
+                    last = f"; the last try failed with {reason(error)}"
+                await asyncio.sleep(random.uniform(pause / 2, pause))
+                pause = min(2 * pause, LONGEST_PAUSE)
+    except TimeoutError:
+        return 0.0, f"took longer than {timeout:g} s{last}", True
+    except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
+        return 0.0, reason(error), False
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether an error, of any HTTP library, means that a server is unreachable or busy, so that another try may succeed.
+
+    Example:
+        >>> from urllib.error import HTTPError
+        >>> [is_transient(HTTPError("http://judge", code, "", {}, None)) for code in (503, 429, 401)]
+        [True, True, False]
+    """
+    status = _status(error)
+    if status is not None:
+        return status in BUSY or status >= 500
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UNREACHABLE):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _status(error: Exception) -> int | None:
+    """Return the HTTP status code that an error of urllib, aiohttp, httpx, requests or openai has; None for other errors."""
+    found = [
+        getattr(place, name, None)
+        for place in (error, getattr(error, "response", None))
+        for name in ("status_code", "status", "code")
+    ]
+    return next((status for status in found if type(status) is int), None)

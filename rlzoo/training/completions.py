@@ -1,0 +1,139 @@
+"""Collects responses of a step, with the rule's decision on every token, for the page in MLflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlzoo import ops
+from rlzoo.config.run_config import RunConfig
+from rlzoo.journal.rollouts import clipped_shares
+from rlzoo.learner.batch import ScoredBatch
+from rlzoo.learner.learner import Update
+from rlzoo.measure.completion_page import Completion, Token, render
+from rlzoo.support.redaction import redact_settings
+from rlzoo.types import RolloutGroup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MOST_TOKENS = 20_000  # of a page, which then takes 1 MB
+
+PARTIAL = "\N{WHITE VERTICAL RECTANGLE}"
+"""Shown for a token that ends within a character, which a byte-level tokenizer may split."""
+
+LONGEST_CHARACTER = 4  # bytes of UTF-8, and so tokens of a byte-level tokenizer
+
+
+def completion_page(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    groups: Sequence[RolloutGroup],
+    batch: ScoredBatch,
+    updates: Sequence[Update],
+) -> str:
+    """Render the responses to the ``tracking.completions`` prompts whose responses were clipped most.
+
+    If they exceed `MOST_TOKENS`, those that were clipped most are shown.
+    """
+    rows_of = torch.split(torch.arange(len(batch)), [len(group.rollouts) for group in groups])
+    shares = torch.tensor(clipped_shares(batch, updates))
+    most = torch.stack([shares[rows].sum() for rows in rows_of]).argsort(descending=True, stable=True)
+    prompts = most[: config.tracking.completions].tolist()
+    rows = torch.cat([rows_of[prompt] for prompt in prompts])
+    sizes: dict[int, int] = {}  # number of shown tokens of each row
+    for row in rows[shares[rows].argsort(descending=True, stable=True)].tolist():
+        size = min(len(batch.sequences[row]) - int(batch.prompt_lengths[row]), MOST_TOKENS - sum(sizes.values()))
+        if size > 0:
+            sizes[row] = size
+    shown = [
+        _completion((prompt, place), row, sizes[row], tokenizer, groups, batch, updates)
+        for prompt in prompts
+        for place, row in enumerate(rows_of[prompt].tolist())
+        if row in sizes
+    ]
+    settings = redact_settings(config.clip.model_dump(mode="json"))
+    facts = {
+        "rule": f"{config.clip.name} ({', '.join(f'{key}={value}' for key, value in settings.items())})",
+        "clipped": f"{int((shares > 0).sum())} of {len(batch)} responses of the step, in whole or in part",
+        "shown": f"{len(shown)} of {len(rows)} responses to the {len(prompts)} of {len(groups)} prompts that were clipped most",
+        "update": f"each response as the rule judged it at its last of the {len(updates)} updates",
+        "token": "coloured by its log-ratio: its log-prob before that update minus its log-prob before the step",
+    }
+    name = config.output.absolute().name if config.output else config.clip.name
+    return render(f"{name}: what the rule clipped in step {batch.step}", facts, shown)
+
+
+def _completion(
+    number: tuple[int, int],
+    row: int,
+    size: int,
+    tokenizer: PreTrainedTokenizerBase,
+    groups: Sequence[RolloutGroup],
+    batch: ScoredBatch,
+    updates: Sequence[Update],
+) -> Completion:
+    """Collect what is known of one response.
+
+    Args:
+        number: its prompt, and its place among the responses to the prompt.
+        row: its row of the batch.
+        size: number of tokens to show.
+        tokenizer: gives the tokens' text.
+        groups: the responses of the step.
+        batch: the same as tensors.
+        updates: the updates of the step.
+    """
+    prompt, place = number
+    problem, rollout = groups[prompt].problem, groups[prompt].rollouts[place]
+    index, update = max((index, update) for index, update in enumerate(updates) if row in update.rows)
+    at, measured = update.rows.tolist().index(row), update.table_rows.tolist().index(row)
+    ids = batch.sequences[row][int(batch.prompt_lengths[row]) :].tolist()
+    log_ratios = (update.log_probs[at] - batch.old_log_probs[row]).tolist()
+    chosen, clipped = batch.response_mask[row].tolist(), update.clipped[at].tolist()
+    special = set(tokenizer.all_special_ids)
+    band = float(update.table.band_low[measured]), float(update.table.band_high[measured])
+    return Completion(
+        prompt=prompt + 1,
+        response=place + 1,
+        question=rollout.opening or problem.question,
+        answer=problem.answer,
+        tokens=[
+            Token(text, log_ratios[t] if chosen[t] else None, clipped[t], ids[t] in special)
+            for t, text in enumerate(pieces(tokenizer, ids[:size]))
+        ],
+        hidden=len(ids) - size,
+        length=rollout.length,
+        finished=rollout.finished,
+        reward=rollout.reward,
+        advantage=float(ops.per_response(batch.advantages[row : row + 1], batch.response_mask[row : row + 1])),
+        clipped=sum(clipped),
+        judged=float(update.table.log_ratio[measured]),
+        band=None if any(map(math.isnan, band)) else band,
+        update=index + 1,
+    )
+
+
+def pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Return the text that each token adds, including special tokens.
+
+    A token that ends within a character adds `PARTIAL`, and the token that completes the character adds the character.
+    """
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    alone = {token: str(decode([token])) for token in set(ids)}
+    texts = [alone[token] for token in ids]
+    if "".join(texts) == decode(list(ids)):
+        return texts
+    texts, start, read = [], 0, 0  # the text up to `read` is known; decoding starts at `start`, as a first token may differ
+    for end in range(1, len(ids) + 1):
+        text = str(decode(list(ids[start:end])))
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and end - read < LONGEST_CHARACTER and end < len(ids):
+            texts.append(PARTIAL)
+            continue
+        texts.append(text[len(str(decode(list(ids[start:read])))) :])
+        start, read = read, end
+    return texts
