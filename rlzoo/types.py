@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # tasks and the command line import this module without impor
     from torch import Tensor
 
 INT32 = 4
-"""Size of a number in `KeptSets`, in bytes."""
+"""Size of one number in `KeptSets`, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class KeptSets:
-    """For each token of a response, the ids of the tokens among which the sampler drew it, as packed int32 numbers.
+    """For each token of a response, the ids of the tokens from which the sampler drew it, as packed int32 numbers.
 
     A size of 0 means the whole vocabulary, or a token that the model did not choose.
 
     Example:
-        The first of two tokens was drawn among the tokens 4 and 9, and the second among all:
+        The first of two tokens was drawn from the tokens 4 and 9, and the second from the whole vocabulary:
 
         >>> KeptSets.of([4, 9], [2, 0]).first(1) == KeptSets.of([4, 9], [2])
         True
@@ -61,7 +61,7 @@ class KeptSets:
     __pydantic_config__: ClassVar[Mapping[str, str]] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
 
     ids: bytes  # the sets, one after another
-    sizes: bytes  # number of ids of each token's set
+    sizes: bytes  # number of ids in each token's set
 
     @classmethod
     def of(cls, ids: Iterable[int], sizes: Iterable[int]) -> KeptSets:

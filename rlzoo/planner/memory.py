@@ -133,7 +133,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     on_device = 0.0 if sharding.offloads_optimizer else owned
     weights = float(whole + own)
     if sharding.shards_weights:
-        has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # under FSDP2, the masters are the weights
+        has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # under FSDP2, the master weights are the weights
         weights = 0.0 if has_none else weights / processes
     states = {
         "weights": weights,
@@ -210,7 +210,7 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def _fsdp_buffers(architecture: Architecture, element: int) -> float:
-    """Return the bytes of what FSDP2 gathers and reduces: the embeddings, this layer and the next one; one part's gradient."""
+    """Return the bytes that FSDP2 gathers and reduces: the embeddings, this layer and the next, and one part's gradient."""
     layer, layers = architecture.layer_parameters, architecture.num_layers
     rest = architecture.num_parameters - layers * layer
     return (rest + min(2, layers) * layer) * element + max(rest, layer) * FLOAT
