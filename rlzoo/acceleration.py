@@ -1,4 +1,4 @@
-"""Access to the optional CPU optimizations in `rlzoo.fast_cpu`; if that package is deleted, rlzoo runs without them."""
+"""Interface to the optional CPU optimizations in `rlzoo.fast_cpu`; rlzoo also runs if that package is deleted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prepare_process() -> None:
 
 
 def prepare_model(model: PreTrainedModel) -> None:
-    """Choose the kernels for the model's matrix products on a CPU."""
+    """Choose the kernels for the model's matrix multiplications on a CPU."""
     if IS_THERE:
         from rlzoo.fast_cpu.cpu import prepare_cpu
 
@@ -31,7 +31,7 @@ def prepare_model(model: PreTrainedModel) -> None:
 
 
 def sharing_cores(threads: int) -> AbstractContextManager[None]:
-    """Let waiting threads sleep inside the block while other processes need the cores."""
+    """Within the block, let waiting threads sleep while other processes need the cores."""
     if not IS_THERE:
         return nullcontext()
     from rlzoo.fast_cpu.waiting import waiting_by_load
@@ -49,14 +49,14 @@ def can_fuse(model: PreTrainedModel) -> bool:
 
 
 def fused_step(model: PreTrainedModel, length: int) -> FusedStep:
-    """Return a module that computes next-token logits with joined and packed matrices, for up to ``length`` tokens per row."""
+    """Return a module that computes next-token logits with fused, packed weights, for up to ``length`` tokens per row."""
     from rlzoo.fast_cpu.fused import FusedStep
 
     return FusedStep(model, length)
 
 
 def joined_bytes() -> int:
-    """Return the largest total size of a model's layers, in bytes, for which sampling copies the matrices."""
+    """Return the total size of a model's layers, in bytes, up to which sampling copies the matrices to fuse and pack them."""
     if not IS_THERE:
         return 0
     from rlzoo.fast_cpu.fused import JOINED_BYTES

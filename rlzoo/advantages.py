@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Advantage = str | dict[str, Any]
-"""The estimator of a policy: a name, or a mapping with name and settings, such as ``{"name": "pass_at_k", "k": 8}``."""
+"""A policy's estimator: a name, or a mapping with a name and settings, such as ``{"name": "pass_at_k", "k": 8}``."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """Inputs of an estimator for B responses of up to T tokens; a value per response is a ``(B, 1)`` column.
+    """Inputs to an estimator for B responses of up to T tokens; per-response values are ``(B, 1)`` columns.
 
     Example:
         Two responses to one prompt, of 3 and 2 tokens, with rewards 1 and 0:
@@ -36,17 +36,17 @@ class AdvantageInputs:
         [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
 
-    rewards: Tensor  # (B, 1) of the whole response, after shaping
-    group_ids: Tensor  # (B, 1) int64; responses to one prompt share one
+    rewards: Tensor  # (B, 1) reward for the whole response, after shaping
+    group_ids: Tensor  # (B, 1) int64; responses to the same prompt share an ID
     response_mask: Tensor  # (B, T) bool, True on tokens that the model chose
     turn_ids: Tensor | None = None  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
-    token_rewards: Tensor | None = None  # (B, T) rewards at single tokens, in addition to `rewards`
+    token_rewards: Tensor | None = None  # (B, T) per-token rewards, in addition to `rewards`
     state_ids: Tensor | None = None  # (B, T) int64: environment state at the start of the token's turn
-    old_log_probs: Tensor | None = None  # (B, T) of the model before the first update of the batch
-    collision_probs: Tensor | None = None  # (B, T) sum over the vocabulary of its squared probabilities
+    old_log_probs: Tensor | None = None  # (B, T) under the model before the first update on the batch
+    collision_probs: Tensor | None = None  # (B, T) sum of that model's squared probabilities over the vocabulary
 
     def returns(self) -> Tensor:
-        """Compute each token's return, ``(B, T)``: the response's reward plus the token rewards from this token onwards."""
+        """Compute each token's return, ``(B, T)``: the response's reward plus the token rewards from that token on."""
         later = torch.zeros_like(self.response_mask, dtype=self.rewards.dtype)
         if self.token_rewards is not None:
             later = torch.where(self.response_mask, self.token_rewards, 0.0).flip(-1).cumsum(-1).flip(-1)
@@ -56,7 +56,7 @@ class AdvantageInputs:
 class AdvantageEstimator(BaseModel, ABC):
     """Turns the rewards of a rollout batch into advantages.
 
-    A subclass sets `name` and `paper`, declares its settings as fields with a description and a bound, and implements
+    A subclass sets `name` and `paper`, declares its settings as fields with descriptions and bounds, and implements
     `estimate`. Instances are frozen and compare by value.
 
     Example:
@@ -76,10 +76,10 @@ class AdvantageEstimator(BaseModel, ABC):
     paper: ClassVar[str]
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
     needs: ClassVar[frozenset[str]] = frozenset()  # names in `NEEDS`: the optional inputs that it requires
-    per_token: ClassVar[bool] = False  # whether it always returns a value per token
-    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards, and then returns a value per token
+    per_token: ClassVar[bool] = False  # whether it always returns per-token values
+    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards; if given, it returns per-token values
     compares: ClassVar[bool] = True  # whether it compares the responses to one prompt
-    takes_one: ClassVar[bool] = False  # whether a single response gets 0 instead of an error
+    takes_one: ClassVar[bool] = False  # whether a prompt's only response gets 0 instead of an error
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
 
     @property
@@ -91,10 +91,10 @@ class AdvantageEstimator(BaseModel, ABC):
         """Estimate the advantages.
 
         Returns:
-            float32 ``(B, 1)``, or ``(B, T)`` where credit differs by token, with 0 outside the mask; detached.
+            Detached float32 advantages, ``(B, 1)``, or ``(B, T)`` if credit differs by token, with 0 outside the mask.
 
         Raises:
-            UserError: a group is smaller than `min_group_size`, or a required input is missing, or an input is not supported.
+            UserError: a group is smaller than `min_group_size`, a required input is missing, or an input is not supported.
         """
         smallest = int(ops.group_sum(torch.ones_like(inputs.rewards), inputs.group_ids).min())
         if smallest < self.min_group_size and not self.takes_one:
@@ -105,7 +105,7 @@ class AdvantageEstimator(BaseModel, ABC):
         if missing := sorted(need for need in self.needs if getattr(inputs, need) is None):
             raise UserError(f"advantage {self.name!r} needs {missing[0]}, which this run does not have")
         if inputs.token_rewards is not None and not self.takes_token_rewards:
-            raise UserError(f"advantage {self.name!r} does not accept rewards for single tokens, and this run has some")
+            raise UserError(f"advantage {self.name!r} does not accept per-token rewards, but this run has some")
         advantages = self.estimate(_in_float64(inputs)).detach()
         if advantages.shape[-1] != 1:
             advantages = torch.where(inputs.response_mask, advantages, 0.0)
@@ -113,11 +113,11 @@ class AdvantageEstimator(BaseModel, ABC):
 
     @abstractmethod
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
-        """Estimate the advantages in float64, ``(B, 1)`` or ``(B, T)``, from inputs whose rewards are in float64."""
+        """Estimate the advantages, float64 ``(B, 1)`` or ``(B, T)``; all floating-point inputs are float64 and detached."""
 
 
 NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs")
-"""The optional inputs of an estimator."""
+"""The optional inputs to an estimator."""
 
 FLOATS = ("rewards", "token_rewards", "old_log_probs", "collision_probs")
 

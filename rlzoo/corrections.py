@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionInputs:
-    """Inputs of a correction, before the first optimizer step of a batch, for B responses of up to T tokens; in nats.
+    """Inputs to a correction, before the first optimizer step on a batch of B responses of up to T tokens; in nats.
 
     Example:
         >>> mask = torch.tensor([[True, True]])
@@ -25,22 +25,22 @@ class CorrectionInputs:
         tensor([[0.1000, 0.2000]])
     """
 
-    old_log_probs: Tensor  # (B, T) of the trainer
-    rollout_log_probs: Tensor  # (B, T) as the sampler reported them
+    old_log_probs: Tensor  # (B, T) under the trainer's model
+    rollout_log_probs: Tensor  # (B, T) as reported by the sampler
     response_mask: Tensor  # (B, T) bool, True on tokens that the model chose
-    advantages: Tensor  # (B, 1), or (B, T) where credit differs by token
+    advantages: Tensor  # (B, 1), or (B, T) if credit differs by token
 
     @property
     def log_ratio(self) -> Tensor:
-        """Log-ratio of trainer to sampler per token, ``log pi_old - log pi_rollout``, float32 ``(B, T)``; 0 where masked."""
+        """Per-token log-ratio of trainer to sampler, ``log pi_old - log pi_rollout``, float32 ``(B, T)``; 0 where masked."""
         difference = self.old_log_probs.float() - self.rollout_log_probs.float()
         return torch.where(self.response_mask, difference, 0.0)
 
 
 class Correction(BaseModel, ABC):
-    """Weights the objective of each response or token by the log-probs of the trainer and the sampler.
+    """Weights the objective of each response or token according to the log-probs of the trainer and the sampler.
 
-    A subclass sets `name` and `paper`, declares its settings as fields with a description and a bound, and implements
+    A subclass sets `name` and `paper`, declares its settings as fields with descriptions and bounds, and implements
     `weigh`. Instances are frozen and compare by value.
 
     Example:
@@ -59,16 +59,16 @@ class Correction(BaseModel, ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
-    per_token: ClassVar[bool] = False  # whether it returns a weight per token
+    per_token: ClassVar[bool] = False  # whether it returns per-token weights
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
 
     @property
     def is_per_token(self) -> bool:
-        """Whether these settings give a weight per token; an objective per response cannot use such weights."""
+        """Whether these settings yield per-token weights, which a per-response objective cannot use."""
         return self.per_token
 
     def __call__(self, inputs: CorrectionInputs) -> Tensor:
-        """Compute the weights, float32 ``(B, 1)``, or ``(B, T)`` for one per token; non-negative and detached."""
+        """Compute non-negative, detached float32 weights, ``(B, 1)``, or ``(B, T)`` if they are per token."""
         return self.weigh(inputs).detach().float()
 
     @abstractmethod

@@ -30,7 +30,7 @@ it is a comma-separated list of plugins or distributions to load in addition to 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin that was found but not imported yet."""
+    """A plugin that has been found but not yet imported."""
 
     name: str
     source: str  # distribution and version, or a path
@@ -61,7 +61,7 @@ class Plugin:
 
 
 def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    """Return the absolute paths of plugins, without paths whose plugins are all contained in earlier ones.
+    """Return the absolute paths of plugins, omitting each path whose plugins are all contained in earlier paths.
 
     Two paths name the same plugin if they resolve to the same file, or to copies with the same content.
 
@@ -81,7 +81,7 @@ def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
 
 
 def allowed_names() -> set[str] | None:
-    """Return the names that `RESTRICT` allows besides the bundled plugins; None allows all."""
+    """Return the names that `RESTRICT` allows besides the bundled plugins; None if it allows all."""
     allowed = os.environ.get(RESTRICT)
     return None if allowed is None else {_normal(name) for name in allowed.split(",") if name.strip()}
 
@@ -93,7 +93,7 @@ def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
         paths: plugins that the user named, in addition to the installed ones that `RESTRICT` allows.
 
     Returns:
-        The files by name, ``PLUGIN/FILE``.
+        The files, keyed by ``PLUGIN/FILE``.
 
     Raises:
         UserError: a path contains no plugin.
@@ -108,7 +108,7 @@ def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
 
 
 def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
-    """Yield each resolved path with those of its plugins that no earlier path contains."""
+    """Yield each resolved path with the plugins in it that no earlier path contains."""
     seen: set[tuple[str, str]] = set()
     for path in map(_resolved, paths):
         new: dict[tuple[str, str], Plugin] = {}
@@ -123,12 +123,12 @@ def _identity(plugin: Plugin) -> tuple[str, str]:
     if plugin.file is None:
         return plugin.name, plugin.source
     whole = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
-    name = re.sub(r"-\d+$", "", whole.stem)  # a run directory numbers the copies of plugins with one name
+    name = re.sub(r"-\d+$", "", whole.stem)  # a run directory numbers the copies of plugins that share a name
     return name, digest(whole)
 
 
 def installed_plugins() -> list[Plugin]:
-    """Return the plugins of installed distributions: the bundled ones first, then the others by name."""
+    """Return the plugins of installed distributions: first the bundled ones, then the others, each sorted by name."""
     named = functools.cache(
         operator.attrgetter("name", "version")
     )  # cached: most plugins come from one distribution, and reading its metadata is slow
@@ -148,14 +148,14 @@ def _normal(name: str) -> str:
 
 
 def _resolved(path: str | Path) -> Path:
-    """Return the absolute path of a plugin that the user named, which is valid in any working directory.
+    """Return the absolute path of a plugin that the user named, which stays valid if the working directory changes.
 
     Raises:
         UserError: the path is not a valid file name.
     """
     try:
         whole = Path(path).expanduser().resolve()
-        whole.lstat()  # exists() does not raise from Python 3.14 on
+        whole.lstat()  # since Python 3.14, exists() does not raise
     except (FileNotFoundError, NotADirectoryError):
         pass  # reported by `_from_path`
     except (OSError, ValueError, RuntimeError) as error:
@@ -164,7 +164,7 @@ def _resolved(path: str | Path) -> Path:
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:
-    """Yield the plugins of a distribution's folder, a package, a file, or each file of any other folder."""
+    """Yield the plugins in a distribution's folder, a package, a file, or the files of any other folder."""
     if (path / "pyproject.toml").is_file():
         modules = _entry_points(path)
         if not modules:
@@ -203,7 +203,7 @@ def _roots(folder: Path) -> list[Path]:
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
-    """Return the file of a distribution's module; None if it is not in the distribution's folder."""
+    """Return the file of a module in a distribution; None if it is not in the distribution's folder."""
     places = [root.joinpath(*module.split(".")) for root in _roots(folder)]
     files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
     return next((file.resolve() for file in files if file.is_file()), None)
@@ -218,7 +218,7 @@ def _distribution_loader(folder: Path, module: str) -> Callable[[], ModuleType]:
         is_ours = loaded is not None and any(Path(loaded).resolve().is_relative_to(root) for root in roots)
         if _module_file(folder, module) and not is_ours:
             for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
-                del sys.modules[name]  # an installed module of that name was imported earlier
+                del sys.modules[name]  # an installed module with that name was imported earlier
         importlib.invalidate_caches()
         return importlib.import_module(module)
 
@@ -236,14 +236,14 @@ def _file_plugin(path: Path) -> Plugin:
 
 @functools.cache
 def _import_file(file: Path, modified: int) -> ModuleType:
-    """Import the module in a file; an unchanged file returns the same module object, so that its classes stay identical."""
+    """Import a file as a module; an unchanged file yields the same module object, so that its classes stay identical."""
     name = f"rlzoo_plugin_{file.parent.name if file.stem == '__init__' else file.stem}_{abs(hash((file, modified))):x}"
     folders = [str(file.parent)] if file.stem == "__init__" else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     assert spec, "a .py file has a spec"
     assert spec.loader, "and a loader"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pydantic resolves the annotations of its classes there
+    sys.modules[name] = module  # pydantic resolves the annotations of the module's classes there
     try:
         spec.loader.exec_module(module)
     except BaseException:

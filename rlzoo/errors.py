@@ -33,7 +33,7 @@ class UserError(ValueError):
 def one_line(message: str) -> str:
     """Escape control characters in a message, and cut its middle if it is longer than `LONGEST_MESSAGE`."""
     printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in _cut(message))
-    return _cut("".join(printable))  # an escape is longer than its character
+    return _cut("".join(printable))  # an escape sequence is longer than the character it replaces
 
 
 def _cut(message: str) -> str:
@@ -55,7 +55,7 @@ def shown(value: object) -> str:
 class RunError(RuntimeError):
     """A run cannot continue, for example because the disk is full. The message says why, and how to resume the run.
 
-    The command line prints it as one line and exits with code 1, as with `UserError`.
+    As with `UserError`, the command line prints the message as one line, but it exits with code 1.
     """
 
     def __init__(self, message: str) -> None:
@@ -65,7 +65,7 @@ class RunError(RuntimeError):
 class PolicyError(RuntimeError):
     """A clip policy broke its contract during a run. The message names the policy and the problem.
 
-    The command line prints it as one line and exits with code 1, as with `UserError`.
+    As with `UserError`, the command line prints the message as one line, but it exits with code 1.
     """
 
     def __init__(self, policy: str, problem: str) -> None:
@@ -129,11 +129,11 @@ OTHER_NAMES = {
     "num_generations": "group_size",
     "ppo_epochs": "num_epochs",
 }
-"""Names of settings in other libraries, and the key that they have here."""
+"""Names of settings in other libraries, with the corresponding keys here."""
 
 
 def keys_called(name: str, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Return the dotted keys of settings with this name, or the name that other libraries give them."""
+    """Return the dotted keys of the settings that have this name, either here or in other libraries."""
     wanted = {name, OTHER_NAMES.get(name, name)}
     found: list[str] = []
     for key, field in model.model_fields.items():

@@ -1,4 +1,4 @@
-"""Measures of how evenly clipping treats response lengths: acceptance by length bin, and the length reweighting error."""
+"""Measures how evenly clipping treats response lengths: acceptance by length bin, and the length reweighting error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUM_BINS = 6
 
 
 def bin_edges(lengths: Tensor, num_bins: int = NUM_BINS) -> Tensor:
-    """Return the quantiles of length that split responses into bins of about equal size.
+    """Return the length quantiles that split responses into bins of about equal size.
 
     Args:
         lengths: ``(n,)`` response lengths in tokens, n > 0.
@@ -29,7 +29,7 @@ def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
 
 
 def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
-    """Sum ``(n,)`` values in each bin, float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
+    """Sum the ``(n,)`` values in each bin, float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
     return torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, values.double())
 
 
@@ -37,15 +37,16 @@ def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 class LengthWeights:
     """Weight of each length bin after clipping, relative to its share of the responses, float64 ``(..., K)``.
 
-    A weight of 0.8 means that the responses of a bin count a fifth less than they were sampled. Responses are counted by bin
-    k and sign s of the advantage: n_ks is their number and a_ks their acceptance, the share that was not clipped. p_k is the
-    share of a bin, p_s that of a sign, a_s the acceptance of a sign over all lengths, and a the overall acceptance.
+    A weight of 0.8 means that a bin's responses count one fifth less than their share of the samples. Responses are grouped
+    by bin k and advantage sign s: n_ks is their number, and a_ks is their acceptance rate, the share that was not clipped.
+    p_k is the share of responses in bin k, and p_s is the share with sign s. a_s is the acceptance rate for sign s over all
+    lengths, and a is the overall acceptance rate.
 
     - ``total``: w_k = sum_s (n_ks / n_k) a_ks / a. This is the observed weight.
     - ``composition``: w_k = sum_s (n_ks / n_k) a_s / a. This would be the weight if each sign were clipped equally at every
-      length. Long responses are wrong more often, and wrong ones are clipped more often; this is the effect of that alone.
+      length. Long responses are wrong more often, and wrong ones are clipped more often; this weight isolates that effect.
     - ``conditional``: w_k is proportional to sum_s p_s a_ks, with sum_k p_k w_k = 1. This would be the weight if every bin
-      had the same mix of signs as the run (direct standardisation). If a bin has no response of a sign, a_ks is a_s.
+      had the same mix of signs as the run (direct standardisation). If a bin has no responses with sign s, a_ks is a_s.
 
     An empty bin has weight 1. If every response is clipped, all weights are NaN.
     """
@@ -60,9 +61,9 @@ class LengthWeights:
         """Compute the weights from sums by length bin and sign.
 
         Args:
-            count: ``(..., K, S)`` responses with a non-zero advantage, by bin and sign of the advantage.
-            clipped: ``(..., K, S)`` sum of their clip decisions. Under a token rule, a response adds its
-                share of clipped tokens.
+            count: ``(..., K, S)`` number of responses with a non-zero advantage, by bin and sign of the advantage.
+            clipped: ``(..., K, S)`` sum of their clip decisions. Under a token rule, a response contributes its share of
+                clipped tokens.
         """
         accepted, count = count.double() - clipped.double(), count.double()
         number, of_sign, whole = count.sum(-1), count.sum(-2), count.sum((-2, -1))[..., None]
@@ -85,7 +86,7 @@ class LengthWeights:
 
 
 def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the length reweighting error (arXiv 2509.09177) of length bins with weights w_k and shares p_k.
+    """Compute the length reweighting error (arXiv 2509.09177) for length bins with weights w_k and shares p_k.
 
     Both errors are 0 when nothing is clipped and grow with the clip fraction. Compare policies only at a matched clip
     fraction.
@@ -98,8 +99,8 @@ def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Ten
         ``lre_max``, the largest |w_k - 1|, and ``lre_mean``, the sum of p_k |w_k - 1|, float64 ``(...)``.
 
     Example:
-        Two bins have half of the responses each, and clip fractions of 0 and 0.5. Their acceptances are 1 and 0.5, with
-        mean 0.75:
+        Each of two bins holds half of the responses, and their clip fractions are 0 and 0.5. Their acceptance rates are 1
+        and 0.5, with a mean of 0.75:
 
         >>> import torch
         >>> weight, share = torch.tensor([1 / 0.75, 0.5 / 0.75]), torch.tensor([0.5, 0.5])
@@ -111,6 +112,6 @@ def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Ten
 
 
 def effective_sample_size(weights: Tensor) -> float:
-    """Compute Kish's effective share of n importance weights, ``(sum w)^2 / (n sum w^2)``; 0 if all weights are 0."""
+    """Compute Kish's effective sample size as a share of n, ``(sum w)^2 / (n sum w^2)``; 0 if all weights are 0."""
     square = float(weights.double().square().sum())
     return float(weights.double().sum()) ** 2 / (len(weights) * square) if square > 0 else 0.0

@@ -19,8 +19,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 API_VERSION = (1, 1)
 """Major and minor version of the plugin interface. Minor versions only add to it; major versions may break plugins.
 
-A plugin declares the version it needs with ``RLZOO_API = "1.1"`` in the module of its hooks. It is not loaded if this rlzoo
-does not support that version.
+A plugin declares the version it needs with ``RLZOO_API = "1.1"`` in the module that defines its hooks. It is not loaded if
+this rlzoo does not support that version.
 """
 
 
@@ -44,7 +44,7 @@ def rlzoo_corrections() -> Iterable[type[Correction]]:
 
 @hookspec
 def rlzoo_tasks() -> Mapping[str, str]:
-    """Return the tasks that this plugin adds: ``module:Class`` by the name for ``task.name``; since interface 1.1."""
+    """Return the tasks that this plugin adds, as a mapping from ``task.name`` to ``module:Class``; since interface 1.1."""
     raise NotImplementedError
 
 
@@ -57,4 +57,4 @@ def api_problem(wanted: object) -> str | None:
         return f"RLZOO_API = {wanted!r} is not of the form '{major}.{minor}'"
     if wanted_major == major and wanted_minor <= minor:
         return None
-    return f"it needs plugin interface {wanted}, this rlzoo has {major}.{minor}: install a matching version of either"
+    return f"it needs plugin interface {wanted}, but this rlzoo has {major}.{minor}; install matching versions"

@@ -1,7 +1,7 @@
 """Pure tensor functions on token log-ratios, from which clip policies are built.
 
-B is the number of responses and T the number of response tokens. A value per response is a ``(B, 1)`` column. Log-ratios
-are natural logarithms.
+B is the number of responses and T the number of response tokens. Per-response values are ``(B, 1)`` columns. Log-ratios are
+natural logarithms.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def log_probs(inputs: ClipInputs) -> Tensor:
 
 
 def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout"] = "old") -> Tensor:
-    """Compute the log-ratio per token, float32 ``(B, T)``: ``log pi - log pi_old`` on response tokens, exactly 0 elsewhere.
+    """Compute the per-token log-ratio, float32 ``(B, T)``: ``log pi - log pi_old`` on response tokens, exactly 0 elsewhere.
 
     Masked positions are replaced before the subtraction, so that NaN or infinity there affects neither the value nor the
     gradient.
 
     Args:
-        inputs: inputs of the policy.
+        inputs: inputs to the policy.
         against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old ones if there are none.
     """
     reported = inputs.rollout_log_probs if against == "rollout" else None
@@ -45,7 +45,7 @@ def _visible(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def limited_exp(log_ratio: Tensor) -> Tensor:
-    """Compute ``exp`` of a log-ratio clamped to +-`LOG_RATIO_LIMIT`: always finite, and without gradient beyond the limit."""
+    """Compute ``exp`` of a log-ratio clamped to +-`LOG_RATIO_LIMIT`: always finite, with zero gradient beyond the limit."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
@@ -65,7 +65,7 @@ def sequence_mean(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def per_response(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Return a value per response, ``(B, 1)``: values per token ``(B, T)`` are averaged, values per response are unchanged."""
+    """Return per-response values, ``(B, 1)``: per-token values ``(B, T)`` are averaged, per-response values are unchanged."""
     return values if values.shape[-1] == 1 else sequence_mean(values, response_mask)
 
 
@@ -75,7 +75,7 @@ def positions(response_mask: Tensor) -> Tensor:
 
 
 def prefix_sum(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Compute the cumulative sum over each response's tokens, ``(B, T)``; masked values do not count, masked tokens get 0."""
+    """Compute the cumulative sum over each response's tokens, ``(B, T)``; masked values are ignored, masked tokens get 0."""
     inside = torch.where(response_mask, values, torch.zeros_like(values))
     return torch.where(response_mask, inside.cumsum(dim=-1), torch.zeros_like(values))
 
@@ -105,7 +105,7 @@ def group_mean(values: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def group_centred(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Subtract the mean of each group from its values, ``(B, 1)``; exactly 0 if all values of a group are equal."""
+    """Subtract the mean of each group from its values, ``(B, 1)``; exactly 0 if all values in a group are equal."""
     index = _numbered(group_ids)[:, None]
     low = torch.full_like(values, torch.inf).scatter_reduce(0, index, values, "amin").gather(0, index)
     high = torch.full_like(values, -torch.inf).scatter_reduce(0, index, values, "amax").gather(0, index)
@@ -113,7 +113,7 @@ def group_centred(values: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def _numbered(group_ids: Tensor) -> Tensor:
-    """Renumber the groups ``(B, 1)`` from 0, as ``(B,)``, without a shape that depends on the number of groups."""
+    """Renumber the groups ``(B, 1)`` from 0, as ``(B,)``; no tensor shape depends on the number of groups."""
     order = group_ids[:, 0].argsort()
     ascending = group_ids[:, 0][order]
     number = torch.cat([torch.zeros_like(ascending[:1]), (ascending[1:] != ascending[:-1]).long()]).cumsum(0)
@@ -121,7 +121,7 @@ def _numbered(group_ids: Tensor) -> Tensor:
 
 
 def step_mean(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Average over all response tokens of the step, a scalar; only rules of scope "batch" may use it."""
+    """Average over all response tokens of the step, as a scalar; only rules with scope "batch" may use it."""
     return torch.where(response_mask, values, torch.zeros_like(values)).sum() / response_mask.sum().clamp(min=1)
 
 
@@ -138,7 +138,7 @@ def clamp_by_advantage(log_ratio: Tensor, advantages: Tensor, band: ClipBand | N
         band: edges to clamp to, or None for a rule that does not clip.
 
     Returns:
-        The clamped log-ratio, which never exceeds +-`LOG_RATIO_LIMIT`, and a bool tensor of the same shape that is True where
+        The log-ratio, clamped to the band and to +-`LOG_RATIO_LIMIT`, and a bool tensor of the same shape that is True where
         the band (not that limit) cut the gradient.
     """
     clamped, clipped = log_ratio, torch.zeros_like(log_ratio, dtype=torch.bool)
@@ -176,7 +176,7 @@ def ratio_band(clip_low: float, clip_high: float, dual_clip: float | None, like:
         clip_low: 0 <= clip_low < 1.
         clip_high: non-negative.
         dual_clip: largest ratio where the advantage is negative; None sets no ceiling.
-        like: a tensor on the device for the edges, which are float32 scalars.
+        like: a tensor on the device on which to create the edges, which are float32 scalars.
     """
     # take the logarithm in float64: in float32, 1 + 3e-4 has already lost half of its digits
     values = [math.log1p(-clip_low), math.log1p(clip_high), math.log(dual_clip or 1.0)]

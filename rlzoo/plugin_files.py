@@ -1,4 +1,4 @@
-"""Lists, hashes and copies the files of a plugin that the user named by its path."""
+"""Lists, hashes and copies the files of a plugin that the user named by path."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlzoo.support.reading import read_bytes
 LARGEST = 20 * 2**20
 """Maximum total size of a plugin's files in bytes: each run keeps a copy of them."""
 MOST = 2000
-"""Maximum number of files of a plugin."""
+"""Maximum number of files in a plugin."""
 
 NO_PART_OF_IT = {"__pycache__", "node_modules", "build", "dist", "mlruns", "mlartifacts", "mlflow.db"}
 RUN_FILES = ("metrics.jsonl", "rollouts", "checkpoints")
 
 
 def plugin_files(path: Path) -> dict[str, Path]:
-    """Return the files of a plugin by their relative path, sorted.
+    """Return the files of a plugin, keyed and sorted by relative path.
 
     Hidden files, caches, virtual environments, build outputs, MLflow stores and run directories are skipped.
 
@@ -29,7 +29,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
         path: a file or a folder.
 
     Raises:
-        UserError: the files are too many or too large, or cannot be read.
+        UserError: there are too many files, they are too large, or they cannot be read.
     """
     if not path.is_dir():
         return {path.name: path}
@@ -41,7 +41,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
             size += file.stat().st_size
             if size > LARGEST or len(files) > MOST:
                 raise UserError(
-                    f"plugin {str(path)!r}: the folder has more than {LARGEST >> 20} MiB or {MOST:,} files, and each run keeps "
+                    f"plugin {str(path)!r}: the folder exceeds {LARGEST >> 20} MiB or {MOST:,} files, and each run keeps "
                     "a copy; name the plugin's .py file or package instead, or move other files out of the folder"
                 )
     except OSError as error:
@@ -68,7 +68,7 @@ def _is_run_directory(folder: Path) -> bool:
 
 
 def digest(path: Path) -> str:
-    """Hash a plugin's code: its Python files, and the ``pyproject.toml`` of a distribution.
+    """Hash a plugin's code: its Python files and, for a distribution, its ``pyproject.toml``.
 
     Raises:
         UserError: the plugin cannot be read.

@@ -1,4 +1,4 @@
-"""The base class of clip policies, which holds the settings, the help text and the mathematics of one rule."""
+"""The base class for clip policies, each of which holds the settings, the help text and the mathematics of one rule."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rlzoo.types import ClipInputs, ClipResult
 
 Scope = Literal["token", "sequence", "batch"]
-"""``token``: an objective per token, computed for each row independently. ``sequence``: an objective per response, with
-advantages ``(B, 1)`` only. ``batch``: computed from all responses of the step, with an objective of either shape."""
+"""``token``: a per-token objective, computed for each row independently. ``sequence``: a per-response objective, with
+``(B, 1)`` advantages only. ``batch``: an objective of either shape, computed from all responses of the step."""
 
 
 class Width:
@@ -34,18 +34,18 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class ClipStats:
-    """Statistics of one update, summed over micro-batches and ranks, from which a rule can track drift and spread.
+    """Statistics for one update, summed over micro-batches and ranks, from which a rule can track drift and spread.
 
-    Every tensor is ``(num_bins, 2)``: one row per length bin, and columns for negative and positive advantages.
+    All tensors but `bin_edges` are ``(num_bins, 2)``: one row per length bin, and columns for negative and positive advantages.
     """
 
     bin_edges: Tensor  # (num_bins + 1,) response lengths in tokens
     num_responses: Tensor
-    num_clipped: Tensor  # under a token rule, a response adds its share of clipped tokens
+    num_clipped: Tensor  # under a token rule, a response contributes its share of clipped tokens
     log_ratio: Tensor  # sum of the judged log-ratio (for a token rule, its mean over the response)
     log_ratio_squared: Tensor
     length: Tensor  # sum of response lengths in tokens
-    progress: float = 0.0  # in [0, 1), share of the run's updates before this one
+    progress: float = 0.0  # in [0, 1): the share of the run's updates that precede this one
 
     @classmethod
     def of(
@@ -64,9 +64,9 @@ class ClipStats:
             bin_edges: ``(num_bins + 1,)`` in tokens.
             length: ``(n,)`` in tokens.
             advantage: ``(n,)``; only the sign matters. If advantages differ by token, pass their sum over the tokens.
-            clipped: ``(n,)`` from 0 to 1.
+            clipped: ``(n,)`` between 0 and 1.
             log_ratio: ``(n,)``, the quantity that the policy judged.
-            progress: share of the run's updates before this one.
+            progress: share of the run's updates that precede this one.
         """
         cell = bin_index(length, bin_edges) * 2 + (advantage > 0)
 
@@ -79,19 +79,19 @@ class ClipStats:
 
 
 class ClipPolicy(BaseModel, ABC):
-    """One rule: a pure function from log-probabilities and advantages to an objective, with its settings.
+    """One rule with its settings: a pure function from log-probabilities and advantages to an objective.
 
-    A subclass sets `name`, `paper` and `scope`, declares its settings as fields with a description and a bound, and
-    implements `__call__`. It does not reduce the objective, access a model or log. Instances are frozen and compare by value.
+    A subclass sets `name`, `paper` and `scope`, declares its settings as fields with descriptions and bounds, and implements
+    `__call__`. It must not reduce the objective, access a model, or log. Instances are frozen and compare by value.
 
     A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables. It may narrow `advantage` and
-    `reduction` to fewer of the known names. All other names of this class and of pydantic's models are reserved.
+    `reduction` to a subset of the known names. All other attribute names of this class and of pydantic models are reserved.
 
     Example:
         >>> import torch
         >>> from rlzoo import ops
         >>> class Unclipped(ClipPolicy):
-        ...     "Importance-weighted policy gradient without a clip."
+        ...     "Importance-weighted policy gradient without clipping."
         ...     name, paper, scope = "unclipped", "none", "token"
         ...     def __call__(self, inputs):
         ...         return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
@@ -106,7 +106,7 @@ class ClipPolicy(BaseModel, ABC):
     scope: ClassVar[Scope]
     needs: ClassVar[frozenset[str]] = frozenset()  # names in `NEEDS`: fields of `ClipInputs` that it requires
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
-    learns_without_advantages: ClassVar[bool] = False  # responses with A = 0 may have a gradient, such as from a penalty
+    learns_without_advantages: ClassVar[bool] = False  # responses with A = 0 may have a gradient, e.g. from a penalty
     ratio_to_sampler: ClassVar[bool] = False  # its ratio uses `rollout_log_probs`, which already corrects for the sampler
     watch: ClassVar[Mapping[str, str]] = {}  # metrics that show whether this rule works well, and how to read them
 
@@ -128,7 +128,7 @@ class ClipPolicy(BaseModel, ABC):
     def _reduction_suits_scope(self) -> Self:
         if self.scope == "sequence" and self.reduction == "token_mean":
             raise ValueError(
-                f"reduction 'token_mean' needs an objective per token, and {self.name} has one per response; "
+                f"reduction 'token_mean' needs a per-token objective, but that of {self.name} is per response; "
                 "use 'sequence_mean'"
             )
         return self
@@ -136,7 +136,7 @@ class ClipPolicy(BaseModel, ABC):
     def scaled(self, factor: float) -> Self:
         """Return the rule with every width multiplied by ``factor`` (> 0), for example to match a clip fraction by bisection.
 
-        Widths are limited to the bounds of their fields, so that ``1 - clip_low`` stays above 0.
+        Widths are clamped to the bounds of their fields, so that ``1 - clip_low`` stays above 0.
 
         Raises:
             ValueError: the rule has no width.
@@ -147,7 +147,7 @@ class ClipPolicy(BaseModel, ABC):
         return self.replace(**{name: _within(type(self), name, width * factor) for name, width in widths.items()})
 
     def targeting(self, clip_fraction: float) -> Self | None:
-        """Return the rule set to clip this share of the responses; None if the rule does not adapt to a target share."""
+        """Return the rule configured to clip this share of the responses; None if it does not adapt to a target share."""
         return None
 
     def updated(self, stats: ClipStats) -> Self:
@@ -184,9 +184,9 @@ NAMED = ("advantage", "reduction")
 
 
 def contract_problem(policy: type[ClipPolicy]) -> str | None:
-    """Return which declaration of a policy class would fail or be ignored during training; None if there is none."""
+    """Return which declaration of a policy class would fail or be ignored during training, or None."""
     for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
-        return f"declares {name!r} as a field; it belongs to the class: write {name} = ... without an annotation"
+        return f"declares {name!r} as a field, but it is a class variable: write {name} = ... without an annotation"
     settable = OVERRIDABLE | ClipPolicy.__class_vars__ | {*NAMED}
     reserved = (set(dir(ClipPolicy)) | set(ClipPolicy.__annotations__)) - settable
     declared = policy.model_fields.keys() - ClipPolicy.model_fields.keys()
@@ -194,7 +194,7 @@ def contract_problem(policy: type[ClipPolicy]) -> str | None:
         if issubclass(kind, ClipPolicy):
             declared |= {name for name in vars(kind) if not name.startswith(("__", "_abc_"))}
     if taken := sorted(declared & (reserved | OVERRIDABLE & policy.model_fields.keys())):
-        return f"declares {taken[0]!r}, a reserved name of every policy; choose another"
+        return f"declares {taken[0]!r}, which is reserved in every policy; choose another name"
     if problem := _needs_problem(policy):
         return problem
     return next((problem for name in NAMED if (problem := _name_problem(policy, name))), None)
@@ -217,9 +217,9 @@ def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
     field = policy.model_fields.get(name)
     names = _literals(field.annotation) if field else None
     known = get_args(Reduction) if name == "reduction" else None
-    narrowed = f"it may only be narrowed to {'some of ' + ', '.join(known) if known else 'a Literal of names of estimators'}"
+    narrowed = f"it may only be narrowed to {'some of ' + ', '.join(known) if known else 'a Literal of estimator names'}"
     if field is None or (names is None and (known or field.annotation != Advantage)):
-        return f"declares {name!r} with another type; {narrowed}"
+        return f"declares {name!r} with a different type; {narrowed}"
     if unknown := [value for value in names or () if (value not in known if known else not isinstance(value, str))]:
         return f"allows {unknown[0]!r} for {name!r}; {narrowed}"
     default = field.get_default(call_default_factory=True)
@@ -237,7 +237,7 @@ def _literals(annotation: Any) -> tuple[Any, ...] | None:
 
 
 def required_fields(policy: type[ClipPolicy]) -> list[str]:
-    """Return the settings of a policy that have no default."""
+    """Return the names of a policy's settings that have no default."""
     return [name for name, field in policy.model_fields.items() if field.is_required()]
 
 
@@ -250,7 +250,7 @@ def with_defaults(policy: type[ClipPolicy]) -> ClipPolicy:
     if required := required_fields(policy):
         raise UserError(
             f"clip policy {policy.name!r}: the field {required[0]!r} has no default, and only defaults are used here; "
-            "give the field one, such as Field(1.0, gt=0, description=...)"
+            "give it a default, such as Field(1.0, gt=0, description=...)"
         )
     return policy()
 

@@ -23,15 +23,15 @@ from rlzoo.support.reading import opened
 
 FORMAT, VERSION = "rlzoo_rollouts", 1
 PAGE = "docs/reference/rollout-files.md"
-PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy")  # float32, one per chosen token
+PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy")  # float32, one value per chosen token
 REQUIRED = ("token_ids", "sequence_lengths", "response_mask", "group_ids")
 KEPT = ("kept_ids", "kept_sizes")  # int32
 OPTIONAL = ("rewards", "advantages", "turn_ids", "finished", "policy_versions", *PER_TOKEN, *KEPT)
 INTEGERS = ("token_ids", "sequence_lengths", "group_ids", "turn_ids", "policy_versions")
 FLAGS = ("response_mask", "finished")
 FACTS = ("step", "temperature", "max_length", "num_steps", "seed", "rule", "model", "writer")
-MOST_BYTES = 2**40  # maximum size in bytes of a file that is read
-MOST_CELLS = 2**27  # maximum size of the padded tensors: responses times the longest length
+MOST_BYTES = 2**40  # maximum size of a file in bytes
+MOST_CELLS = 2**27  # maximum size of the padded tensors: number of responses times the longest length
 LARGEST_STEP = 10**9
 MOST_TURNS = 2**20
 LARGEST_LOG_PROB = 1e-3  # nats; a log-probability is at most 0, apart from rounding
@@ -42,17 +42,17 @@ class UpdateLogProbs:
     """Log-probs from one optimizer step on a rollout batch."""
 
     rows: Tensor  # (U,) int64: responses in its minibatch
-    log_probs: Tensor  # (M_u,) float32: before the optimizer step, for the chosen tokens of these responses, row by row
+    log_probs: Tensor  # (M_u,) float32: before the optimizer step, on the chosen tokens of these responses, row by row
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A rollout batch of R responses with N tokens including prompts, M of which the model chose.
+    """A rollout batch of R responses with N tokens, prompts included, of which the model chose M.
 
-    All tensors are flat: the responses are concatenated. Values that a trainer does not have are None.
+    All tensors are flat: the responses are concatenated. Values that a trainer does not provide are None.
 
     Example:
-        A response of two tokens to a prompt of three:
+        A two-token response to a three-token prompt:
 
         >>> step = RecordedStep(
         ...     step=1,
@@ -71,29 +71,29 @@ class RecordedStep:
     token_ids: Tensor  # (N,) int64
     sequence_lengths: Tensor  # (R,) int64: tokens of each prompt and its response
     response_mask: Tensor  # (N,) bool: True on tokens that the model chose
-    group_ids: Tensor  # (R,) int64: responses to one prompt share one
+    group_ids: Tensor  # (R,) int64: responses to the same prompt share an ID
     rewards: Tensor | None = None  # (R,) float32
     advantages: Tensor | None = None  # (R,) float32, or (M,) if they differ between tokens
     turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; if None, every gap in the mask starts a turn
-    finished: Tensor | None = None  # (R,) bool; False: cut off at a limit
-    policy_versions: Tensor | None = None  # (R,) int64: optimizer steps of the weights that sampled the response
-    rollout_log_probs: Tensor | None = None  # (M,) float32 nats, as the sampler reported them
-    old_log_probs: Tensor | None = None  # (M,) of the trainer's model before the first update of the batch
-    ref_log_probs: Tensor | None = None  # (M,) of the reference model
-    old_entropy: Tensor | None = None  # (M,) nats, of the model of old_log_probs
+    finished: Tensor | None = None  # (R,) bool; False if cut off at a limit
+    policy_versions: Tensor | None = None  # (R,) int64: optimizer-step count of the weights that sampled the response
+    rollout_log_probs: Tensor | None = None  # (M,) float32, in nats, as reported by the sampler
+    old_log_probs: Tensor | None = None  # (M,) under the trainer's model before the first update on the batch
+    ref_log_probs: Tensor | None = None  # (M,) under the reference model
+    old_entropy: Tensor | None = None  # (M,) in nats, under the same model as old_log_probs
     kept_ids: Tensor | None = None  # (K,) int32: the sets of tokens from which top-k and top-p drew, token by token
-    kept_sizes: Tensor | None = None  # (M,) int32: size of each token's set; 0: the whole vocabulary
+    kept_sizes: Tensor | None = None  # (M,) int32: size of each token's set; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
-    temperature: float = 1.0  # divisor of the logits in all log-probs
+    temperature: float = 1.0  # the logits behind all log-probs are divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
-    num_steps: int | None = None  # rollout steps of the whole run, which determine its progress
+    num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed
     seed: int = 0  # seed of the first update; update k has seed + k
     rule: Mapping[str, Any] = field(default_factory=dict)  # name and settings of the training rule, if rlzoo has it
     model: str = ""  # name or path of the trained model
     writer: str = ""  # program and version, such as "trl 1.16.0"
 
     def check(self) -> None:
-        """Check that the values are consistent; `from_padded` and `load` call it.
+        """Check that the values are consistent; called by `from_padded` and `load`.
 
         Raises:
             ValueError: some values are inconsistent; the message names them.
@@ -146,8 +146,8 @@ class RecordedStep:
             completion_mask: ``(R, T)``, nonzero on tokens, zero on padding.
             group_ids: ``(R,)``.
             response_mask: ``(R, T)``, nonzero on the tokens that the model chose; by default, the whole completion.
-            updates: rows ``(U,)`` and log-probs ``(U, T)`` of each optimizer step.
-            **values: other fields; those with a value per token are ``(R, T)``.
+            updates: rows ``(U,)`` and log-probs ``(U, T)`` for each optimizer step.
+            **values: other fields; per-token values are ``(R, T)``.
 
         Raises:
             ValueError: some values are inconsistent; the message names them.
@@ -186,7 +186,7 @@ class RecordedStep:
             key: random name for the temporary file, see `rlzoo.support.atomic.temporary_path`.
         """
         facts = {"version": VERSION, **{name: value for name in FACTS if (value := getattr(self, name)) is not None}}
-        # one key, because safetensors writes several in random order and equal steps must give equal files
+        # a single key: safetensors writes several keys in random order, but equal steps must give equal files
         write_tensors(file, self._tensors(), key or uuid.uuid4().hex, {FORMAT: json.dumps(facts)})
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ class RecordedStep:
         """Read a rollout file.
 
         Raises:
-            UserError: the file is incomplete, has another format, or its tensors are inconsistent; the message says which.
+            UserError: the file is incomplete, has another format, or holds inconsistent tensors; the message says which.
         """
         try:
             with opened(file, MOST_BYTES), safe_open(str(file), "pt") as content:
@@ -222,7 +222,7 @@ class RecordedStep:
 
 
 def turns(response_mask: Tensor) -> Tensor:
-    """Number the turns, ``(B, T)`` int64: every gap in the mask starts one; -1 on tokens that the model did not choose.
+    """Number the turns, int64 ``(B, T)``: every gap in the mask starts a new turn; -1 on tokens that the model did not choose.
 
     Args:
         response_mask: ``(B, T)`` bool, True on tokens that the model chose.
@@ -252,7 +252,7 @@ def _read_facts(text: str) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise ValueError(f"metadata {FORMAT}={shown(text)} is not a JSON object")
     if (found := facts.pop("version", None)) != VERSION:
-        raise ValueError(f"it has format version {shown(found)}, and this rlzoo reads version {VERSION}")
+        raise ValueError(f"it has format version {shown(found)}, but this rlzoo reads version {VERSION}")
     if "step" not in facts:
         raise ValueError(f"metadata {FORMAT} has no step")
     if unknown := sorted(set(facts) - set(FACTS)):
@@ -302,13 +302,14 @@ def _check(step: RecordedStep) -> None:
         value = getattr(step, name)
         if value is not None:
             _require(value.ndim == 1, f"{name} has shape {tuple(value.shape)}, but must have one dimension")
-            _require(name not in (*INTEGERS, *KEPT) or not bool((value < 0).any()), f"{name} has a value below 0")
+            _require(name not in (*INTEGERS, *KEPT) or not bool((value < 0).any()), f"{name} has a negative value")
             _require(not value.is_floating_point() or bool(value.isfinite().all()), f"{name} has a value that is not finite")
     sizes, number, num_tokens = step.sequence_lengths, len(step), len(step.token_ids)
-    _require(number > 0, "sequence_lengths has no response")
+    _require(number > 0, "sequence_lengths is empty")
     # check them before the sum, which could overflow
     _require(
-        bool((sizes > 0).all()) and int(sizes.max()) <= num_tokens, f"sequence_lengths has values outside 1 to {num_tokens}"
+        bool((sizes > 0).all()) and int(sizes.max()) <= num_tokens,
+        f"sequence_lengths has values outside the range 1 to {num_tokens}",
     )
     _require(
         int(sizes.sum()) == num_tokens, f"sequence_lengths sums to {int(sizes.sum())}, but there are {num_tokens} token_ids"
@@ -317,7 +318,7 @@ def _check(step: RecordedStep) -> None:
         len(step.response_mask) == num_tokens, f"response_mask has {len(step.response_mask)} values for {num_tokens} token_ids"
     )
     first = step.response_mask[sizes.cumsum(0) - sizes]
-    _require(not bool(first.any()), "response_mask is true on the first token of a sequence, which no earlier token predicts")
+    _require(not bool(first.any()), "response_mask is true on the first token of a sequence, but no earlier token predicts it")
     num_chosen = int(step.response_mask.sum())
     widest = int((sizes - step.prompt_lengths).max())
     _require(number * widest <= MOST_CELLS, f"{number} responses of up to {widest} tokens are too many for one step")
@@ -339,9 +340,9 @@ def _check(step: RecordedStep) -> None:
     _check_kept(step, num_chosen)
     if step.turn_ids is not None:
         in_order = all(bool((each.diff() >= 0).all()) for each in torch.split(step.turn_ids, step.lengths.tolist()))
-        _require(in_order, "turn_ids decreases within a response; the turns of a response are 0, 1, ... in order")
+        _require(in_order, "turn_ids decreases within a response; number the turns of a response 0, 1, ... in order")
         largest = max(step.turn_ids.tolist(), default=0)
-        _require(largest < MOST_TURNS, f"turn_ids has {largest}; a response has fewer than {MOST_TURNS:,} turns")
+        _require(largest < MOST_TURNS, f"turn_ids contains {largest}, but a response must have fewer than {MOST_TURNS:,} turns")
     if step.advantages is not None:
         found = len(step.advantages)
         what = f"advantages has {found} values for {number} responses with {num_chosen} tokens that the model chose"

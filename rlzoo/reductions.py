@@ -1,4 +1,4 @@
-"""Reduces objectives to a scalar, with the denominators of the whole optimizer step, and estimates the KL divergence."""
+"""Reduces objectives to a scalar, with denominators from the whole optimizer step, and estimates the KL divergence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Reduction = Literal["token_mean", "sequence_mean", "sequence_mean_token_sum", "c
 """How the objective becomes a scalar; see `reduce_objective`."""
 
 KLEstimator = Literal["k1", "k2", "k3", "unbiased_k3"]
-"""Estimators of KL(pi || pi_ref) per token (Schulman, "Approximating KL Divergence"): k1 = log(pi/pi_ref), k2 = k1^2 / 2,
+"""Per-token estimators of KL(pi || pi_ref) (Schulman, "Approximating KL Divergence"): k1 = log(pi/pi_ref), k2 = k1^2 / 2,
 k3 = exp(-k1) - 1 + k1, unbiased_k3 = (pi/pi_old) k3 (DeepSeek-V3.2, arXiv 2512.02556, equation 7)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """The denominators of one optimizer step, over all its micro-batches and ranks.
+    """The denominators for one optimizer step, counted over all its micro-batches and ranks.
 
     Example:
         >>> import torch
@@ -43,7 +43,7 @@ class StepCounts:
 
 
 def is_per_response(objective: Tensor, response_mask: Tensor) -> bool:
-    """Return whether an objective has one value per response, ``(B, 1)``, although responses have several tokens."""
+    """Return whether an objective has one value per response, ``(B, 1)``, even though responses have several tokens."""
     return objective.shape[-1] == 1 and response_mask.shape[-1] != 1
 
 
@@ -67,13 +67,13 @@ def reduce_objective(
         max_length: the constant of ``constant_length`` (arXiv 2503.20783), in tokens.
 
     Raises:
-        UserError: the reduction is unknown, the objective of token_mean is per response, or constant_length lacks max_length.
+        UserError: the reduction is unknown, token_mean gets a per-response objective, or constant_length lacks max_length.
     """
     if reduction not in get_args(Reduction):
         raise UserError(f"unknown reduction {reduction!r} (known: {', '.join(get_args(Reduction))})")
     per_response = is_per_response(objective, response_mask)
     if reduction == "token_mean" and per_response:
-        raise UserError("reduction 'token_mean' needs an objective per token; this policy's is per response")
+        raise UserError("reduction 'token_mean' needs a per-token objective, but this policy's is per response")
     num_responses = max(counts.num_responses, 1)
     if per_response:
         total = torch.where(response_mask.any(-1, keepdim=True), objective, torch.zeros_like(objective)).sum()
@@ -93,18 +93,18 @@ def reduce_objective(
 def kl_estimate(
     log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator, old_log_probs: Tensor | None = None
 ) -> Tensor:
-    """Estimate the KL to a reference per token, in nats, with the same shape; differentiable in ``log_probs``.
+    """Estimate the per-token KL to a reference in nats, in the shape of ``log_probs`` and differentiable with respect to it.
 
-    k1 is unbiased with high variance, k2 biased with low variance, k3 unbiased with low variance and never negative.
-    Their gradients behave differently when an estimator is used as a *loss*. In expectation, the gradient of k2 is that of
-    the KL, the gradient of k1 is zero (arXiv 2510.01555), and the gradient of k3 is that of the reverse KL. The ratio in
-    ``unbiased_k3`` carries a gradient, so that value and gradient are those of KL(pi || pi_ref) under any sampling policy.
+    k1 is unbiased with high variance, k2 is biased with low variance, and k3 is unbiased with low variance and never negative.
+    This does not carry over to the gradients when an estimator is used as a *loss*. In expectation, the gradient of k2 is that
+    of the KL, the gradient of k1 is zero (arXiv 2510.01555), and the gradient of k3 is that of the reverse KL. The ratio in
+    ``unbiased_k3`` carries a gradient, so its value and gradient are those of KL(pi || pi_ref) under any sampling policy.
 
     Args:
         log_probs: log-probs of the current model.
         ref_log_probs: log-probs of the reference model, same shape.
         estimator: name of the estimator.
-        old_log_probs: log-probs of the sampling model; required by ``unbiased_k3``, whose log-ratio is limited to
+        old_log_probs: log-probs of the sampling model; required by ``unbiased_k3``, whose log-ratio is clamped to
             +-`rlzoo.ops.LOG_RATIO_LIMIT`.
 
     Raises:
@@ -120,5 +120,5 @@ def kl_estimate(
     k3 = torch.expm1(-k1) + k1
     if estimator == "k3":
         return k3
-    assert old_log_probs is not None, "the learner gives them"
+    assert old_log_probs is not None, "the learner provides them"
     return ops.limited_exp(log_probs - old_log_probs) * k3

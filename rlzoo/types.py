@@ -1,4 +1,4 @@
-"""The data classes of a training step: problems, rollouts, and the inputs and results of clip policies."""
+"""The data classes for a training step: problems, rollouts, and the inputs and results of clip policies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # tasks and the command line import this module without impor
     from torch import Tensor
 
 INT32 = 4
-"""Size of a number in `KeptSets`, in bytes."""
+"""Size of one number in `KeptSets`, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +29,30 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the model in an episode, with the environment's observation.
+    """One model turn in an episode, with the environment's observation.
 
     Example:
-        The model wrote "50" in tokens 0 to 4 of the response, and the environment answered "lower" without a reward:
+        The model wrote "50" in tokens 0 to 4 of the response, and the environment replied "lower" without a reward:
 
         >>> turn = Turn(start=0, end=5, text="50", observation="lower", reward=0.0, state=812)
     """
 
     start: int  # index of its first token in the response
-    end: int  # index after its last token
+    end: int  # index one past its last token
     text: str  # what the model wrote
-    observation: str = ""  # the environment's answer
+    observation: str = ""  # the environment's reply
     reward: float = 0.0  # reward for this turn
     state: int = 0  # identifies the environment's state at the start of the turn
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSets:
-    """For each token of a response, the ids of the tokens among which the sampler drew it, as packed int32 numbers.
+    """For each token of a response, the ids of the tokens from which the sampler drew it, as packed int32 numbers.
 
     A size of 0 means the whole vocabulary, or a token that the model did not choose.
 
     Example:
-        The first of two tokens was drawn among the tokens 4 and 9, and the second among all:
+        The first of two tokens was drawn from the tokens 4 and 9, and the second from the whole vocabulary:
 
         >>> KeptSets.of([4, 9], [2, 0]).first(1) == KeptSets.of([4, 9], [2])
         True
@@ -61,7 +61,7 @@ class KeptSets:
     __pydantic_config__: ClassVar[Mapping[str, str]] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
 
     ids: bytes  # the sets, one after another
-    sizes: bytes  # number of ids of each token's set
+    sizes: bytes  # number of ids in each token's set
 
     @classmethod
     def of(cls, ids: Iterable[int], sizes: Iterable[int]) -> KeptSets:
@@ -109,16 +109,16 @@ class Rollout:
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]  # includes the end token if the response reached it
-    rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 where the model did not choose
+    rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 if the model did not choose it
     text: str
-    finished: bool  # False: cut off at a limit
-    policy_version: int  # optimizer steps of the weights that sampled it
+    finished: bool  # False if cut off at a limit
+    policy_version: int  # optimizer-step count of the weights that sampled it
     reward: float = 0.0
     turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
-    opening: str = ""  # in an episode, the environment's first text
+    opening: str = ""  # in an episode, the environment's first message
     failure: str = ""  # in an episode whose environment failed, the reason
-    numbers: Mapping[str, float] = field(default_factory=dict)  # metrics of an episode's environment
-    kept: KeptSets | None = None  # one set per response token; None if the whole vocabulary was sampled from
+    numbers: Mapping[str, float] = field(default_factory=dict)  # metrics from an episode's environment
+    kept: KeptSets | None = None  # one set per response token; None if responses were sampled from the whole vocabulary
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -127,7 +127,7 @@ class Rollout:
 
     @property
     def transcript(self) -> str:
-        """The response as text; for an episode, one labelled line per text of the environment and the model."""
+        """The response as text; for an episode, one labelled line per message from the environment or the model."""
         lines = [f"environment: {self.opening}"]
         for turn in self.turns:
             lines += [f"model: {turn.text}", *([f"environment: {turn.observation}"] if turn.observation else [])]
@@ -154,7 +154,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class ClipInputs:
-    """Inputs of a clip policy for B responses of up to T tokens; log-probabilities are in nats.
+    """Inputs to a clip policy for B responses of up to T tokens; log-probabilities are in nats.
 
     The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; otherwise they are None.
     They carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
@@ -173,21 +173,21 @@ class ClipInputs:
         (2, 3)
     """
 
-    log_probs: Tensor  # (B, T) of the current model; the only tensor that carries gradient
-    old_log_probs: Tensor  # (B, T) of the model at the start of the update: the denominator of the ratio
-    advantages: Tensor  # (B, 1), or (B, T) where credit differs by token; sequence policies take (B, 1) only
+    log_probs: Tensor  # (B, T) under the current model; the only tensor that carries a gradient
+    old_log_probs: Tensor  # (B, T) under the model at the start of the update: the denominator of the ratio
+    advantages: Tensor  # (B, 1), or (B, T) if credit differs by token; sequence policies accept only (B, 1)
     response_mask: Tensor  # (B, T) bool, True on tokens that the model chose
-    rollout_log_probs: Tensor | None = None  # (B, T) as the sampler reported them
-    seed: int = 0  # of the optimizer step; rules that sample seed their generator with it
-    group_ids: Tensor | None = None  # (B, 1) int64; responses to one prompt share one and stay together
+    rollout_log_probs: Tensor | None = None  # (B, T) as reported by the sampler
+    seed: int = 0  # seed of the optimizer step, for rules that draw random numbers
+    group_ids: Tensor | None = None  # (B, 1) int64; responses to the same prompt share an ID and stay together
     turn_ids: Tensor | None = None  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
-    old_entropy: Tensor | None = None  # (B, T) in nats, of the model at the start of the update
-    ref_log_probs: Tensor | None = None  # (B, T) of the model that the run started from
-    rewards: Tensor | None = None  # (B, 1) float32, before the advantage estimator
+    old_entropy: Tensor | None = None  # (B, T) in nats, under the model at the start of the update
+    ref_log_probs: Tensor | None = None  # (B, T) under the model that the run started from
+    rewards: Tensor | None = None  # (B, 1) float32, before advantage estimation
     token_ids: Tensor | None = None  # (B, T) int64
-    finished: Tensor | None = None  # (B, 1) bool; False: cut off at a limit
+    finished: Tensor | None = None  # (B, 1) bool; False if cut off at a limit
     max_length: int | None = None  # the run's maximum number of model tokens in a response
-    progress: float | None = None  # in [0, 1), share of the run's updates before this one
+    progress: float | None = None  # in [0, 1): the share of the run's updates that precede this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class ClipBand:
     """Range of log-ratios in which the gradient flows; each edge is broadcastable to the log-ratio.
 
     Example:
-        A band of 0.03 per sqrt(token), for responses of 100 and 400 tokens:
+        A band whose width is 0.03 times the square root of the length, for responses of 100 and 400 tokens:
 
         >>> import torch
         >>> edge = 0.03 * torch.tensor([[100.0], [400.0]]).sqrt()
@@ -230,5 +230,5 @@ class ClipResult:
     objective: Tensor  # (B, T) or (B, 1), float32: unreduced, to be maximised
     log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity the policy judged
     clipped: Tensor  # (B, T) or (B, 1), bool: where the gradient was cut, or capped or reversed in rules that never cut it
-    band: ClipBand | None = None  # for rules that have one; distinguishes dual-clip cuts from low ones
+    band: ClipBand | None = None  # for rules that have one; distinguishes cuts at the ceiling from those at the low edge
     metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T) or (B, 1); their means are logged as rule/<name>

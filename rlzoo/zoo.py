@@ -46,7 +46,7 @@ class Entry(Generic[Part]):
 
 
 class Shelf(Mapping[str, type[Part]], Generic[Part]):
-    """Mapping of names to classes of one kind, sorted; an unknown name raises an error that lists the known ones.
+    """Sorted mapping from names to classes of one kind; an unknown name raises an error that lists the known ones.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -59,7 +59,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self._base, self._problems = base, problems
         self.entries: dict[str, Entry[Part]] = {}
         self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # name and settings that each alias stands for
-        self.problems: dict[str, set[str]] = {}  # why something was not loaded, and the names that are missing
+        self.problems: dict[str, set[str]] = {}  # why something was not loaded, and the names that are missing as a result
         self.excluded: list[Plugin] = []  # installed plugins that `RESTRICT` does not allow
         self._contested: set[str] = set()  # names that two third-party plugins claim
 
@@ -88,7 +88,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         return name in self.entries
 
     def outside(self) -> dict[str, list[str]]:
-        """Return the names from third-party plugins, by source: a distribution and version, or a path."""
+        """Return the names from third-party plugins, grouped by source: a distribution and version, or a path."""
         sources: dict[str, list[str]] = {}
         for name, entry in self.entries.items():
             if not entry.plugin.bundled:
@@ -96,10 +96,10 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         return dict(sorted(sources.items()))
 
     def build(self, key: str, settings: object) -> Part:
-        """Build the object that a run's setting describes with a name, an alias, or a mapping with name and settings.
+        """Build the object that a setting specifies by a name, an alias, or a mapping with a name and settings.
 
         Args:
-            key: key of the setting for error messages, such as ``"correction"``.
+            key: the setting's key, for error messages, such as ``"correction"``.
             settings: ``"name"`` or ``{"name": "name", "setting": value}``.
 
         Raises:
@@ -107,7 +107,9 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         """
         given = {"name": settings} if isinstance(settings, str) else settings
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-            raise UserError(f"{key}={shown(settings)}: give the name of {_article(self.what)}, or settings with a name")
+            raise UserError(
+                f"{key}={shown(settings)}: expected the name of {_article(self.what)}, or a mapping with a name and settings"
+            )
         name, aliased = self.aliases.get(given["name"], (given["name"], {}))
         kind = self[name]
         try:
@@ -128,7 +130,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             self.aliases |= {alias: (kind.name, settings) for alias, settings in getattr(kind, "aliases", {}).items()}
             return
         other = taken.source if taken else "another plugin"
-        problem = f"{other} has that name too; rename or uninstall one"
+        problem = f"{other} has the same name; rename or uninstall one"
         self.refuse(plugin, f"{label} cannot be used: {problem} ({plugin})", kind.name)
         if taken and not taken.plugin.bundled:  # it is ambiguous which of the two was meant
             self._contested.add(kind.name)
@@ -179,7 +181,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
 
     An installed plugin that cannot be used is skipped with a warning, and looking up its names raises an error. The
     environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. An entry of ``plugins`` replaces an
-    installed plugin whose module has the same name. Naming a file and a copy of it loads one plugin.
+    installed plugin whose module has the same name. A file and its copy count as one plugin.
 
     Raises:
         UserError: an entry of ``plugins`` cannot be used.
@@ -198,7 +200,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
                 shelf.add(plugin, kind)
         for name, reference in answers.get(TASKS, {}).items():
             if zoo.tasks.setdefault(name, reference) != reference:
-                zoo.refuse(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has that name too ({plugin})")
+                zoo.refuse(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has the same name ({plugin})")
     for shelf in (zoo, zoo.advantages, zoo.corrections):
         shelf.sort()
     for name, entry in list(zoo.entries.items()):
@@ -219,7 +221,7 @@ def _allowed(zoo: Zoo, named: Sequence[Plugin]) -> list[Plugin]:
         if new is None:
             (usable if is_allowed else zoo.excluded).append(plugin)
         elif is_allowed:
-            _warn_once(f"{plugin} is not loaded: {new} takes its place")
+            _warn_once(f"{plugin} is not loaded: {new} replaces it")
     for name in sorted((allowed or set()).difference(*(plugin.names for plugin in installed))):
         zoo.problems[f"{RESTRICT} names {name!r}, which is not installed"] = set()
     return usable
@@ -263,7 +265,7 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
     if not known:
         raise _UnusableError("has no hook: add '@hookimpl def rlzoo_clip_policies(): return [YourPolicy]'")
     for name in strange:
-        _warn_once(f"{plugin} has a hook that this rlzoo does not know, {name!r}; the rest of the plugin is loaded")
+        _warn_once(f"{plugin} has a hook {name!r}, which this rlzoo does not know; the rest of the plugin is loaded")
     answers: dict[str, Any] = {}
     for caller in known:
         (implementation,) = (each for each in caller.get_hookimpls() if each.plugin is module)
@@ -279,15 +281,15 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
 
 
 def policy_problem(policy: Any) -> str | None:
-    """Return what is wrong with a policy class for a plugin, or None."""
+    """Return why a plugin could not provide this policy class, or None."""
     zoo = load_zoo()
     return zoo.problem(policy) or _advantage_problem(zoo, policy)
 
 
 def find_policies(name: str) -> list[type[ClipPolicy]]:
-    """Return the policy with this name, or all policies of a plugin file or folder if ``name`` is its path.
+    """Return the policy with this name, or all policies in a plugin file or folder if ``name`` is a path.
 
-    Names of installed policies take precedence; write ``./NAME`` for a folder with such a name.
+    Names of installed policies take precedence; write ``./NAME`` for a folder with the same name.
 
     Raises:
         UserError: there is no such policy, or the plugin cannot be used.
@@ -354,7 +356,7 @@ def _default_problems(kind: type[BaseModel]) -> Iterator[str]:
         kind()
     except Exception as error:
         problem = first_mistake(error) if isinstance(error, ValidationError) else _described(error)
-        yield f"it cannot be built with its defaults: {problem}"
+        yield f"it cannot be constructed with its defaults: {problem}"
 
 
 def _advantage_problem(zoo: Zoo, policy: type[ClipPolicy]) -> str | None:

@@ -34,7 +34,7 @@ def test_response_objectives(reduction, expected):
 
 
 def test_token_mean_refuses_a_response_objective():
-    with pytest.raises(UserError, match="needs an objective per token"):
+    with pytest.raises(UserError, match="needs a per-token objective"):
         reduce_objective(torch.ones(3, 1), MASK, "token_mean", COUNTS)
 
 

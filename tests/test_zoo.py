@@ -84,11 +84,11 @@ BROKEN = {
     ),
     "takes an argument": (SOUND.replace("policies():", "policies(zoo):"), r"is not valid: .*zoo"),
     "has no hook": (SOUND.replace("@hookimpl\n", ""), r"has no hook: add '@hookimpl"),
-    "wants a newer interface": (NEWER, r"needs plugin interface 1.99, this rlzoo has 1.1"),
+    "wants a newer interface": (NEWER, r"needs plugin interface 1.99, but this rlzoo has 1.1"),
     "names no version": ('RLZOO_API = "new"\n' + SOUND, r"RLZOO_API = 'new' is not of the form '1.1'"),
     "takes a bundled name": (
         SOUND.replace('"free"', '"fspo"'),
-        r"clip policy 'fspo' cannot be used: rlzoo-llm .* has that name too",
+        r"clip policy 'fspo' cannot be used: rlzoo-llm .* has the same name",
     ),
     "sets no scope": (
         SOUND.replace('name, paper, scope = "free", "none", "token"', 'name = paper = "free"'),
@@ -100,7 +100,7 @@ BROKEN = {
         SOUND.replace("    def __call__", "    must: int = Field('x', validate_default=True)\n    def __call__").replace(
             "from rlzoo import", "from pydantic import Field\nfrom rlzoo import"
         ),
-        r"'free' cannot be used: it cannot be built with its defaults: must: input should be a valid integer",
+        r"'free' cannot be used: it cannot be constructed with its defaults: must: input should be a valid integer",
     ),
 }
 
@@ -136,7 +136,7 @@ def test_two_outside_plugins_with_one_name_are_both_left_out(install):
     zoo = load_zoo()
     assert "free" not in zoo
     with pytest.raises(
-        UserError, match=r"'free' cannot be used: first-party 1\.2 has that name too; .* \(plugin .* of second-party 1\.2\)"
+        UserError, match=r"'free' cannot be used: first-party 1\.2 has the same name; .* \(plugin .* of second-party 1\.2\)"
     ):
         zoo["free"]
 
@@ -301,7 +301,7 @@ def test_a_plugin_may_bring_estimators_corrections_and_tasks(install, caplog):
     install("third-party", "third", PARTS)
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         zoo = load_zoo()
-    assert "has a hook that this rlzoo does not know, 'rlzoo_samplers'; the rest of the plugin is loaded" in caplog.text
+    assert "has a hook 'rlzoo_samplers', which this rlzoo does not know; the rest of the plugin is loaded" in caplog.text
     assert zoo.advantages.entries["twice"].source == "third-party 1.2"
     assert zoo.corrections.outside() == {"third-party 1.2": ["halved"]}
     overrides = ["clip.advantage=thrice", "correction=halved"]

@@ -1,7 +1,7 @@
-"""Reads rollout dumps of other trainers as recorded steps.
+"""Reads other trainers' rollout dumps as recorded steps.
 
-Field names are those of verl 0.9.1, and of prime-rl 559b447, NeMo-RL 7ea279a, SkyRL a956457 and slime 624b824 of August 2026.
-Pickles are read without running the code that they refer to.
+Field names are those of verl 0.9.1, and of prime-rl 559b447, NeMo-RL 7ea279a, SkyRL a956457 and slime 624b824 from August 2026.
+Pickles are read without running the code to which they refer.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ MOST_BYTES = 2**36  # maximum size of a dump
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A prompt and its response in a dump, n tokens in total."""
+    """A prompt and its response in a dump, with n tokens in total."""
 
     token_ids: Tensor  # (n,)
-    chosen: Tensor  # (n,) bool: True for tokens that the model generated
+    chosen: Tensor  # (n,) bool: True on tokens that the model generated
     values: Mapping[str, Tensor] = field(default_factory=dict)  # (n,) each: log-probs and advantages, by field of RecordedStep
     current: Tensor | None = None  # (n,) log-probs at the only optimizer step
-    group: str | None = None  # identifies the prompt; None: use the prompt's tokens
+    group: str | None = None  # identifies the prompt; None if the prompt's tokens do
     reward: float | None = None
     finished: bool | None = None
 
     def __post_init__(self) -> None:
-        """Reject values whose shapes do not match; raises a ValueError that names the first one."""
+        """Reject values with mismatched shapes by a ValueError that names the first of them."""
         size = tuple(self.token_ids.shape)
         if self.token_ids.is_floating_point() or self.token_ids.is_complex() or len(size) != 1:
             raise ValueError(f"token ids of type {self.token_ids.dtype} and shape {size}")
@@ -61,15 +61,15 @@ class Response:
 
 
 def read_dumps(trainer: str, paths: Sequence[Path], temperature: float = 1.0) -> Iterator[RecordedStep]:
-    """Read dumps of a trainer, step by step.
+    """Read a trainer's dumps, step by step.
 
     Args:
         trainer: a name in `READERS`.
         paths: dumps, or folders with dumps.
-        temperature: temperature of the sampler, which dumps do not contain.
+        temperature: the sampler's temperature, which dumps do not contain.
 
     Yields:
-        The steps, in the order of their numbers.
+        The steps, in numerical order.
 
     Raises:
         UserError: there is nothing to read, or a dump lacks something that a rollout file needs; the message says what and why.
@@ -96,11 +96,11 @@ def _reading(read: Callable[[Path], Read], file: Path, trainer: str) -> Read:
         raise
     except Exception as error:  # libraries raise various errors for unexpected content
         what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
-        raise UserError(f"{str(file)!r} {what}; is it a dump of {trainer}?") from error
+        raise UserError(f"{str(file)!r} {what}; is it a dump from {trainer}?") from error
 
 
 def _assembled(step: int, responses: Sequence[Response], trainer: str, temperature: float, file: Path) -> RecordedStep:
-    """Build a step from its responses; fields that a response lacks are left out."""
+    """Build a step from its responses; a field that any response lacks is left out."""
     if not responses:
         raise UserError(f"{str(file)!r} contains no response that was trained on")
     number: dict[str, int] = {}
@@ -138,7 +138,7 @@ def _assembled(step: int, responses: Sequence[Response], trainer: str, temperatu
 
 
 def _per_response(values: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return one value per response if all its values are equal, otherwise the values per token."""
+    """Return one value per response if each response's values are equal, otherwise the per-token values."""
     rows = torch.split(values, list(lengths))
     if all(len(row) > 0 and bool((row == row[0]).all()) for row in rows):
         return torch.stack([row[0] for row in rows])
@@ -167,7 +167,7 @@ def _verl_step(file: Path) -> int:
 def _read_verl(file: Path) -> list[Response]:
     if importlib.util.find_spec("tensordict") is None:
         raise UserError("tensordict is not installed, which verl's dumps need: pip install tensordict")
-    import tensordict  # noqa: F401  its classes are safe to be loaded then
+    import tensordict  # noqa: F401  this registers its classes as safe to load
 
     if file.name == "tq_batch.pt":
         payload = _torch_load(file)
@@ -220,7 +220,7 @@ def _read_prime_rl(file: Path) -> list[Response]:
         chosen = torch.tensor(line["loss_mask"]).bool()
         weights = line.get("rl_weights") or [None]
         if None not in weights:
-            chosen &= torch.tensor(weights) != 0  # weight 0: tokens of another loss
+            chosen &= torch.tensor(weights) != 0  # weight 0: tokens that belong to another loss
         if not bool(chosen.any()):
             continue
         sampler = _floats(line["inference_logprobs"], chosen, file)
@@ -268,7 +268,7 @@ def _read_nemo_rl(file: Path) -> list[Response]:
         reward = float(row.get("filtered_rewards", row["rewards"]))
         responses.append(Response(torch.tensor(row["token_ids"][:length]), chosen, values, reward=reward))
     if not any(bool(each.values["old_log_probs"][each.chosen].any()) for each in responses):
-        # zeros mean that it did not compute log-probs, as with force_on_policy_ratio
+        # zeros mean that NeMo-RL did not compute log-probs, as with force_on_policy_ratio
         known = ("rollout_log_probs", "advantages")
         return [replace(each, values={name: each.values[name] for name in known}) for each in responses]
     return responses
@@ -331,7 +331,7 @@ def _skyrl_tensor(stored: Mapping[str, Any]) -> Tensor:
 
 
 def _slime_files(path: Path) -> Iterable[Path]:
-    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # not the files of evaluations
+    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # not the files from evaluations
     return _required(found, path, "NUMBER.pt, which --save-debug-rollout-data FOLDER/{rollout_id}.pt writes")
 
 
@@ -376,7 +376,7 @@ class Reader:
 
 
 def _numbered(pattern: str) -> Callable[[Path], int]:
-    """Return a function that finds the step number in the name of a file or its folder."""
+    """Return a function that finds the step number in the name of a file or of its folder."""
 
     def step(file: Path) -> int:
         found = re.search(pattern, str(file.absolute()))
@@ -398,11 +398,11 @@ READERS: dict[str, Reader] = {
 
 
 def _files(path: Path, *patterns: str) -> list[Path]:
-    """Return the file itself, or the files of a folder that match a pattern."""
+    """Return the file itself, or the files in a folder that match a pattern."""
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UserError(f"{str(path)!r} does not exist; name a dump, or a folder of dumps")
+        raise UserError(f"{str(path)!r} does not exist; give a dump or a folder of dumps")
     return sorted({file for pattern in patterns for file in path.glob(pattern)})
 
 
@@ -418,7 +418,7 @@ def _json(file: Path) -> Any:
 
 
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file, line by line."""
+    """Yield the JSON objects in a file, one per line."""
     with opened(file, MOST_BYTES) as lines:
         for number, line in enumerate(lines, start=1):
             value = _parsed(file, number, line)
@@ -440,23 +440,23 @@ def _behind(prompt: Tensor, values: Tensor) -> Tensor:
 
 
 def _torch_load(source: Path | io.BytesIO) -> Any:
-    """Load a file of `torch.save` that contains only tensors, containers and classes that libraries declared safe.
+    """Load a `torch.save` file that contains only tensors, containers and classes that libraries have declared safe.
 
     Raises:
-        UserError: it contains something else.
+        UserError: the file contains anything else.
     """
     file: Any = source if isinstance(source, io.BytesIO) else opened(source, MOST_BYTES)
     try:
         with file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about a pickle of another protocol, which is rejected or read
+            warnings.simplefilter("ignore")  # about a pickle with another protocol, which is then rejected or read
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        what = "it is not a torch file of plain values, and reading it could run code"
+        what = "it is not a torch file of plain values, so reading it could run code"
         raise UserError(f"{shown(str(source))} was not read: {what}") from error
 
 
 class _Stored:
-    """Placeholder for an object of a trainer; keeps its state."""
+    """Placeholder for a trainer's object; keeps its state."""
 
     state: Any = None
 
@@ -472,14 +472,14 @@ _NUMPY = {
 
 
 def _unpickle(file: Path, known: Mapping[str, Any]) -> Any:
-    """Load a pickle that refers only to these functions and classes, and to NumPy arrays.
+    """Load a pickle that refers only to the given functions and classes, and to NumPy arrays.
 
     Args:
         file: the pickle.
-        known: allowed functions and classes, by name with module; leading packages may be omitted.
+        known: allowed functions and classes, keyed by module and name; leading packages may be omitted.
 
     Raises:
-        UserError: it refers to something else.
+        UserError: the pickle refers to anything else.
     """
 
     class Reading(pickle.Unpickler):

@@ -1,4 +1,4 @@
-"""Makes every installed rule a custom loss of prime-rl: ``import_path = "rlzoo.integrations.prime_rl.loss"``."""
+"""Makes every installed rule available as a custom loss in prime-rl: ``import_path = "rlzoo.integrations.prime_rl.loss"``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from rlzoo.policy import ClipPolicy
 
 INSTEAD = {
-    "reduction": "nothing, because prime-rl divides by the tokens of the step",
+    "reduction": "nothing, because prime-rl divides by the number of tokens in the step",
     "advantage": "the algorithm of prime-rl's orchestrator",
 }
 
 
 class LossInputs(Protocol):
-    """The input of a prime-rl loss: one sample of T tokens, including its prompt."""
+    """The input to a prime-rl loss: one sample of T tokens, including its prompt."""
 
     @property
     def trainer_logprobs(self) -> Tensor:
@@ -56,9 +56,9 @@ class LossInputs(Protocol):
 
 
 class LossOutputs(NamedTuple):
-    """The output of a loss that prime-rl expects."""
+    """The output that prime-rl expects from a loss."""
 
-    loss: Tensor  # (), a sum; prime-rl divides it by the tokens of the step
+    loss: Tensor  # (), a sum; prime-rl divides it by the number of tokens in the step
     metrics: dict[str, Tensor]  # scalars, averaged over the samples that have them
 
 
@@ -66,16 +66,16 @@ def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs
     """Compute a rule's loss for one sample.
 
     The ratio is relative to the sampler's log-probs, because prime-rl has no others. prime-rl divides the sum of all losses by
-    the number of tokens of the step, whatever the rule's ``reduction``. Rules with an objective per token therefore have the
-    reduction ``token_mean``; rules with an objective per response have ``sequence_mean``, times responses per token.
+    the number of tokens in the step, whatever the rule's ``reduction``. Rules with a per-token objective are therefore reduced
+    by ``token_mean``, and rules with a per-response objective by ``sequence_mean``, times the number of responses per token.
 
     Args:
-        inputs: prime-rl's ``LossInputs``. A gap in the mask begins a turn.
+        inputs: prime-rl's ``LossInputs``. A gap in the mask starts a new turn.
         rule: name of the rule, optionally with settings, such as ``"fspo/width_low:0.02"``.
         **settings: settings of the rule.
 
     Raises:
-        UserError: the rule is unknown, its settings are wrong, or it needs something that prime-rl does not pass to a loss.
+        UserError: the rule is unknown, its settings are invalid, or it needs something that prime-rl does not pass to a loss.
     """
     policy = _made(rule, tuple(sorted(settings.items())))
     mask = inputs.loss_mask.bool()[None]
@@ -105,7 +105,7 @@ def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs
 
 @functools.cache
 def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> ClipPolicy:
-    """Return the rule with these settings; cached."""
+    """Return the rule with these settings; results are cached."""
     policy = make_rule(name, INSTEAD, **dict(settings))
     check_supported(policy, "prime-rl", ("turn_ids", "ref_log_probs"))
     if policy.scope == "batch":
@@ -115,7 +115,7 @@ def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> ClipPolicy:
 
 @torch.no_grad()
 def _metrics(clipped: Tensor, mask: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """Return the sample's clip fraction, overall and for its length bin; empty for a sample without an advantage."""
+    """Return the sample's clip fraction, overall and in its length bin; empty for a sample without an advantage."""
     if not bool((torch.where(mask, advantages, 0.0) != 0).any()):
         return {}
     fraction = ops.per_response(clipped.float(), mask)[0, 0]

@@ -1,4 +1,4 @@
-"""Shared code of the integrations: parsing rules, checking what a trainer supports, and clip decisions by length."""
+"""Code shared by the integrations: parsing rules, checking what a trainer supports, and clip decisions by length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlzoo.types import ClipResult
 
 PREFIX = "rlzoo:"
-"""Prefix of rules and estimators in the registries of other trainers."""
+"""Prefix of rules and estimators in other trainers' registries."""
 LENGTH_EDGES = (1.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 2.0**40)
 """Length bins in tokens, for trainers that pass one micro-batch at a time: up to 64, 65 to 256, ..., above 16,384."""
 
@@ -34,7 +34,7 @@ def installed() -> Zoo:
 
 
 def parse(name: str) -> tuple[str, dict[str, Any]]:
-    """Split a name with settings, such as ``"rlzoo:fspo/width_low:0.02/width_high:0.1"``.
+    """Split a name from its settings, such as ``"rlzoo:fspo/width_low:0.02/width_high:0.1"``.
 
     The name needs no quoting in a shell, in YAML or in a Hydra override. Values are parsed as YAML.
 
@@ -51,7 +51,7 @@ def parse(name: str) -> tuple[str, dict[str, Any]]:
         key, colon, value = setting.partition(":")
         if not (key and colon and value) or key in given:
             example = f"{PREFIX}fspo/width_low:0.02/width_high:0.1"
-            raise UserError(f"{shown(name)}: settings follow the name as /key:value, each once, such as {example}")
+            raise UserError(f"{shown(name)}: expected settings as /key:value after the name, each once, such as {example}")
         try:
             given[key] = parse_yaml(value)
         except UnreadableError as error:
@@ -60,15 +60,15 @@ def parse(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any) -> ClipPolicy:
-    """Make an installed rule.
+    """Create an installed rule.
 
     Args:
-        name: name of the rule, with or without settings: ``"fspo"``, ``"rlzoo:fspo/width_low:0.02"``.
-        instead: fields that the trainer decides, each with the trainer's setting that replaces it.
+        name: name of the rule, with or without settings, such as ``"fspo"`` or ``"rlzoo:fspo/width_low:0.02"``.
+        instead: fields that the trainer determines, each with the trainer's setting that replaces it.
         **settings: settings of the rule, such as ``width_low=0.02``.
 
     Raises:
-        UserError: an unknown rule, or an unknown or wrong setting.
+        UserError: the rule is unknown, or a setting is unknown or invalid.
 
     Example:
         >>> rule("fspo", width_low=0.02).width_low
@@ -87,15 +87,15 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
 
 
 def check_supported(policy: ClipPolicy, trainer: str, given: Iterable[str] = ()) -> None:
-    """Reject a rule that would not behave in a trainer as it does in rlzoo.
+    """Reject a rule that would behave differently in a trainer than in rlzoo.
 
     Args:
         policy: the rule.
-        trainer: name of the trainer, for errors.
+        trainer: name of the trainer, for error messages.
         given: fields of `ClipInputs`, from `rlzoo.policy.NEEDS`, that the integration can fill.
 
     Raises:
-        UserError: says what the rule needs and the trainer does not provide.
+        UserError: the trainer does not provide something that the rule needs; the message says what.
     """
     if policy.is_adaptive:
         raise UserError(f"{policy.name} adapts its band after every update, but {trainer} keeps no state for it")
@@ -109,7 +109,7 @@ def per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
     Args:
         values: ``(B, T)``; values at masked positions are ignored.
         response_mask: ``(B, T)`` bool.
-        what: description of the values, for errors.
+        what: description of the values, for error messages.
 
     Raises:
         UserError: the values differ between the tokens of a response.
@@ -121,7 +121,7 @@ def per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
 
 
 def clipped_by_length(result: ClipResult, advantages: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of responses and the sum of their clip decisions for each of the bins of `LENGTH_EDGES`.
+    """Return the number of responses and the sum of their clip decisions in each bin of `LENGTH_EDGES`.
 
     Only responses with a nonzero advantage count. For a token rule, a response counts with its share of clipped tokens.
 

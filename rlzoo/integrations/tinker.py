@@ -1,4 +1,4 @@
-"""Makes every installed rule a loss for Tinker's ``forward_backward_custom``."""
+"""Makes every installed rule available as a loss for Tinker's ``forward_backward_custom``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlzoo.types import ClipResult
 
 KEYS = ("logprobs", "advantages", "mask")
-"""The keys of ``Datum.loss_fn_inputs`` that are read, with tinker-cookbook's names."""
+"""The keys of ``Datum.loss_fn_inputs`` that are read; the names are tinker-cookbook's."""
 INSTEAD = {"advantage": 'the values of loss_fn_inputs["advantages"]'}
 
 CustomLoss = Callable[[list[Any], list[Any]], tuple[Any, dict[str, float]]]
@@ -38,22 +38,22 @@ def loss_fn(
 ) -> CustomLoss:
     """Make a loss function for ``TrainingClient.forward_backward_custom``.
 
-    The loss reads ``logprobs`` (of the sampler, the denominator of the ratio), ``advantages`` and ``mask`` of each datum, as
-    tinker-cookbook writes them. A gap in the mask begins a turn. Each datum is a response. The rule's reduction applies to the
-    data of one call, so one call is one optimizer step.
+    The loss reads ``logprobs`` (the sampler's, which are the denominator of the ratio), ``advantages`` and ``mask`` from each
+    datum, as tinker-cookbook writes them. Each datum is a response, and a gap in the mask starts a new turn. The rule's
+    reduction applies to the data of one call, so one call is one optimizer step.
 
     Args:
         name: name of the rule, optionally with settings, such as ``"fspo/width_low:0.02"``.
         group_ids: one number per datum, equal for responses to the same prompt; for rules that compare groups.
         rewards: one reward per datum; for rules that read rewards.
-        max_length: limit on the model's tokens in a response; the reduction ``constant_length`` divides by it.
+        max_length: maximum number of model tokens in a response; the reduction ``constant_length`` divides by it.
         **settings: settings of the rule.
 
     Returns:
         A function from data and their log-probs to the loss and the metrics.
 
     Raises:
-        UserError: the rule is unknown, its settings are wrong, or it needs something that the data do not contain.
+        UserError: the rule is unknown, its settings are invalid, or it needs something that the data do not contain.
     """
     policy = rule(name, INSTEAD, **settings)
     optional = {"group_ids": group_ids, "rewards": rewards, "max_length": max_length}
@@ -94,7 +94,7 @@ def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
     """Return the values of each datum for a key, padded with 0 to ``(B, T)``, on the log-probs' device.
 
     Raises:
-        UserError: a datum does not have the key, or a different number of values than log-probs.
+        UserError: a datum lacks the key, or has a different number of values than of log-probs.
     """
     rows = []
     for index, (datum, current) in enumerate(zip(data, logprobs, strict=True)):
@@ -107,14 +107,14 @@ def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
         if current.ndim != 1 or values.shape != current.shape:
             raise UserError(
                 f'datum {index} has loss_fn_inputs["{key}"] of shape {tuple(values.shape)} and log-probs of shape '
-                f"{tuple(current.shape)}; each must be one value per target token"
+                f"{tuple(current.shape)}; each must have one value per target token"
             )
         rows.append(values)
     return pad_sequence(rows, batch_first=True)
 
 
 def _column(data: list[Any], values: Sequence[float] | None, name: str, dtype: torch.dtype) -> Tensor | None:
-    """Return values per datum as ``(B, 1)``."""
+    """Return one value per datum as ``(B, 1)``."""
     if values is None:
         return None
     if len(values) != len(data):
@@ -124,7 +124,7 @@ def _column(data: list[Any], values: Sequence[float] | None, name: str, dtype: t
 
 @torch.no_grad()
 def _metrics(result: ClipResult, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """Return the clip fraction of responses with an advantage, overall and by length, and the length reweighting error."""
+    """Return the clip fraction over responses with an advantage, overall and by length, and the length reweighting error."""
     counted = (torch.where(mask, advantages, 0.0) != 0).any(1)
     if not bool(counted.any()):
         return {}

@@ -1,6 +1,6 @@
-"""Makes every rule a loss of TRL's `GRPOTrainer`, and records rollout files: `ClipPolicyTrainer`, `use_policy`, `record`.
+"""Makes every rule a loss for TRL's `GRPOTrainer`, and records rollout files: `ClipPolicyTrainer`, `use_policy`, `record`.
 
-This module is written for TRL 1.16 and overrides methods that TRL may change. docs/how-to/trl.md shows how to use it.
+This module targets TRL 1.16 and overrides methods that TRL may change. docs/how-to/trl.md shows how to use it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LOSS_TYPES: dict[Reduction, str] = {
     "constant_length": "dr_grpo",
     "sequence_mean_token_sum": "luspo",
 }
-"""TRL's name for each reduction, which decides how the KL is reduced."""
+"""TRL's name for each reduction, which also determines how the KL is reduced."""
 REPLACED = (
     "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "sapo_temperature_neg",
     "sapo_temperature_pos", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos",
@@ -69,9 +69,9 @@ FILE = re.compile(r"\d{6,9}\.safetensors")
 ROWS, GROUPS, REWARDS, FINISHED, ENTROPY = (
     "rlzoo_rows", "rlzoo_group_ids", "rlzoo_rewards", "rlzoo_finished", "rlzoo_old_entropy",
 )  # fmt: skip
-"""Keys that are added to a generation batch, so that every micro-batch carries them through TRL's shuffle."""
+"""Keys that are added to a generation batch, so that every micro-batch keeps them through TRL's shuffle."""
 ROW_FIELDS = {"group_ids": GROUPS, "rewards": REWARDS, "finished": FINISHED}
-"""Fields of `ClipInputs` with a value per response."""
+"""Per-response fields of `ClipInputs`."""
 RECORDED = {
     "rewards": REWARDS,
     "advantages": "advantages",
@@ -83,27 +83,27 @@ RECORDED = {
 }
 """Fields of a rollout file, and TRL's names for them."""
 LOGGED = r"clip/fraction(_length_bin_\d)?|clip/length_bin_\d_edge|fairness/lre_(max|noise)"
-"""The metrics of rlzoo that are logged for every rule."""
+"""The rlzoo metrics that are logged for every rule."""
 
 
 def response_mask(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return a mask ``(B, T)`` of tokens that the model generated, without padding and tool output."""
+    """Return a mask ``(B, T)`` of the tokens that the model generated, which excludes padding and tool output."""
     mask = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if "tool_mask" in inputs else mask
 
 
 class RolloutRecorder:
-    """Writes every generation batch of a trainer to one rollout file of a folder: ``000001.safetensors`` and so on.
+    """Writes each of a trainer's generation batches to its own rollout file in a folder: ``000001.safetensors`` and so on.
 
-    The main process writes a file after the last optimizer step on its batch, with the rows of all processes. A new run needs
+    The main process writes a file, with the rows of all processes, after the last optimizer step on the batch. A new run needs
     an empty folder. A run that resumes from a checkpoint continues in the same folder, with the number after the checkpoint's.
-    Files of later batches, which the interrupted run wrote, are renamed and kept.
+    Files that the interrupted run wrote for later batches are renamed and kept.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.number: int | None = None  # of the current generation batch, from 1
-        self._tensors: dict[str, Tensor] = {}  # of this process, in sampling order
+        self.number: int | None = None  # number of the current generation batch, from 1
+        self._tensors: dict[str, Tensor] = {}  # this process's tensors, in sampling order
         self._facts: dict[str, Any] = {}
         self._passes: list[list[tuple[Tensor, Tensor]]] = [[]]  # rows and log-probs of each micro-batch, by optimizer step
 
@@ -135,12 +135,14 @@ class RolloutRecorder:
             if not FILE.fullmatch(name) or int(file.stem) <= done:
                 continue
             if not RecordedStep.load(file).writer.startswith("trl "):
-                raise UserError(f"{where} contains {name!r}, later than the checkpoint's {done} and not from TRL; move it away")
+                raise UserError(
+                    f"{where} contains {name!r}, which is later than the checkpoint's {done} and not from TRL; move it away"
+                )
             free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))
             file.rename(next(path for path in free if not path.exists()))
 
     def take(self, trainer: RecordingTrainer, output: Mapping[str, Any]) -> None:
-        """Store a generation batch of this process as sampled, before TRL shuffles and splits it."""
+        """Store this process's generation batch as sampled, before TRL shuffles and splits it."""
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", GROUPS, *RECORDED.values())
         self._tensors = {name: output[name].detach().cpu() for name in names if output.get(name) is not None}
         self._tensors["response_mask"] = mask = response_mask(output).cpu()
@@ -152,7 +154,7 @@ class RolloutRecorder:
         self._passes = [[]]
 
     def add(self, rows: Tensor, log_probs: Tensor) -> None:
-        """Store the log-probs ``(B, T)`` of a micro-batch with these rows of the process's generation batch."""
+        """Store the log-probs ``(B, T)`` of a micro-batch, which consists of these rows of the process's generation batch."""
         self._passes[-1].append((rows.cpu(), log_probs.detach().float().cpu()))
 
     def end_update(self) -> None:
@@ -171,13 +173,13 @@ class RolloutRecorder:
         assert self.number is not None, "a batch begins before it is taken"
         try:
             step = self._joined(trainer, self.number, parts)
-        except ValueError as error:  # such as log-probs that are not finite, in a diverging run
+        except ValueError as error:  # for example non-finite log-probs in a diverging run
             logger.warning("generation batch %d was not recorded: %s", self.number, error)
             return
         step.save(self.folder / f"{self.number:06d}.safetensors")
 
     def _joined(self, trainer: RecordingTrainer, number: int, parts: Sequence[Any]) -> RecordedStep:
-        """Join the generation batch of all processes; each part has the tensors and the updates of one process."""
+        """Join the generation batches of all processes; each part has the tensors and the updates of one process."""
         tensors = {name: _stacked([part[name] for part, _ in parts]) for name in parts[0][0]}
         starts = itertools.accumulate((len(part[GROUPS]) for part, _ in parts), initial=0)
         offsets = list(starts)[:-1]
@@ -187,7 +189,7 @@ class RolloutRecorder:
             for update in zip(*(passes for _, passes in parts), strict=True)
         ]  # fmt: skip
         values = {field: tensors[name] for field, name in RECORDED.items() if name in tensors}
-        if "old_log_probs" not in values and updates:  # TRL omits them if there is one optimizer step per batch
+        if "old_log_probs" not in values and updates:  # TRL omits them if there is only one optimizer step per batch
             rows, log_probs = updates[0]
             values["old_log_probs"] = torch.zeros_like(log_probs).index_copy(0, rows, log_probs)
         if "rollout_log_probs" in values and "old_log_probs" in values:  # vLLM reports no log-probs for some tokens
@@ -219,7 +221,7 @@ def _described(policy: ClipPolicy | None) -> dict[str, Any]:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Join tensors along their first dimension; tensors ``(B, T)`` are padded with 0 to a common width."""
+    """Concatenate tensors along their first dimension; ``(B, T)`` tensors are padded with 0 to a common width."""
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
     width = max(part.shape[1] for part in parts)
@@ -227,17 +229,17 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
-    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. The loss and everything else are TRL's."""
+    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. Everything else, including the loss, is TRL's."""
 
     policy: ClipPolicy | None = None
     recorder: RolloutRecorder | None = None
-    # values that one method passes to the next one that TRL calls
-    _graded: tuple[Tensor, list[bool]] | None = None  # rewards by function of all processes, and which responses are finished
-    _passed: tuple[Tensor, Tensor | None] | None = None  # log-probs and entropies of the last pass
+    # values that one method passes to the next method that TRL calls
+    _graded: tuple[Tensor, list[bool]] | None = None  # all processes' rewards by function, and which responses are finished
+    _passed: tuple[Tensor, Tensor | None] | None = None  # log-probs and entropies from the last forward pass
     _num_updates = 0  # optimizer steps since the last generation
 
     def __init__(self, *args: Any, record_to: str | Path | None = None, **kwargs: Any) -> None:
-        """Make a trainer; ``record_to`` is the folder of the rollout files, and all other arguments go to `GRPOTrainer`."""
+        """Create a trainer; ``record_to`` is the folder for rollout files, and all other arguments go to `GRPOTrainer`."""
         super().__init__(*args, **kwargs)
         if record_to is not None:
             record(self, record_to)
@@ -248,7 +250,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         return int(self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as `GRPOTrainer` does, and write the last generation batch even if the run ended in the middle of it."""
+        """Train as `GRPOTrainer` does, and write the last generation batch even if the run ends in the middle of it."""
         result = super().train(*args, **kwargs)
         if self.recorder is not None:
             self.recorder.write(self)
@@ -270,7 +272,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         device, number = by_function.device, len(finished)
         if len(output["completion_ids"]) != number:
             raise UserError(
-                f"{type(self).__name__} graded {number} responses and trains on {len(output['completion_ids'])}, and rlzoo "
+                f"{type(self).__name__} graded {number} responses but trains on {len(output['completion_ids'])}, and rlzoo "
                 "cannot match them; select responses before _calculate_rewards"
             )
         rows = torch.arange(number, device=device)
@@ -329,7 +331,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
 
 @dataclasses.dataclass(slots=True)
 class _Judged:
-    """What a rule did since a point in time: rows of responses, and sums of the rule's own metrics over them."""
+    """What a rule has done since some point in time: one row per response, and sums over them of the rule's own metrics."""
 
     tables: list[ResponseTable] = dataclasses.field(default_factory=list)
     sums: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -337,7 +339,7 @@ class _Judged:
     num_at_ratio_1: int = 0  # updates on weights that had not changed since sampling
 
     def add(self, tables: Sequence[ResponseTable], sums: Mapping[str, float]) -> None:
-        """Add responses, and the sums over them."""
+        """Add responses and the sums over them."""
         self.tables.extend(tables)
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
@@ -365,34 +367,34 @@ class ClipPolicyTrainer(RecordingTrainer):
     - The rule's objective is reduced by ``policy.reduction`` with the counts of the whole optimizer step, over its
       micro-batches and processes. ``constant_length`` divides by ``max_completion_length``. Responses without tokens do not
       count.
-    - The KL is reduced as TRL does for the ``loss_type`` of that reduction: sequence_mean "grpo", token_mean "dapo",
-      constant_length "dr_grpo", sequence_mean_token_sum "luspo".
+    - The KL is reduced as in TRL with the ``loss_type`` that corresponds to that reduction: sequence_mean "grpo", token_mean
+      "dapo", constant_length "dr_grpo", sequence_mean_token_sum "luspo".
     - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, whatever the reduction.
-    - The advantages are TRL's. They follow ``scale_rewards`` and not ``policy.advantage``. "group" is group_norm, except that
-      1e-4 is added to the standard deviation where rlzoo adds 1e-6; "none" is group_mean.
+    - The advantages are TRL's. They follow ``scale_rewards``, not ``policy.advantage``. "group" is group_norm, except that
+      TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6; "none" is group_mean.
     - TRL's factors multiply the rule's objective: the correction for vLLM's log-probs (unless the rule's ratio is relative to
       the sampler and already corrects for it), the off-policy mask, and the mask of high-entropy tokens.
-    - An adaptive rule is updated after every optimizer step, from all its micro-batches and processes. Checkpoints contain its
-      state.
+    - An adaptive rule is updated after every optimizer step, from the step's micro-batches on all processes. Checkpoints
+      contain its state.
     """
 
     policy: ClipPolicy
-    _configured: ClipPolicy  # as at the start of the run, for adaptive rules
+    _configured: ClipPolicy  # the rule as it was at the start of the run, for adaptive rules
     _on_policy: OnPolicyGradient
-    _own: _Judged  # of this process, in the current optimizer step
-    _logged: _Judged  # of all processes, since the last log
-    _counted: StepCounts | None = None  # of the current optimizer step
+    _own: _Judged  # from this process, in the current optimizer step
+    _logged: _Judged  # from all processes, since the last log
+    _counted: StepCounts | None = None  # for the current optimizer step
     _edges: Tensor | None = None  # length bins of the generation batch, for adaptive rules
     _generation = 0  # number of the generation batch, from 1
-    _high_entropy: Tensor | None = None  # (B, T) trained tokens of the last pass
+    _high_entropy: Tensor | None = None  # (B, T) tokens trained in the last forward pass
 
     def __init__(self, *args: Any, policy: str | ClipPolicy, record_to: str | Path | None = None, **kwargs: Any) -> None:
-        """Make a trainer.
+        """Create a trainer.
 
         Args:
             *args: arguments of `GRPOTrainer`.
             policy: the rule, or the name of an installed rule for its default settings.
-            record_to: folder for a rollout file of each generation batch, see `RolloutRecorder`.
+            record_to: folder for one rollout file per generation batch, see `RolloutRecorder`.
             **kwargs: keyword arguments of `GRPOTrainer`.
 
         Raises:
@@ -410,7 +412,7 @@ class ClipPolicyTrainer(RecordingTrainer):
                 self._edges = bin_edges(lengths[lengths > 0]) if bool(lengths.any()) else None
         if "old_entropy" not in self.policy.needs or "old_per_token_logps" not in output:
             return {}
-        # TRL's pass for the old log-probs does not compute entropies, so another pass is needed
+        # TRL's forward pass for the old log-probs does not compute entropies, so another one is needed
         named = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
         with torch.no_grad():
             _, entropies, _ = self._get_per_token_logps_and_entropies(
@@ -424,7 +426,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return {ENTROPY: entropies}
 
     def get_high_entropy_mask(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return TRL's mask ``(B, T)`` of the tokens that are trained under ``top_entropy_quantile``."""
+        """Return TRL's mask ``(B, T)`` of the tokens selected for training by ``top_entropy_quantile``."""
         self._high_entropy = super().get_high_entropy_mask(*args, **kwargs)
         return self._high_entropy
 
@@ -441,19 +443,19 @@ class ClipPolicyTrainer(RecordingTrainer):
         judged = judgement(self.policy, read, counts, self.max_completion_length, weights)
         if self.model.training:
             self._measure(judged, inputs, counts, weights)
-        # its value is the objective, and its gradient is the rule's
+        # the value of this expression is the objective, and its gradient is the rule's
         objective = judged.objective + (judged.gradient * (log_probs - log_probs.detach())).sum()
-        # gradients are averaged over processes, but the counts are for all of them
+        # gradients are averaged over processes, but the counts cover all of them
         loss: Tensor = -objective * self.accelerator.num_processes
         if "policy_loss" in metrics:  # TRL logs it with an entropy bonus
-            # a share of the step; the other losses are means of a micro-batch
+            # a share of the step; the other losses are means over a micro-batch
             is_share = self.loss_type == "dapo" or not self.model.training
             size = 1 if is_share else self.current_gradient_accumulation_steps
             metrics["policy_loss"][-1] += self.accelerator.gather(loss.detach() * size).mean().item()
         return others + loss
 
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs for which TRL's loss has all its terms except its rule's."""
+        """Return inputs for which TRL's loss has all its terms except the one from its own rule."""
         given = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
         if not (self.beta and self.args.use_bias_correction_kl):  # otherwise nothing reads the ratio, which may overflow
             given.pop("old_per_token_logps", None)
@@ -465,7 +467,7 @@ class ClipPolicyTrainer(RecordingTrainer):
             return self._sum_of_counts([inputs])
         size = self.current_gradient_accumulation_steps
         if self._counted is None or self._step % size == 0:
-            # TRL's buffer has the micro-batches of one generation, for one or several optimizer steps
+            # TRL's buffer holds the micro-batches of one generation, for one or more optimizer steps
             first = self._step % self.args.steps_per_generation // size * size
             buffered: Any = self._buffered_inputs
             self._counted = self._sum_of_counts(buffered[first : first + size])
@@ -483,12 +485,12 @@ class ClipPolicyTrainer(RecordingTrainer):
         if advantages.ndim == 1:
             advantages = advantages[:, None]
         if self.policy.scope == "sequence" and advantages.shape[-1] != 1:
-            raise UserError(f"the trainer has an advantage per token, but {self.policy.name} needs one per response")
+            raise UserError(f"the trainer has per-token advantages, but {self.policy.name} needs one per response")
         log_probs = log_probs.detach().float()
         old = inputs.get("old_per_token_logps")  # None if TRL knows that the model has not changed since sampling
         old = log_probs if old is None else old.float()
         reported = inputs.get("sampling_per_token_logps")
-        if reported is not None:  # NaN: vLLM reported none
+        if reported is not None:  # NaN where vLLM reported none
             reported = torch.where(reported.isnan(), old, reported.float())
         optional: dict[str, Any] = {
             "turn_ids": turns(mask),
@@ -507,11 +509,11 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     @property
     def _progress(self) -> float:
-        """The share of the run's optimizer steps that are done."""
+        """The share of the run's optimizer steps that have been taken."""
         return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
 
     def _weights(self, inputs: Mapping[str, Any], read: ClipInputs) -> Tensor | None:
-        """Return the factors of the rule's objective from TRL's settings, ``(B, 1)`` or ``(B, T)``; None without any."""
+        """Return the factors that TRL's settings put on the rule's objective, ``(B, 1)`` or ``(B, T)``, or None."""
         factors: list[Tensor] = []
         if "importance_sampling_ratio" in inputs and not self.policy.ratio_to_sampler:
             factors.append(inputs["importance_sampling_ratio"])
@@ -567,7 +569,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         self.policy, self._on_policy = policy, OnPolicyGradient(policy)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, including what the rule did in the optimizer steps since the last call."""
+        """Log the metrics, including the rule's for the optimizer steps since the last call."""
         if self.model.training and self._logged.num_updates:
             metrics = self._logged.metrics(self.policy.watch) | policy_settings(self.policy, self._configured)
             self._logged = _Judged()
@@ -593,7 +595,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 def use_policy(
     trainer: GRPOTrainer, policy: str | ClipPolicy, *, record_to: str | Path | None = None, **settings: Any
 ) -> ClipPolicyTrainer:
-    """Make a rule the loss of an existing `GRPOTrainer`, or of an object of a subclass.
+    """Make a rule the loss of an existing instance of `GRPOTrainer` or a subclass.
 
     The trainer becomes a `ClipPolicyTrainer` in addition to its own class, and keeps its state.
 
@@ -601,7 +603,7 @@ def use_policy(
         trainer: a trainer before training.
         policy: the rule, or the name of an installed rule.
         record_to: folder for a rollout file of each generation batch, see `RolloutRecorder`.
-        **settings: settings of a named rule: ``use_policy(trainer, "fspo", width_low=0.02)``.
+        **settings: settings for a rule given by name: ``use_policy(trainer, "fspo", width_low=0.02)``.
 
     Returns:
         The same object.
@@ -640,7 +642,7 @@ def use_policy(
 
 
 def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
-    """Record the rollouts of a `GRPOTrainer`, or of an object of a subclass: one rollout file per generation.
+    """Record the rollouts of an instance of `GRPOTrainer` or a subclass: one rollout file per generation.
 
     The trainer may use TRL's own loss or a rule. ``rlzoo replay FOLDER --clip fspo,grpo`` then reports what each rule would
     have clipped. The trainer becomes a `RecordingTrainer` in addition to its own class, because transformers' callbacks do not
@@ -654,11 +656,11 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
         The same object.
 
     Raises:
-        UserError: it is not a `GRPOTrainer`, or generates more often than it takes an optimizer step.
+        UserError: the trainer is not a `GRPOTrainer`, or generates more often than it takes an optimizer step.
     """
     _refuse_generations(trainer)
     if (earlier := getattr(trainer, "recorder", None)) is not None:
-        raise UserError(f"the trainer already records to {str(earlier.folder)!r}; use only one folder")
+        raise UserError(f"the trainer already records to {str(earlier.folder)!r}; record to only one folder")
     _become(trainer, RecordingTrainer)
     made: RecordingTrainer = trainer
     made.recorder, made._buffered_inputs = RolloutRecorder(folder), None
@@ -666,7 +668,7 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
 
 
 def _become(trainer: GRPOTrainer, kind: type[RecordingTrainer]) -> None:
-    """Insert a class before the trainer's own class, unless the trainer already has it."""
+    """Insert a class ahead of the trainer's own class, unless the trainer is already an instance of it."""
     if not isinstance(trainer, kind):
         own = type(trainer)
         trainer.__class__ = type(f"{kind.__name__}Of{own.__name__}", (kind, own), {"__doc__": own.__doc__})
@@ -684,10 +686,10 @@ def _refuse_generations(trainer: GRPOTrainer) -> None:
 
 
 def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
-    """Reject a rule that would not behave in a trainer as in rlzoo, and settings that would be ignored.
+    """Reject a rule that would behave differently in a trainer than in rlzoo, and settings that would be ignored.
 
     Raises:
-        UserError: names the first problem and its reason.
+        UserError: the rule or a setting is rejected; the message names the first problem and its reason.
     """
     _refuse_generations(trainer)
     args, name = trainer.args, policy.name
@@ -695,7 +697,7 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
     changed = [f"{key}={getattr(args, key)!r}" for key in REPLACED if key in defaults and getattr(args, key) != defaults[key]]
     if changed:
         raise UserError(
-            f"{', '.join(changed)}: only TRL's own rule reads this, and {name} replaces it; keep the default and set the "
+            f"{', '.join(changed)}: only TRL's own rule reads this, and {name} replaces that rule; keep the default and set "
             "fields of the policy, such as reduction"
         )
     estimator = type(policy).model_fields["advantage"].default
@@ -716,20 +718,20 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
         )
     if policy.scope == "sequence" and args.top_entropy_quantile < 1:
         raise UserError(
-            f"top_entropy_quantile={args.top_entropy_quantile} selects tokens, but {name} has one objective per response; "
-            "use a rule with an objective per token"
+            f"top_entropy_quantile={args.top_entropy_quantile} selects tokens, but {name} has a per-response objective; "
+            "use a rule with a per-token objective"
         )
     by_token = (
         args.use_vllm and args.vllm_importance_sampling_correction and args.vllm_importance_sampling_mode.startswith("token")
     )
     if policy.scope == "sequence" and by_token and not policy.ratio_to_sampler:
         raise UserError(
-            f"vllm_importance_sampling_mode={args.vllm_importance_sampling_mode!r} has a weight per token, but {name} has one "
-            "objective per response; use 'sequence_mask' or 'sequence_truncate'"
+            f"vllm_importance_sampling_mode={args.vllm_importance_sampling_mode!r} gives per-token weights, but {name} has a "
+            "per-response objective; use 'sequence_mask' or 'sequence_truncate'"
         )
 
 
 def _sequences(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the IDs and the attention mask of prompts with their completions."""
+    """Return the token IDs and the attention mask of prompts joined with their completions."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     return ids, torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)

@@ -1,7 +1,7 @@
 """Makes installed rules and advantage estimators usable in verl: ``loss_mode=rlzoo:fspo``, ``adv_estimator=rlzoo:group_norm``.
 
-verl imports this module through the entry-point group ``verl.plugins``, or if ``VERL_USE_EXTERNAL_MODULES`` names it. Names
-``rlzoo:...`` are resolved when verl looks them up, and may have settings, such as ``rlzoo:fspo/width_low:0.02``.
+verl imports this module through the entry-point group ``verl.plugins``, or if ``VERL_USE_EXTERNAL_MODULES`` names it. Names of
+the form ``rlzoo:...`` are resolved when verl looks them up, and may include settings, as in ``rlzoo:fspo/width_low:0.02``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "seq-mean-token-sum": "sequence_mean_token_sum",
     "seq-mean-token-sum-norm": "constant_length",
 }
-"""From verl's ``loss_agg_mode`` to rlzoo's reduction."""
+"""Maps verl's ``loss_agg_mode`` to rlzoo's reduction."""
 INSTEAD = {"reduction": "actor.loss_agg_mode", "advantage": "algorithm.adv_estimator"}
 
 
@@ -48,7 +48,7 @@ class Registry(dict[str, Any]):
         return super().__contains__(name) or (isinstance(name, str) and name.startswith(PREFIX))
 
     def __missing__(self, name: str) -> Any:
-        """Create an entry and keep it; raises a UserError if its name or settings are wrong."""
+        """Create an entry and store it; raises UserError if its name or a setting is invalid."""
         if not name.startswith(PREFIX):
             raise KeyError(name)
         self[name] = self.make(name)
@@ -56,16 +56,16 @@ class Registry(dict[str, Any]):
 
 
 def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
-    """Make a verl policy loss from a rule.
+    """Create a verl policy loss from a rule.
 
-    verl decides the advantages, the reduction (``loss_agg_mode``) and the weights of its rollout correction. The rule's fields
-    replace ``clip_ratio``, ``clip_ratio_low``, ``clip_ratio_high`` and ``clip_ratio_c``.
+    verl determines the advantages, the reduction (``loss_agg_mode``) and the weights of its rollout correction. The rule's
+    fields replace ``clip_ratio``, ``clip_ratio_low``, ``clip_ratio_high`` and ``clip_ratio_c``.
 
     Args:
-        policy: a rule whose `needs` are at most ``turn_ids``; a gap in the response mask begins a turn.
+        policy: a rule whose `needs` include at most ``turn_ids``; a gap in the response mask starts a new turn.
 
     Returns:
-        A function with the signature of verl's registry, which returns the loss of the micro-batch and its metrics.
+        A function with the signature that verl's registry expects, which returns the micro-batch's loss and metrics.
 
     Raises:
         UserError: the rule is adaptive, or needs something that verl does not pass to a loss.
@@ -97,7 +97,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
         )
         objective, is_column = result.objective, is_per_response(result.objective, mask)
         if is_column and loss_agg_mode.startswith("token"):
-            raise UserError(f"{policy.name} has one objective per response: set actor.loss_agg_mode=seq-mean-token-mean")
+            raise UserError(f"{policy.name} has a per-response objective: set actor.loss_agg_mode=seq-mean-token-mean")
         if rollout_is_weights is not None:
             weights = rollout_is_weights.detach()
             objective = objective * (per_response(weights, mask, f"weights for {policy.name}") if is_column else weights)
@@ -108,18 +108,18 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
             "actor/ppo_kl": ops.step_mean(old_log_prob - log_prob.detach(), mask).item(),
         }
         for index, (number, cut) in enumerate(zip(responses.tolist(), clipped.tolist(), strict=True)):
-            # log two means over micro-batches, whose quotient is exact; a mean of quotients would fail on empty bins
+            # verl averages over micro-batches: a quotient of two means is exact, even if some micro-batches have empty bins
             metrics |= {f"actor/length_bin_{index}_responses": number, f"actor/length_bin_{index}_clipped": cut}
-        return -share * dp_size, metrics  # verl averages gradients over data-parallel ranks, but the counts are for all ranks
+        return -share * dp_size, metrics  # verl averages gradients over data-parallel ranks, but the counts cover all ranks
 
     return loss
 
 
 def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> tuple[StepCounts, int, int | None]:
-    """Return the counts of the whole step, its data-parallel ranks, and the constant of ``seq-mean-token-sum-norm``.
+    """Return the whole step's counts, its number of data-parallel ranks, and the constant of ``seq-mean-token-sum-norm``.
 
     Raises:
-        UserError: verl does not provide these values, or passes only part of a step to a rule that needs all of it.
+        UserError: verl does not provide these values, or passes only part of a step to a rule that needs the whole step.
     """
     if mode not in REDUCTIONS:
         raise UserError(f"unknown loss_agg_mode {mode!r} (known: {', '.join(REDUCTIONS)})")
@@ -134,22 +134,22 @@ def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> t
     if mode == "seq-mean-token-sum-norm" and horizon is None:
         raise UserError(
             f"loss_agg_mode={mode} divides by the width of the micro-batch, which varies: "
-            "set actor.loss_scale_factor to the largest response length"
+            "set actor.loss_scale_factor to the maximum response length"
         )
     return StepCounts(num_responses, 1 if mode == "token-sum" else num_tokens), dp_size, horizon
 
 
 def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Make a verl advantage estimator from one of rlzoo's.
+    """Create a verl advantage estimator from one of rlzoo's.
 
-    verl puts an outcome reward on one token of a response; it becomes the reward of the response. Rewards for several tokens,
-    such as those of ``use_kl_in_reward``, are passed to estimators that accept them, and are summed for others.
+    verl puts an outcome reward on one token of a response; it becomes the reward of the response. Rewards on several tokens,
+    such as those from ``use_kl_in_reward``, are passed to estimators that accept them and summed for the others.
 
     Args:
-        estimator: an estimator whose `needs` are at most ``turn_ids`` and ``token_rewards``.
+        estimator: an estimator whose `needs` include at most ``turn_ids`` and ``token_rewards``.
 
     Returns:
-        A function with the signature of verl's registry, which returns advantages and returns, both ``(B, T)``.
+        A function with the signature that verl's registry expects, which returns advantages and returns, both ``(B, T)``.
 
     Raises:
         UserError: the estimator needs something that verl does not pass to an estimator.
@@ -183,7 +183,7 @@ def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Te
 
 
 def _on_chosen_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move rewards ``(B, T)`` to the last generated token before them, else to the first, because environments pay later."""
+    """Move rewards ``(B, T)`` back to the last generated token, or to the first if none precedes: environments reward later."""
     places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     last = torch.where(mask, places, -1).cummax(1).values
     first = mask.int().argmax(1, keepdim=True)

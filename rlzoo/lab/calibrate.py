@@ -17,7 +17,7 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
 
-NEAR = 0.1  # relative distance from the target within which a clip fraction counts as met
+NEAR = 0.1  # relative deviation from the target up to which a clip fraction counts as met
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +30,30 @@ class Pilot:
 
     @property
     def is_met(self) -> bool:
-        """Whether the clip fraction is within a tenth of the target."""
+        """Whether the clip fraction is within 10% of the target."""
         return abs(self.clip_fraction - self.target) <= NEAR * self.target
 
 
 def calibrate(
     config: RunConfig, target: float, *, max_pilots: int, told: Callable[[Pilot], None], observer: Observer | None = None
 ) -> list[Pilot]:
-    """Run pilots until one clips the wanted share.
+    """Run pilots until one clips the target share.
 
     The clip changes the updates, and the updates change what is clipped. Each pilot therefore restarts from the same weights
-    with the width that would have hit the target in the pilot before it.
+    with the width that would have hit the target in the previous pilot.
 
     Args:
-        config: the pilot: its steps are run, without evaluation and without MLflow.
-        target: wanted share of the responses with non-zero advantage, over all steps of the pilot.
-        max_pilots: largest number of pilots.
+        config: configuration of the pilots, whose evaluation, checkpoints and MLflow tracking are switched off.
+        target: target share of the responses with a non-zero advantage, over all steps of a pilot.
+        max_pilots: maximum number of pilots.
         told: called after each pilot.
-        observer: called with every step's metrics.
+        observer: called with the metrics of every step.
 
     Returns:
         The pilots, in order; `nearest` picks the result.
 
     Raises:
-        UserError: the policy has no width, or none gives that share.
+        UserError: the policy has no width, or no width gives that share.
     """
     if not config.clip.width_fields() and config.clip.targeting(target) is None:
         raise UserError(f"clip policy {config.clip.name!r} has no width to calibrate")
@@ -72,12 +72,12 @@ def calibrate(
 
 
 def nearest(pilots: list[Pilot]) -> Pilot:
-    """The pilot whose clip fraction comes closest to the target."""
+    """Return the pilot whose clip fraction is closest to the target."""
     return min(pilots, key=lambda pilot: abs(pilot.clip_fraction - pilot.target))
 
 
 def overlay(pilot: Pilot, config: RunConfig) -> str:
-    """Format a config file with the widths that were found, and a comment on the pilot."""
+    """Format a config file with the calibrated widths and a comment that describes the pilot."""
     policy, told = pilot.policy, pilot.policy.targeting(pilot.target)
     if told is not None:
         usual = {name: field.get_default(call_default_factory=True) for name, field in type(policy).model_fields.items()}
@@ -86,14 +86,14 @@ def overlay(pilot: Pilot, config: RunConfig) -> str:
     else:
         found = {name: float(f"{value:.6g}") for name, value in widths_of(policy).items()}
     return (
-        f"# Clips {pilot.clip_fraction:.1%} of the responses (wanted {pilot.target:.1%}) over {config.steps} steps of\n"
+        f"# Clips {pilot.clip_fraction:.1%} of the responses (target {pilot.target:.1%}) over {config.steps} steps of\n"
         f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.\n"
         "# Found by rlzoo calibrate.\n" + yaml.safe_dump({"clip": {"name": policy.name, **found}}, sort_keys=False)
     )
 
 
 def _pilot(config: RunConfig, policy: ClipPolicy, output: Path) -> RunConfig:
-    """The same run with another policy, without evaluation, checkpoints and MLflow."""
+    """Return the configuration with another policy, without evaluation, checkpoints or MLflow."""
     off = {"eval": {"num_problems": 0}, "checkpoint": {"every": 0, "keep_for_replay": 0}, "tracking": {"mlflow": False}}
     sections = {name: getattr(config, name).model_copy(update=settings) for name, settings in off.items()}
     return config.model_copy(update={**sections, "clip": policy, "output": output})

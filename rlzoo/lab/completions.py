@@ -1,4 +1,4 @@
-"""The directory of an evaluation, with its settings, every completion, and the results."""
+"""An evaluation's directory, which holds its settings, every completion, and the results."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _ANSWERED = TypeAdapter(Answered)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDirectory:
-    """The files of an evaluation; repeating the command resumes from them."""
+    """The files of an evaluation; rerunning the command resumes from them."""
 
     path: Path
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Reject a directory with other content, or with an evaluation that has other settings, before any time is spent."""
+        """Before any work starts, reject a directory with other content or with an evaluation that has different settings."""
         file = self.path / "settings.yaml"
         try:
             unfinished = temporary_path(file, _KEY)  # left by an evaluation that was killed
@@ -64,7 +64,7 @@ class EvaluationDirectory:
             )
 
     def create(self, settings: Mapping[str, Any]) -> None:
-        """Create the directory with its ``settings.yaml`` if it does not exist; a `UserError` if it cannot be written."""
+        """Create the directory and write its ``settings.yaml``; raises `UserError` if that fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.path / "settings.yaml", yaml.safe_dump(dict(settings), sort_keys=False), _KEY)
@@ -73,7 +73,7 @@ class EvaluationDirectory:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
 
     def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
-        """Read the answered problems, at most the given ones; an incomplete last line is removed from the file.
+        """Read those of the given problems that have been answered; an incomplete last line is removed from the file.
 
         Raises:
             UserError: a line is damaged, or belongs to a different problem.
@@ -92,21 +92,19 @@ class EvaluationDirectory:
                 answered.append(_ANSWERED.validate_python(parse_json(line.decode())))
             except ValueError as error:
                 raise UserError(
-                    f"{file} line {number}: not a completion of an evaluation; remove the file to start again"
+                    f"{file} line {number} is not a record of completions; remove the file to start over"
                 ) from error
             completions, size = answered[-1].completions, len(answered[0].completions)
             if len(completions) != size or not all((one.answer_group or 0) < size for one in completions) or size == 0:
                 raise UserError(
-                    f"{file} line {number}: completions differ from the first line's; remove the file to start again"
+                    f"{file} line {number} has completions that do not match the first line's; remove the file to start over"
                 )
             if (answered[-1].question, answered[-1].answer) != (problem.question, problem.answer):
-                raise UserError(
-                    f"{file} line {number} answers a different question than suite {suite!r}; choose another --output"
-                )
+                raise UserError(f"{file} line {number} does not match the problem in suite {suite!r}; choose another --output")
         return answered
 
     def append(self, suite: str, start: int, answered: Sequence[Answered]) -> None:
-        """Append complete problems, the first of which has index ``start``; the data is on disk when this returns."""
+        """Append fully answered problems, starting at index ``start``; the data is on disk when this returns."""
         lines = "".join(item.to_line(start + place) for place, item in enumerate(answered))
         with self._file(suite).open("ab") as file:
             file.write(lines.encode())

@@ -1,4 +1,4 @@
-"""Measures how far a clip turns the gradient: the cosine between a rule's gradient and the unclipped one."""
+"""Measures how far clipping turns the gradient: the cosine between a rule's gradient and the unclipped gradient."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Cosine:
     """The cosine of one rule, averaged over the updates whose weights were kept."""
 
     mean: float
-    # 95 %, bootstrap over rollout batches, whose updates share responses; None with fewer than two batches
+    # 95%, bootstrapped over rollout batches, because updates on a batch share responses; None for fewer than two batches
     interval: Interval | None
     by_length: tuple[float, ...]  # for the responses of each length bin; NaN for an empty bin
     num_updates: int
@@ -48,17 +48,17 @@ def cosines(
     edges: Sequence[float],
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Cosine]:
-    """Measure the cosine of every rule on the updates whose weights were kept.
+    """Measure the cosine for every rule on the updates whose weights were kept.
 
-    The reference is the gradient of ``mean over responses of exp(S) A``, where S is the summed log-ratio. Importance sampling
-    without a clip follows this gradient for the recorded advantages (the theorem of arXiv 2509.09177 bounds the angle). A
-    rule's own weights by length, such as a mean over tokens, also turn its gradient, even at ratio 1. If the run corrected for
-    its sampler, the same weights apply to the reference and to every rule that does not correct for the sampler itself.
+    The reference is the gradient of ``mean over responses of exp(S) A``, where S is the summed log-ratio. Unclipped importance
+    sampling follows this gradient for the recorded advantages (the theorem in arXiv 2509.09177 bounds the angle). A rule's own
+    length weighting, such as a mean over tokens, also turns its gradient, even at ratio 1. If the run corrected for its
+    sampler, the same weights apply to the reference and to every rule that does not correct for the sampler itself.
 
     Args:
         run: a run with ``replay/`` in its directory, see `has_weights`.
         replayed: rules by label.
-        edges: ``(K + 1,)`` length bins, in tokens.
+        edges: ``(K + 1,)`` edges of the length bins, in tokens.
         told: called after each update with the number done and the total.
 
     Raises:
@@ -136,8 +136,8 @@ def _gradients(
         worst = float((log_probs.detach() - inputs.log_probs[rows][mask]).abs().max())
         if not worst < SAME:
             raise UserError(
-                f"kept weights of step {update.step}, update {update.index}, give log-probs that differ by up to {worst:.3g} "
-                "from the recorded ones; the weights do not belong to this recording"
+                f"the weights kept for step {update.step}, update {update.index}, give log-probs that differ from the recorded "
+                f"ones by up to {worst:.3g}; the weights do not belong to this recording"
             )
         for label, gradient in wanted.items():
             parts_of = torch.autograd.grad(log_probs, parameters, gradient[rows][mask], retain_graph=True)
@@ -146,12 +146,12 @@ def _gradients(
 
 
 def _kept(run: RecordedRun) -> dict[tuple[int, int], Path]:
-    """Return the files with weights, by step and update."""
+    """Return the weight files, keyed by step and update."""
     files = {}
     for file in sorted((run.path / "replay").glob("*.safetensors")):
         name = _KEPT.fullmatch(file.stem)
         if name is None:
-            raise UserError(f"{str(file)!r} is not named after a step and an update, such as 000010-0.safetensors; remove it")
+            raise UserError(f"{str(file)!r}: expected a name of the form STEP-UPDATE.safetensors; rename or remove the file")
         files[int(name[1]), int(name[2])] = file
     return files
 

@@ -1,4 +1,4 @@
-"""Evaluation: samples and grades k responses to every problem of the given suites, and computes the results."""
+"""Evaluation: samples and grades k responses to every problem in the given suites, and computes the results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger("rlzoo")
 UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}  # rollout settings that only training uses
 
 Told = Callable[[str, int, int, dict[str, float]], None]
-"""Called with the suite, its number of answered problems, its total number of problems, and the means so far."""
+"""Called with the suite, the number of problems answered, the total number of problems, and the means so far."""
 
 
 class EvaluatedModel(Section):
@@ -73,11 +73,11 @@ class EvaluationConfig(Section):
         """Compose the configuration from a model, ``"section.key=value"`` overrides and top-level settings.
 
         Raises:
-            UserError: says in one line what was given, what is allowed, and what to do.
+            UserError: a setting is invalid; the message says what was given, what is allowed, and what to do.
         """
         sections = parse_overrides(overrides)
         if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
-            raise UserError(f"--set {other.partition('=')[0]}: an evaluation uses only settings of model and rollout")
+            raise UserError(f"--set {other.partition('=')[0]}: an evaluation has only the sections model and rollout")
         saved = [str(folder) for _, folder in numbered(Path(model)) if (folder / "config.json").is_file()]
         named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run, the last checkpoint
         try:
@@ -103,7 +103,7 @@ class SuiteResult:
     suite: str
     num_problems: int
     estimates: dict[str, AtK]
-    by_length: tuple[LengthBin, ...]  # short to long
+    by_length: tuple[LengthBin, ...]  # from short to long
     response_length_mean: float  # in tokens
     truncated: float  # share of the responses that reached the length limit
     no_answer: float  # share of the responses without an answer
@@ -164,7 +164,7 @@ def evaluate(
         config: the complete configuration.
         output: directory of the evaluation; None for one named after the model.
         experiment: MLflow experiment for the results; None to log nothing.
-        told: called with the progress.
+        told: called to report progress.
 
     Raises:
         UserError: the evaluation cannot start as configured; in this case nothing has been written.
@@ -205,7 +205,7 @@ def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mappin
     language_model, tokenizer = load_named(named)
     has_template = tokenizer.chat_template is not None
     if model.chat_template and not has_template:
-        raise UserError(f"--chat-template: the tokenizer of {model.path!r} has none; remove the option")
+        raise UserError(f"--chat-template: the tokenizer of {model.path!r} has no chat template; remove the option")
     template = has_template if model.chat_template is None else model.chat_template
     for suite, asked in prompts.items():
         try:
@@ -234,8 +234,8 @@ def _complete(
 ) -> None:
     """Add the missing problems to ``answered`` and to the directory, one complete problem at a time.
 
-    A model's numbers depend slightly on the batch, so the batches do not depend on where the evaluation was interrupted. A
-    batch that was only partly answered is sampled again as a whole.
+    A model's outputs depend slightly on the batch composition, which must therefore not depend on where the evaluation was
+    interrupted. A batch that was only partly answered is resampled as a whole.
     """
     k = config.rollout.group_size
     size = max(1, config.rollout.batch_size // k)
@@ -290,7 +290,7 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
     uri = tracking_uri()
     try:
         Sync(evaluation.path, uri).send(is_over=True)
-    except Exception as error:  # any error of the store: the results are saved and can be uploaded later
+    except Exception as error:  # any error from the store: the results are saved and can be uploaded later
         logger.warning(
             "results were not logged to MLflow at %s (%s); log them with: rlzoo sync %s",
             without_password(uri), describe(error, uri), evaluation.path,

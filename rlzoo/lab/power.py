@@ -16,24 +16,24 @@ from rlzoo.lab.run_records import RunRecord
 from rlzoo.measure.comparison import LEVEL, POWER, detectable, seeds_for
 
 USUAL_DEVIATION = 0.01
-"""Standard deviation over seeds of the difference between two rules on the default run, without evaluation noise: .007 to .011
-in docs/explanation/which-rule-wins.md, where the norm of every gradient is clipped."""
+"""Standard deviation over seeds of the difference between two rules in the default run, excluding evaluation noise. It is
+0.007 to 0.011 in docs/explanation/which-rule-wins.md, where every gradient's norm is clipped."""
 USUAL_ACCURACY = 0.75  # accuracy of the default run after training
 DIFFERENCES = (0.01, 0.02, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """The plan of a comparison, and what it can detect; differences are in accuracy."""
+    """The plan of a comparison, and what it can detect; all differences are in accuracy."""
 
     num_seeds: int
     num_pairs: int
-    seed_deviation: float  # of the difference between two rules over seeds, without evaluation noise
-    source: str  # where it comes from
+    seed_deviation: float  # of the difference between two rules over seeds, excluding evaluation noise
+    source: str  # where `seed_deviation` comes from
     evaluation_error: float  # standard error of one run's accuracy due to sampling responses
-    detects: float  # smallest true difference that is found with probability `POWER`
+    detects: float  # smallest true difference that is detected with probability `POWER`
     seeds_needed: Mapping[float, int | None]  # by difference
-    samples_needed: int  # number of samples with which evaluation adds less than half of the variance between seeds
+    samples_needed: int  # samples per problem for evaluation noise of at most half the variance between seeds
     level: float = LEVEL
     power: float = POWER
 
@@ -41,23 +41,23 @@ class Power:
 def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[RunRecord] = ()) -> Power:
     """Plan a comparison.
 
-    The errors of two rules' evaluations are taken as independent. Rules of one seed are evaluated with the same random numbers,
-    so the plan is cautious.
+    The evaluation errors of two rules are assumed to be independent. In fact, rules with the same seed are evaluated with the
+    same random numbers, so the plan is conservative.
 
     Args:
-        config: configuration of one of its runs.
+        config: configuration of one of the runs.
         num_rules: number of rules, all pairs of which are compared.
         num_seeds: number of seeds per rule.
-        records: finished runs of such a comparison, with at least two rules and three common seeds; `USUAL_DEVIATION` is used
-            without them.
+        records: finished runs of such a comparison, with at least two rules and three common seeds; without them,
+            `USUAL_DEVIATION` is used.
 
     Raises:
         UserError: there is no evaluation, there are fewer than two rules or seeds, or the records have too little in common.
     """
     if config.eval.num_problems == 0:
-        raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set for example eval.num_problems=1000")
+        raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set e.g. eval.num_problems=1000")
     if num_rules < 2 or num_seeds < 2:
-        raise UserError(f"--power compares rules over seeds; it needs at least 2 of each, not {num_rules} and {num_seeds}")
+        raise UserError(f"--power compares rules across seeds; it needs at least 2 of each, not {num_rules} and {num_seeds}")
     deviation, response, source = USUAL_DEVIATION, math.sqrt(USUAL_ACCURACY * (1 - USUAL_ACCURACY)), "that of the default run"
     if records:
         deviation, response = _measured(records)
@@ -81,7 +81,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
 
 
 def _measured(records: Sequence[RunRecord]) -> tuple[float, float]:
-    """Return the standard deviation of paired differences without evaluation noise, and of one response's reward."""
+    """Return the standard deviations of paired differences, excluding evaluation noise, and of one response's reward."""
     scores: dict[str, dict[int, float]] = {}
     for record in records:
         if record.accuracies:
@@ -92,7 +92,7 @@ def _measured(records: Sequence[RunRecord]) -> tuple[float, float]:
     ]
     known = [gap for gap in gaps if len(gap) > 2]
     if not known:
-        raise UserError("--power: no two rules among the finished runs have evaluations on three common seeds")
+        raise UserError("--power: no two rules among the finished runs have evaluations for three common seeds")
     errors = [error for record in records if (error := record.accuracy_error) is not None]
     answers = records[0].settings["eval.num_problems"] * records[0].settings["eval.num_samples"]
     mean = fmean(score for by_seed in scores.values() for score in by_seed.values())

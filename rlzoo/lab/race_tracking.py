@@ -1,4 +1,4 @@
-"""Logs a comparison to MLflow: the matched length error of every run, and a run of its own with the report."""
+"""Logs a comparison to MLflow: the matched length error of every run, and the report in a separate run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LONGEST_NAME = 250
 
 
 def log_race(race: Race, page: Path) -> None:
-    """Log a comparison to the current store; nothing if the store does not have the runs.
+    """Log a comparison to the current store; does nothing if the store does not contain the runs.
 
-    Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is an artifact of a run of its
-    own, which a repeated comparison overwrites.
+    Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is an artifact of a separate
+    run, which a repeated comparison overwrites.
     """
     run_ids = {
         (contender.label, run.seed): run_id
@@ -52,7 +52,7 @@ def log_race(race: Race, page: Path) -> None:
 
 
 def _report_run(client: Any, race: Race, page: Path, runs: Mapping[Any, Any]) -> str:
-    """The run that holds the report, nested like the compared runs. A repeated comparison gets the same one."""
+    """Return the ID of the run for the report, nested like the compared runs; a repeated comparison reuses the run."""
     (experiment, *_) = {run.info.experiment_id for run in runs.values()}
     mark = hashlib.sha256(str(page.resolve()).encode()).hexdigest()[:16]
     for known in client.search_runs([experiment], f"tags.{TAG} = '{mark}'"):

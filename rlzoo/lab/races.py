@@ -1,4 +1,4 @@
-"""Compares finished runs of several policies, which are read from their directories."""
+"""Compares finished runs of several policies, read from their run directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
 SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # settings that must agree for scores to be comparable
-LONGEST_VALUE = 80  # largest number of characters of a setting in a label
+LONGEST_VALUE = 80  # maximum number of characters of a setting in a label
 SCORES = {
     "eval/accuracy": "held-out accuracy at the end",
     "reward/mean": "mean reward over the last quarter of the steps",
@@ -35,29 +35,29 @@ class Contender:
     label: str  # the policy, and its settings that differ between runs
     runs: tuple[RunRecord, ...]
     score: Estimate
-    profile: LengthProfile | None  # of the responses of all its runs; None without recorded rollouts
-    matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, the widths scaled to one clip fraction
+    profile: LengthProfile | None  # over the responses of all its runs; None without recorded rollouts
+    matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, with widths scaled to one clip fraction
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
-        """Return the mean over runs of a metric's mean."""
+        """Return a metric's mean within each run, averaged over the runs."""
         values = [value for run in self.runs if (value := run.mean(name, last_share)) is not None]
         return fmean(values) if values else None
 
     @property
     def gain(self) -> float | None:
-        """The mean over runs of the final accuracy minus the accuracy before the first update."""
+        """The final accuracy minus the accuracy before the first update, averaged over the runs."""
         values = [run.accuracies[-1] - run.accuracies[0] for run in self.runs if run.accuracies]
         return fmean(values) if values else None
 
     @property
     def matched_lre_max(self) -> float | None:
-        """Mean over its runs of the length error at the matched clip fraction."""
+        """The length error at the matched clip fraction, averaged over the runs."""
         errors = [profile.lre_max for profile in self.matched.values() if profile.lre_max is not None]
         return fmean(errors) if errors else None
 
     @property
     def matched_noise(self) -> float | None:
-        """Mean over its runs of the length error that an even clip would show at the matched clip fraction."""
+        """The length error that even clipping would show at the matched clip fraction, averaged over the runs."""
         noise = [profile.lre_noise for profile in self.matched.values() if profile.lre_noise is not None]
         return fmean(noise) if noise else None
 
@@ -84,7 +84,7 @@ class Race:
 
     @property
     def highlights(self) -> list[str]:
-        """Sentences that say which rule is best and which is the most even."""
+        """Sentences that say which rule scores best and which clips most evenly."""
         if len(self.contenders) < 2:
             return []
         best, score = self.contenders[0], "accuracy" if self.metric == "eval/accuracy" else "reward"
@@ -100,7 +100,7 @@ class Race:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON; unknown numbers are null."""
+        """Return the comparison as plain JSON; unknown numbers are null."""
         contenders = [
             {
                 "label": contender.label,
@@ -137,11 +137,11 @@ def race(
     """Compare the runs in the given folders.
 
     Args:
-        paths: run directories, or folders with run directories, such as a sweep's.
+        paths: run directories, or folders that contain run directories, such as a sweep's.
         match: clip fraction at which to compare length fairness; each run is replayed with its own policy at scaled widths.
         by_sign: match negative and positive advantages separately.
-        skip_steps: number of first steps to leave out of the fairness measures.
-        told: called with the progress.
+        skip_steps: number of initial steps to exclude from the fairness measures.
+        told: called to report progress.
 
     Raises:
         UserError: there is no finished run, or two runs have the same policy and seed.
@@ -190,12 +190,12 @@ def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
         runs.sort(key=lambda run: run.seed)
         for earlier, later in itertools.pairwise(runs):
             if earlier.seed == later.seed:
-                raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; name one of them")
+                raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; give only one")
     return groups
 
 
 def _short(value: object) -> str:
-    """Return the value as text, shortened to fit into a label."""
+    """Return the value as text, shortened to fit in a label."""
     text = str(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
@@ -215,6 +215,6 @@ def _not_comparable(records: Sequence[RunRecord]) -> list[str]:
     notes = []
     for key, values in _varied([record.settings for record in records]).items():
         if not key.startswith("clip."):
-            what = "not comparable" if key.startswith(SAME_CONTEST) else "not only the policy"
+            what = "not comparable" if key.startswith(SAME_CONTEST) else "the policy is not the only difference"
             notes.append(f"{what}: {key} differs between the runs ({', '.join(values)})")
     return sorted(notes)

@@ -1,4 +1,4 @@
-"""Recorded rollouts for replay: the inputs of every update, as its rule received them."""
+"""Recorded rollouts for replay: the inputs to every update, as the rule received them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class RecordedUpdate:
     index: int  # within the step, from 0
     edges: Tensor  # (K + 1,) length bins of the rollout batch, in tokens
     inputs: ClipInputs
-    group: Tensor  # (R,) int64, the prompt that each response answers, within its step
-    sequences: tuple[Tensor, ...]  # R rows of prompt and response ids, ragged
-    weights: Tensor | None = None  # (R, 1) or (R, T) factors of the objective, if the run corrected for its sampler
-    kept: RaggedSets | None = None  # kept sets of the tokens that the model chose, row by row, with top-k or top-p
+    group: Tensor  # (R,) int64, the prompt that each response answers, numbered within the step
+    sequences: tuple[Tensor, ...]  # R ragged rows of prompt and response token ids
+    weights: Tensor | None = None  # (R, 1) or (R, T) factors on the objective, if the run corrected for its sampler
+    kept: RaggedSets | None = None  # kept sets of the tokens that the model chose, row by row; only with top-k or top-p
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
-        """Return factors for a rule's objective; None if its ratio to the sampler already corrects for it."""
+        """Return the factors on a rule's objective; None if its ratio is to the sampler and thus already corrects for it."""
         return None if policy.ratio_to_sampler else self.weights
 
     @property
@@ -57,15 +57,15 @@ class RecordedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The updates of a run of rlzoo or another trainer, in order."""
+    """The updates of a run by rlzoo or another trainer, in order."""
 
-    path: Path  # the run directory, or the first path that was named
+    path: Path  # the run directory, or the first path given
     steps: tuple[RecordedStep, ...]
     updates: tuple[RecordedUpdate, ...]
-    max_length: int  # limit on a response in tokens; the longest response if no limit was recorded
+    max_length: int  # maximum response length in tokens; that of the longest response if no limit was recorded
     splits_prompts: bool  # whether an update had only some of a prompt's responses
     rule: ClipPolicy | None = None  # the rule of the training run; None for another trainer's own rule
-    config: RunConfig | None = None  # only for runs of rlzoo
+    config: RunConfig | None = None  # only for runs by rlzoo
 
     @classmethod
     def read(cls, paths: Path | Sequence[Path], plugins: Sequence[str | Path] = ()) -> RecordedRun:
@@ -73,7 +73,7 @@ class RecordedRun:
 
         Args:
             paths: paths to read.
-            plugins: plugin files and folders, for the rule that rollout files name; a run directory names its own.
+            plugins: plugin files and folders that provide the rule named in rollout files; a run directory names its own.
 
         Raises:
             UserError: there is no recording, it is damaged, or it has no updates.
@@ -82,7 +82,7 @@ class RecordedRun:
         config = None
         if (paths[0] / "config.yaml").is_file():
             if len(paths) > 1:
-                raise UserError(f"{len(paths)} paths were given, but {str(paths[0])!r} is a run directory; name only this one")
+                raise UserError(f"{len(paths)} paths were given, but {str(paths[0])!r} is a run directory; give only that one")
             config = _config(paths[0])
             folder = paths[0] / "rollouts"
             files = rollout_files([folder], named_by_step=True) if folder.is_dir() else []
@@ -97,7 +97,7 @@ class RecordedRun:
         steps = sorted(steps, key=lambda each: each.step)
         for before, after in itertools.pairwise(steps):
             if before.step == after.step:
-                raise UserError(f"two rollout files have step {after.step}; name the files of a single run")
+                raise UserError(f"two rollout files have step {after.step}; give the files of a single run")
         learned = [each for each in steps if each.updates]
         if not learned:
             raise UserError(_without_updates(path, steps))
@@ -106,7 +106,7 @@ class RecordedRun:
         names = {str(each.rule.get("name", "a rule of another trainer")) for each in steps}
         if len(names) > 1:
             raise UserError(
-                f"the steps in {str(path)!r} were trained with {' and '.join(sorted(names))}; name the files of a single run"
+                f"the steps in {str(path)!r} were trained with {' and '.join(sorted(names))}; give the files of a single run"
             )
         limits = {each.max_length for each in learned} - {None}
         max_length = max((limit for limit in limits if limit), default=max(int(each.lengths.max()) for each in learned))
@@ -144,8 +144,8 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
     """Return the rollout files among the given paths, including those in run directories and other folders.
 
     Args:
-        paths: files and folders; within a run directory only ``rollouts`` is searched, within other folders no subfolder.
-        named_by_step: reject files that are not named after a step, such as ``000001.safetensors``.
+        paths: files and folders; in a run directory, only ``rollouts`` is searched; in other folders, no subfolders are.
+        named_by_step: reject files whose names do not have the form ``STEP.safetensors``, such as ``000001.safetensors``.
 
     Raises:
         UserError: a path does not exist, or a folder has no rollout file.
@@ -163,27 +163,29 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
         elif path.exists():
             found.append(path)
         else:
-            raise UserError(f"{str(path)!r} does not exist; name a run directory, rollout files, or a folder of rollout files")
+            raise UserError(f"{str(path)!r} does not exist; give a run directory, rollout files, or a folder of rollout files")
     for file in found:
         stem = file.stem
         if named_by_step and not (stem.isdecimal() and stem.isascii() and len(stem) <= LONGEST_STEP):
-            raise UserError(f"{str(file)!r} is not named after a step, such as 000001.safetensors; remove it")
+            raise UserError(
+                f"{str(file)!r}: expected a name of the form STEP.safetensors, such as 000001.safetensors; remove it"
+            )
     return found
 
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Raise a `UserError` if the block cannot read a safetensors file."""
+    """Turn an error in a block that reads a safetensors file into a `UserError`."""
     try:
-        with opened(file, sys.maxsize):  # rejects anything but a file; safetensors maps the file, whatever its size
+        with opened(file, sys.maxsize):  # rejects anything but a regular file; safetensors maps it, whatever its size
             yield
-    # safetensors raises different errors for different damage; torch raises RuntimeError for another model's weights
+    # safetensors' error depends on the kind of damage; torch raises RuntimeError for another model's weights
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to continue without it") from error
 
 
 def batch_of(step: RecordedStep) -> Batch:
-    """Return the responses of a step in the learner's layout, for another pass of a model."""
+    """Return the responses of a step in the learner's layout, for another forward pass."""
     turn_ids = _turn_ids(step)
     mask = turn_ids >= 0
     sampled, rewards, finished = step.rollout_log_probs, step.rewards, step.finished
@@ -205,13 +207,13 @@ def _config(run: Path) -> RunConfig:
     try:
         return RunConfig.compose([run / "config.yaml"])
     except UserError as error:
-        raise UserError(f"{str(run)!r} has a config.yaml that is not a run configuration: {error}") from error
+        raise UserError(f"{str(run)!r} has a config.yaml that is not a valid run configuration: {error}") from error
 
 
 def _without_updates(path: Path, steps: Sequence[RecordedStep]) -> str:
     what = f"{str(path)!r} has no recorded updates to replay"
     if any(each.rollout_log_probs is not None or each.old_log_probs is not None for each in steps):
-        what += "; `rlzoo rescore` computes the log-probs of a later checkpoint, on which rules can be compared"
+        what += "; `rlzoo rescore` computes the log-probs under a later checkpoint, so that rules can be compared on them"
     return what
 
 
@@ -278,7 +280,7 @@ def _progress(step: RecordedStep, index: int) -> float | None:
 
 
 def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
-    """Return the recorded advantages, ``(R, 1)`` or ``(R, T)``; without them, each reward minus the mean of its prompt."""
+    """Return the recorded advantages, ``(R, 1)`` or ``(R, T)``; without them, each reward minus its prompt's mean reward."""
     if step.advantages is not None:
         return step.advantages[:, None] if len(step.advantages) == len(step) else _spread(step.advantages, mask)
     if step.rewards is None:
@@ -301,7 +303,7 @@ def _turn_ids(step: RecordedStep) -> Tensor:
 
 
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:
-    """Lay out values of response tokens, ``(N,)`` row by row, as ``(R, T)`` with 0 in the padding."""
+    """Scatter the values of response tokens, ``(N,)`` row by row, into ``(R, T)``, with 0 elsewhere."""
     return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
 
 

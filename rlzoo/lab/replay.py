@@ -23,12 +23,12 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.types import ClipInputs
 
 CELLS = 2**18
-"""Most tokens, with padding, that are judged at once."""
+"""Maximum number of tokens, including padding, that are judged at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One rule on recorded data."""
+    """The results of one rule on recorded data."""
 
     policy: ClipPolicy  # at the beginning
     last: ClipPolicy  # at the end, if it is adaptive
@@ -40,19 +40,19 @@ class Replayed:
 
 
 def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:
-    """Apply a rule to every recorded update, in order; an adaptive rule adapts from earlier updates only.
+    """Apply a rule to every recorded update, in order; an adaptive rule adapts only to earlier updates.
 
     Args:
-        run: the recording. Advantages are the recorded ones, whatever estimator the policy names. The run's mismatch correction
-            weighs the objective of every rule, except rules whose ratio is relative to the sampler.
+        run: the recording. The recorded advantages are used, whatever estimator the policy names. The run's mismatch correction
+            weights the objective of every rule, except those whose ratio is relative to the sampler.
         policy: any rule.
-        skip_steps: number of first steps to leave out of the result, while adaptive rules settle.
+        skip_steps: number of initial steps, in which adaptive rules settle, to exclude from the result.
 
     Raises:
         UserError: the rule does not support the recorded advantages or weights, or no responses are left to report.
     """
     if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
-        raise UserError(f"{str(run.path)!r} has an advantage per token, but {policy.name} needs one per response")
+        raise UserError(f"{str(run.path)!r} has per-token advantages, but {policy.name} needs one per response")
     refuse_missing(run, policy)
     tables, states, current, on_policy = [], [], policy, OnPolicyGradient(policy)
     for update in run.updates:
@@ -93,7 +93,7 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
     """Reject a rule that needs inputs that were not recorded.
 
     Raises:
-        UserError: says in one line what is missing and how to record it.
+        UserError: an input is missing; the message says which one, and how to record it.
     """
     missing = sorted(name for name in policy.needs if getattr(run.updates[0].inputs, name) is None)
     if missing:
@@ -112,14 +112,14 @@ def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
 
 
 def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Callable[[ClipPolicy], float]:
-    """Return a function from a policy to its clip fraction on a run, which is much faster than `replay`.
+    """Return a function that maps a policy to its clip fraction on a run, much faster than `replay` does.
 
-    Its first call evaluates the policy update by update, and on stacks of updates. If both give the same decisions, the later
-    calls use the stacks only, so call it with one rule at different widths.
+    The first call for a rule evaluates the policy twice, update by update and on stacks of updates. If the decisions agree,
+    later calls use only the stacks. The function is meant to be called with one rule at different widths.
 
     Args:
         run: the recording.
-        skip_steps: number of first steps to leave out.
+        skip_steps: number of initial steps to exclude.
         sign: -1 or 1 for the responses with a negative or a positive advantage, 0 for both.
     """
     updates = [update.inputs for update in run.updates if not skip_steps or update.step > skip_steps]
@@ -159,10 +159,10 @@ def _decisions(policy: ClipPolicy, pieces: Sequence[ClipInputs], sign: int) -> T
 
 
 def stacked(updates: Sequence[ClipInputs]) -> list[ClipInputs]:
-    """Concatenate the rows of consecutive updates, padded to a common width, up to `CELLS` tokens with padding.
+    """Concatenate the rows of consecutive updates, padded to a common width, into stacks of up to `CELLS` tokens.
 
-    A rule that judges each response by itself gives the same decisions as on the single updates, in fewer operations. The
-    seed and the progress of a stack are those of its first update.
+    A rule that judges each response independently makes the same decisions on a stack as on the separate updates, in fewer
+    operations. A stack has the seed and the progress of its first update.
     """
     stacks: list[list[ClipInputs]] = []
     for inputs in updates:
@@ -195,8 +195,8 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
     """Scale all widths of a policy by one factor, found by bisection, so that it clips a target share.
 
     Args:
-        policy: a rule with a width, or one that adapts to a share of clipped responses.
-        target: share of the responses with nonzero advantage, between 0 and 1.
+        policy: a rule with a width, or one that adapts to a target share of clipped responses.
+        target: share of the responses with a nonzero advantage, between 0 and 1.
         fraction: function from a policy to its clip fraction, which falls as widths grow.
 
     Raises:
@@ -213,15 +213,15 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
             wide = middle
         else:
             narrow = middle
-    # the clip fraction is a step function: return the nearer side of the jump
+    # the clip fraction is a step function: return the side of the jump that is nearer to the target
     return min(policy.scaled(narrow), policy.scaled(wide), key=lambda side: abs(fraction(side) - target))
 
 
 def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_steps: int = 0) -> Replayed:
     """Replay a policy with widths scaled separately for each sign of the advantage, so that each sign clips a target share.
 
-    With equal widths for both signs, rules clip negative advantages several times as often as positive ones, to a different
-    extent for each rule. A rule that adapts to a share applies it to each sign itself.
+    With equal widths for both signs, rules clip negative advantages several times as often as positive ones, by a factor that
+    differs between rules. A rule that adapts to a target share already applies it to each sign.
 
     Raises:
         UserError: no width gives this share for one of the signs; the message says which shares are possible.
@@ -239,7 +239,7 @@ def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_step
 
 
 def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> tuple[float, float]:
-    """Return two factors of the widths: the policy clips more than the target with the first, and no more with the second."""
+    """Return two width factors: the policy clips more than the target with the first, and no more with the second."""
     seen = [fraction(policy)]
     step = 4.0 if seen[0] > target else 0.25
     with suppress(ValidationError):  # a width that its field does not allow

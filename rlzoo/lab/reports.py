@@ -16,11 +16,11 @@ from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.report import ReportSection, Row, Table, render
 
 MEGABYTE = 2**20
-SMOOTHED = 5  # steps that a line of a curve is averaged over
+SMOOTHED = 5  # number of steps over which a curve is averaged
 PARTS = (
-    "`lre_max` is conditional on the sign of the advantage: every length bin is weighted to the overall mix of signs. `by "
+    "`lre_max` is conditional on the sign of the advantage: every length bin is reweighted to the overall mix of signs. `by "
     "signs` is the error that the mix of signs alone would cause, if each sign were clipped equally at every length. `total` "
-    "is the error of the bins as they are. Compare errors only at the same clip fraction."
+    "is the error without this reweighting. Compare errors only at the same clip fraction."
 )
 
 
@@ -43,12 +43,12 @@ def _scores(race: Race) -> ReportSection:
         score, clipped, length = contender.score, contender.mean("clip/fraction"), contender.mean("response/length_mean", 0.25)
         seeds = (score.num_seeds, score.mean, score.mean_interval, contender.gain, score.iqm, score.iqm_interval)
         rows.append([contender.label, *seeds, contender.sampling_share, clipped, length])
-    columns = ["policy", "seeds", "mean", "95 %", "gain", "IQM", "95 %", "sampling", "clip fraction", "response length"]
+    columns = ["policy", "seeds", "mean", "95%", "gain", "IQM", "95%", "sampling", "clip fraction", "response length"]
     dots = [(contender.label, contender.score.iqm, contender.score.iqm_interval) for contender in race.contenders]
     text = (
-        "Intervals are 95 %, over seeds: Student's t for the mean, a trimmed mean's for IQM, the interquartile mean (arXiv "
-        "2108.13264). Gain: final accuracy minus accuracy before the first update. Sampling: the share of the variance "
-        "between seeds that is due to the sampled evaluation responses."
+        "The 95% intervals are over seeds. The mean has Student's t interval; IQM, the interquartile mean (arXiv 2108.13264), "
+        "has the interval of a trimmed mean. Gain is the final accuracy minus the accuracy before the first update. Sampling "
+        "is the share of the variance between seeds that is due to sampling the evaluation responses."
     )
     what = SCORES[race.metric]
     return ReportSection(
@@ -62,9 +62,9 @@ def _pairs(race: Race) -> ReportSection:
         probability = None if pair.probability_interval is None else pair.probability_of_improvement
         difference, better = (pair.mean, pair.interval), (probability, pair.probability_interval)
         rows.append([pair.first, pair.second, pair.num_seeds, *difference, *better, pair.adjusted_p_value, pair.verdict])
-    columns = ["first", "second", "seeds", "difference", "95 %", "P(first > second)", "95 %", "p, Holm", "verdict"]
+    columns = ["first", "second", "seeds", "difference", "95%", "P(first > second)", "95%", "p, Holm", "verdict"]
     text = (
-        f"Differences are paired by seed: both runs have the same problems and the same initial model. Each 95 % interval is "
+        f"Differences are paired by seed: both runs have the same problems and the same initial model. Each 95% interval is "
         f"for its pair alone. {TEST}"
     )
     return ReportSection("Pairs", [text], (), [Table("Every pair", columns, rows)])
@@ -75,11 +75,11 @@ def _curves(race: Race) -> ReportSection:
         lines({c.label: _curve(c, name) for c in race.contenders}, xlabel="step", ylabel=label)
         for name, label in (("reward/mean", "mean reward"), ("response/length_mean", "mean response length in tokens"))
     ]
-    return ReportSection("By step", ["Lines are means over seeds, bands range from the lowest to the highest."], figures)
+    return ReportSection("By step", ["Lines are means over seeds; bands range from the lowest seed to the highest."], figures)
 
 
 def _curve(contender: Contender, name: str) -> Series:
-    """The mean over seeds at each step, and the mean, lowest and highest over seeds of the mean over the last steps."""
+    """Return the mean over seeds at each step, and the mean, minimum and maximum over seeds of the running mean."""
     by_seed = [[row[name] for row in run.metrics if name in row] for run in contender.runs]
     length = min(map(len, by_seed))
     values = np.array([row[:length] for row in by_seed])
@@ -112,10 +112,12 @@ def _fairness(race: Race) -> ReportSection:
         "ess",
     ]
     signs = " for each sign of the advantage" if race.by_sign else ""
-    matched = "as trained" if race.match is None else f"replayed with widths scaled to a clip fraction of {race.match}{signs}"
-    text = f"As trained, pooled over seeds; and each run {matched}. {PARTS}"
+    text = "`clip fraction`, `lre_max` and `ess` are as trained, pooled over seeds."
+    if race.match is not None:
+        matched = f"with widths scaled to a clip fraction of {race.match}{signs}"
+        text += f" The other columns summarize the runs, each replayed {matched}."
     figure = profile(_clip_fractions(profiles, "both"))
-    return ReportSection("By response length", [text], [figure], [Table("Length fairness", columns, rows)])
+    return ReportSection("By response length", [f"{text} {PARTS}"], [figure], [Table("Length fairness", columns, rows)])
 
 
 def _costs(race: Race) -> ReportSection:
@@ -144,7 +146,7 @@ def study_report(study: Study) -> str:
         "clip fraction": "as configured"
         if study.match is None
         else f"matched at {study.match}{' for each sign' if study.by_sign else ''}",
-        "steps left out": str(study.skip_steps),
+        "steps excluded": str(study.skip_steps),
     }
     sections = [_summary(study), _by_length(study)]
     if any(rule.cosine for rule in study.rules):
@@ -161,13 +163,13 @@ def _summary(study: Study) -> ReportSection:
         worst = found.lre.conditional.max if found.lre else None
         lre = (worst.value, worst.corrected, worst.interval, worst.noise) if worst else (None,) * 4
         rows.append([rule.label, found.clip_fraction, *lre, *found.other_errors, found.ess, mean, rule.widths])
-    lre_columns = ("lre_max", "corrected", "95 %", "noise", "by signs", "total")
+    lre_columns = ("lre_max", "corrected", "95%", "noise", "by signs", "total")
     columns = ["policy", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
     paragraphs = [
         "Every rule was applied to the same recorded log-probs, update by update. `lre_max` is the largest relative error of "
-        f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the `lre_max` to expect for so many "
-        "prompts if every length were clipped equally, and `corrected` is `lre_max` without the contribution of noise. The "
-        "interval resamples prompts with all their responses and epochs.",
+        f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the `lre_max` to expect with this number "
+        "of prompts if every length were clipped equally, and `corrected` is `lre_max` without the contribution of noise. The "
+        "interval comes from the variation between prompts, each with all its responses and epochs.",
         *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
     ]
     return ReportSection("What each rule clips", paragraphs, (), [Table("All responses with an advantage", columns, rows)])
@@ -185,8 +187,8 @@ def _by_length(study: Study) -> ReportSection:
     columns = ["policy", *study.rules[0].replayed.profile.bin_labels()]
     rows: list[Row] = [[label, *found.both.fraction] for label, found in profiles.items()]
     text = (
-        "There are six quantile bins of length. Bars are 95 % intervals over prompts. Gradient mass is the sum of "
-        "|dJ/dlog_probs| over tokens."
+        "Responses are grouped into six quantile bins of length. Bars are 95% intervals over prompts. Gradient mass is the "
+        "sum of |dJ/dlog_probs| over tokens."
     )
     return ReportSection("By response length", [text], figures, [Table("Clip fraction by length in tokens", columns, rows)])
 
@@ -205,11 +207,11 @@ def _cosine(study: Study) -> ReportSection:
             series[rule.label] = Series(rule.replayed.profile.median_length, rule.cosine.by_length)
             rows.append([rule.label, rule.cosine.mean, rule.cosine.interval, rule.cosine.num_updates])
     text = (
-        "The cosine is between the gradient of each rule and the gradient of the mean of exp(S) A, which is the "
-        "importance-weighted objective without a clip, computed with the weights that the run kept. A rule's weights by length "
-        "also turn its gradient, even without any clip."
+        "The cosine is between each rule's gradient and the gradient of the mean of exp(S) A, which is the unclipped "
+        "importance-weighted objective. Both are computed with the model weights that the run kept. A rule's length weighting "
+        "also turns its gradient, even without any clipping."
     )
-    table = Table("Over the updates whose weights were kept", ["policy", "cosine", "95 %", "updates"], rows)
+    table = Table("Over the updates whose weights were kept", ["policy", "cosine", "95%", "updates"], rows)
     return ReportSection("Cosine to the unclipped gradient", [text], [profile(series, ylabel="cosine")], [table])
 
 

@@ -20,12 +20,12 @@ from rlzoo.recording import RecordedStep, UpdateLogProbs
 FARTHEST = 3.0
 """Largest mean difference, in nats per token, between recorded log-probs and those of a checkpoint of the same model."""
 SAMPLER = "sampler"
-"""Can be given instead of a checkpoint: use the log-probs that the sampler reported."""
+"""Can be given in place of a checkpoint, to use the log-probs that the sampler reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of one checkpoint for the tokens of one step that the model generated, ``(M,)`` each."""
+    """One checkpoint's scores for the model-generated tokens of one step, ``(M,)`` each."""
 
     log_probs: Tensor
     entropy: Tensor
@@ -45,17 +45,17 @@ def rescore(
     dtype: str = "float32",
     reach: Reach = lambda what, done, total: None,
 ) -> list[Path]:
-    """Write copies of rollout files with the log-probs of other checkpoints.
+    """Write copies of rollout files with log-probs under other checkpoints.
 
     Args:
         paths: rollout files and folders with rollout files.
-        output: new or empty folder for the new files, which keep their names.
-        models: checkpoints that replace the recorded updates. Each becomes one update of all responses, in this order. The
-            recorded updates are kept if there are none.
+        output: new or empty folder for the new files, which keep the names of the originals.
+        models: checkpoints that replace the recorded updates. Each becomes one update on all responses, in this order. If
+            there are none, the recorded updates are kept.
         old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded ones.
         ref: checkpoint for ``ref_log_probs``; None keeps the recorded ones.
         dtype: type of the weights, ``"float32"`` or ``"bfloat16"``.
-        reach: called with the progress.
+        reach: called to report progress.
 
     Returns:
         The paths of the new files.
@@ -81,9 +81,9 @@ def rescore(
 
 
 def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[str], old: str | None, ref: str | None) -> None:
-    """Reject arguments that cannot succeed before a model is loaded."""
+    """Reject invalid arguments before any model is loaded."""
     if not (models or old or ref):
-        raise UserError("nothing to compute: name checkpoints with --model, --old or --ref")
+        raise UserError("nothing to compute: give checkpoints with --model, --old or --ref")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output {str(output)!r} exists and is not an empty folder; choose another")
     names = [file.name for file in steps]
@@ -139,12 +139,12 @@ def score(step: RecordedStep, module: ResponseLogProbs) -> Scores:
 
     Args:
         step: the recorded tokens.
-        module: the checkpoint with the temperature of the recording.
+        module: the checkpoint, with the temperature of the recording.
     """
     batch, device = batch_of(step), module.language_model.device
     sizes = module.language_model.config.get_text_config()
     depth, is_cpu = sizes.num_hidden_layers * sizes.hidden_size, device.type == "cpu"
-    # skip rows without a generated token
+    # skip rows without generated tokens
     rows = batch.response_mask.any(-1).nonzero()[:, 0]
     most = max_tokens(None, is_cpu=is_cpu, depth=depth)
     both = torch.zeros(2, *batch.response_mask.shape)

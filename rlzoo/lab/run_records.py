@@ -29,17 +29,17 @@ class RunRecord:
 
     @property
     def accuracies(self) -> list[float]:
-        """The accuracies of all evaluations; the first is before the first update, the last after the last."""
+        """The accuracies of all evaluations; the first precedes the first update, and the last follows the last update."""
         return [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
 
     @property
     def accuracy_error(self) -> float | None:
-        """The standard error of the last evaluation due to sampling responses; None if it was not logged."""
+        """The standard error of the last accuracy that is due to sampling responses; None if it was not logged."""
         errors = [row["eval/accuracy_se"] for row in self.metrics if "eval/accuracy_se" in row]
         return errors[-1] if errors else None
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
-        """Return the mean of a metric over the run, or over the last share of its steps."""
+        """Return the mean of a metric over the last ``last_share`` of the steps, by default over all of them."""
         first = self.settings["steps"] * (1 - last_share)
         values = [row[name] for row in self.metrics if name in row and row["step"] > first]
         return fmean(values) if values else None
@@ -52,14 +52,14 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """The duration of the run; without a recorded duration, the time of sampling and learning."""
+        """The run's duration; if none was recorded, the time spent on sampling and learning."""
         spent = sum(row.get("time/rollout", 0.0) + row.get("time/learner", 0.0) for row in self.metrics)
         noted = self.summary.get("seconds")
         return float(noted) if isinstance(noted, int | float) and 0 < noted < math.inf else spent
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
-    """Return every finished run in the given folders, at any depth, and a note on each unfinished one.
+    """Return every finished run in the given folders, at any depth, and a note on each run that was skipped.
 
     Raises:
         UserError: a path is not a folder, or there is no finished run.
@@ -68,10 +68,10 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     for path in paths:
         try:
             is_folder = path.is_dir()
-        except (OSError, ValueError):  # an impossible file name
+        except (OSError, ValueError):  # an invalid file name
             is_folder = False
         if not is_folder:
-            raise UserError(f"{shown(str(path))} is not a folder; give run directories, or folders with run directories")
+            raise UserError(f"{shown(str(path))} is not a folder; give run directories, or folders that contain them")
         for folder in (file.parent for file in sorted(path.rglob("config.yaml"))):
             if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # otherwise it is not a run
                 folders.setdefault(folder.resolve(), folder)
@@ -80,9 +80,9 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
         try:
             records.append(_read(folder))
         except _UnfinishedError:
-            notes.append(f"skipped, not finished: {folder}")
+            notes.append(f"skipped because it is not finished: {folder}")
         except UserError as error:
-            notes.append(f"skipped, damaged: {error}")
+            notes.append(f"skipped because it is damaged: {error}")
     if not records:
         why = f" ({notes[0]})" if notes else ""
         raise UserError(
@@ -101,7 +101,7 @@ def read_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> dict[s
 
 
 def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Return descriptions of the settings that differ, such as ``"learner.lr (was 0.0003, now 5e-05)"``."""
+    """Describe the settings that differ, such as ``"learner.lr (was 0.0003, now 5e-05)"``."""
     old, new = flatten(before), flatten(asked)
     return [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in sorted(old | new) if old.get(key) != new.get(key)]
 

@@ -1,4 +1,4 @@
-"""A replay study: several rules on one run's rollouts, as configured, at one clip fraction, or over a range of widths."""
+"""A replay study: replays several rules on one run's rollouts, as configured, at one clip fraction, or at many widths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, rela
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule on the recorded rollouts."""
+    """The results of one rule on the recorded rollouts."""
 
     label: str
     replayed: Replayed
@@ -31,7 +31,7 @@ class Rule:
 
     @property
     def widths(self) -> str:
-        """The widths as text; by sign of the advantage if they were matched separately."""
+        """The widths as text, listed by sign of the advantage if the signs were matched separately."""
         above = self.replayed.above
         if above is None:
             return _widths(self.replayed.policy)
@@ -39,7 +39,7 @@ class Rule:
 
     @property
     def measures(self) -> dict[str, float | None]:
-        """The measures that are compared between widths."""
+        """The measures that are compared across widths."""
         found = self.replayed.profile
         measures = {"clip_fraction": found.clip_fraction, "lre_max": found.lre_max, "lre_noise": found.lre_noise}
         return {**measures, "ess": found.ess, "cosine": None if self.cosine is None else self.cosine.mean}
@@ -47,7 +47,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Several rules on one run."""
+    """The results of several rules on one run."""
 
     run: RecordedRun
     rules: tuple[Rule, ...]
@@ -57,7 +57,7 @@ class Study:
     by_sign: bool = False  # whether each sign of the advantage was matched separately
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON; unknown numbers are null."""
+        """Return the study as plain JSON; unknown numbers are null."""
         rules = [
             {
                 "policy": rule.label,
@@ -110,12 +110,12 @@ def study(
     Args:
         run: the recording.
         policies: the rules with their settings; names must differ.
-        match: clip fraction to which every rule's widths are scaled; a rule without a width is not changed and gets a note.
-        by_sign: match negative and positive advantages separately. Width sweeps and cosines are then not available.
-        skip_steps: number of first steps to leave out of the results.
-        sweep_width: also replay every rule that has a width at each of `FACTORS` times its width.
+        match: clip fraction to which every rule's widths are scaled; a rule without a width stays as it is and gets a note.
+        by_sign: match negative and positive advantages separately. Width sweeps and cosines are then unavailable.
+        skip_steps: number of initial steps to exclude from the results.
+        sweep_width: also replay every rule that has a width with that width multiplied by each of `FACTORS`.
         with_cosine: measure the angle to the unclipped gradient, if the run kept weights.
-        told: called with the progress.
+        told: called to report progress.
     """
     sweep_width, with_cosine = sweep_width and not by_sign, with_cosine and not by_sign
     candidates: dict[str, Replayed] = {}
@@ -153,7 +153,7 @@ def _widths(policy: ClipPolicy) -> str:
 def _matched(
     run: RecordedRun, policy: ClipPolicy, match: float | None, *, by_sign: bool, skip_steps: int
 ) -> tuple[Replayed, str]:
-    """Replay the rule at the clip fraction, or unchanged with a note that says why."""
+    """Replay the rule at the clip fraction, or unchanged, with a note that says why."""
     note = ""
     if match is not None:
         try:

@@ -1,4 +1,4 @@
-"""A sweep: runs of several policies, settings and seeds, as processes nested under one MLflow run."""
+"""A sweep: runs several policies, settings and seeds as processes, whose runs are nested under one MLflow run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LAUNCHER = "RLZOO_LAUNCHER"
 """Environment variable with the ID of the process that started this one, if it is a sweep or rlzoo's launcher."""
 
 POLL = 0.5  # seconds between polls of the children
-SETTLED = 20.0  # seconds after which a child's memory is about its final size
-SPARE = 1.2  # free memory required for another child, relative to the largest so far
+SETTLED = 20.0  # seconds after which a child's memory use has roughly settled
+SPARE = 1.2  # free memory required for another child, relative to the largest child so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs of every policy with every setting and every seed, in one folder."""
+    """Runs of every combination of policy, setting and seed, in one folder."""
 
     folder: Path
     clips: tuple[str, ...]
@@ -96,13 +96,15 @@ class Sweep:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds: ``"5"`` means seeds 0 to 4, ``"101,102"`` these two, and ``"5,"`` only seed 5."""
+    """Parse seeds: ``"5"`` means seeds 0 to 4, ``"101,102"`` means these two, and ``"5,"`` means only seed 5."""
     try:
         seeds = tuple(range(int(text))) if "," not in text else tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
         seeds = ()
     if not seeds or len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {text!r}: give a number of seeds, such as 5 for 0 to 4, or distinct seeds, such as 101,102")
+        raise UserError(
+            f"--seeds {text!r}: expected a number of seeds, such as 5 for 0 to 4, or distinct seeds, such as 101,102"
+        )
     return seeds
 
 
@@ -113,12 +115,12 @@ def _grid(axes: Sequence[str]) -> list[dict[str, str]]:
         key, _, values = axis.partition("=")
         choices[key] = [word.strip() for word in values.split(",") if word.strip()]
         if not key or not choices[key]:
-            raise UserError(f"--grid {axis!r}: write KEY=VALUE,VALUE such as learner.lr=1e-4,3e-4")
+            raise UserError(f"--grid {axis!r}: expected KEY=VALUE,VALUE, such as learner.lr=1e-4,3e-4")
     return [dict(zip(choices, words, strict=True)) for words in itertools.product(*choices.values())]
 
 
 def _check_same(child: Child) -> None:
-    """Reject a run with other settings in the child's directory."""
+    """Reject a run with different settings in the child's directory."""
     before = read_mapping(child.path / "config.yaml", parse_yaml)
     if not before:
         raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; remove it")
@@ -131,7 +133,7 @@ def _check_same(child: Child) -> None:
 
 @dataclass(slots=True)
 class SweepProcess:
-    """A running child."""
+    """A running child process."""
 
     child: Child
     environment: dict[str, str]
@@ -157,14 +159,14 @@ def run_children(
 
     Args:
         children: in the order in which to start them.
-        jobs: number of children that run at once; None for one per GPU, or without a GPU for one per core while memory lasts.
-        parent_run: MLflow run that they belong to.
+        jobs: number of children to run at once; None for one per GPU, or without GPUs one per core, as far as memory allows.
+        parent_run: ID of the MLflow run to which they belong.
         look: called every half second with the running children.
         ended: called with each child that ended, and its exit code.
 
     Returns:
-        The children that failed. On Ctrl-C or SIGTERM, the running children are asked to save and exit, and the exception is
-        raised.
+        The children that failed. On Ctrl-C or SIGTERM, the running children are asked to save and exit, and the exception
+        propagates.
     """
     waiting = [child for child in children if not child.is_finished]
     free = slots(jobs)
@@ -194,7 +196,7 @@ def run_children(
 
 
 def slots(jobs: int | None) -> list[dict[str, str]]:
-    """Return the environment of each slot for a child: its own GPU, or a share of the cores."""
+    """Return the environment variables of each slot for a child, which select a GPU and the child's share of the cores."""
     import torch
 
     gpus = torch.cuda.device_count()

@@ -22,9 +22,9 @@ class Completion:
 
     response: str
     reward: Annotated[float, Field(allow_inf_nan=False)]  # 1 if the response is right, else 0
-    answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None without an answer
+    answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None if no answer
     length: Annotated[int, Field(ge=0)]  # in tokens, including the end token
-    finished: bool  # False: cut off at the length limit
+    finished: bool  # False if cut off at the length limit
 
 
 Completions = tuple[Completion, ...]  # the k responses to one problem
@@ -32,7 +32,7 @@ Completions = tuple[Completion, ...]  # the k responses to one problem
 
 @dataclass(frozen=True, slots=True)
 class AtK:
-    """A mean over problems with its 95 % interval."""
+    """A mean over problems, with its 95% interval."""
 
     value: float
     interval: Interval
@@ -43,13 +43,13 @@ class LengthBin:
     """The measures in one bin of response length."""
 
     longest: int  # upper edge, in tokens
-    num_responses: int  # number of responses with such a length
-    num_problems: int  # number of problems with such a mean length
-    estimates: dict[str, AtK]  # estimates without observations are missing
+    num_responses: int  # number of responses whose length is in the bin
+    num_problems: int  # number of problems whose mean response length is in the bin
+    estimates: dict[str, AtK]  # estimates without observations are omitted
 
 
 def pass_at(num_samples: int, num_right: int, j: int) -> float:
-    """Estimate pass@j without bias: the chance that j of n responses include one of the c right ones (arXiv 2107.03374).
+    """Compute the unbiased estimate of pass@j, the chance that j of n responses include one of c right ones (arXiv 2107.03374).
 
     Formula:
         1 - C(n - c, j) / C(n, j)
@@ -63,10 +63,10 @@ def pass_at(num_samples: int, num_right: int, j: int) -> float:
 
 
 def majority(completions: Completions) -> float:
-    """Compute maj@k of one problem: whether the most frequent answer is right.
+    """Compute maj@k for one problem: whether the most frequent answer is right.
 
-    Responses without an answer do not vote; without any votes, the result is 0. Ties are broken at random, so a tie counts as
-    the share of right answers among the tied ones: 0.5 if one of two is right.
+    Responses without an answer do not vote; without any votes, the result is 0. A tie counts as the expected result of
+    breaking it at random, which is the share of right answers among the tied ones: 0.5 if one of two is right.
     """
     votes = Counter(completion.answer_group for completion in completions if completion.answer_group is not None)
     most = max(votes.values(), default=0)
@@ -86,15 +86,15 @@ def estimates(problems: Sequence[Completions]) -> dict[str, AtK]:
 
 
 def means(problems: Sequence[Completions]) -> dict[str, float]:
-    """Compute the same measures without intervals, which are slow."""
+    """Compute the same measures as `estimates`, but without intervals, which are slow to compute."""
     return {name: float(values.mean()) for name, values in _measures(problems).items()}
 
 
 def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
     """Estimate ``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, shortest first.
 
-    For mean@k, each response counts in its own bin. The other two are measures of a whole problem, which counts in the bin of
-    its responses' mean length. The outer bins may therefore have few problems or none.
+    For mean@k, each response counts in its own bin. The other two measure a whole problem, which counts in the bin that holds
+    the mean length of its responses. The outer bins may therefore have few problems or none.
     """
     k = len(problems[0])
     lengths = torch.tensor([[completion.length for completion in completions] for completions in problems])
@@ -114,7 +114,7 @@ def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
 
 
 def _estimate(sums: Array, counts: Array) -> AtK:
-    """Compute the mean over all problems from sums and counts per problem."""
+    """Compute the mean over all problems from per-problem sums and counts."""
     return AtK(float(sums.sum() / counts.sum()), bootstrap_mean(sums, counts))
 
 

@@ -12,14 +12,15 @@ from scipy import optimize, stats
 from rlzoo.measure.intervals import CONFIDENCE, Array, Interval
 
 MIN_SEEDS = 5
-"""Minimum number of common seeds for which a winner is named."""
+"""Minimum number of common seeds for a winner to be named."""
 LEVEL = 0.05
-"""Significance level of the tests of all pairs together, after Holm's correction."""
+"""Family-wise significance level of the tests of all pairs, after Holm's correction."""
 POWER = 0.8
-"""Probability with which a difference that `detectable` returns is found."""
+"""Probability of finding a true difference as large as the one that `detectable` returns."""
 TEST = (
     f"A winner is named if the p-value of the paired t-test is at most {LEVEL} after Holm's correction over all pairs. "
-    f"With equal rules, at most one comparison in {round(1 / LEVEL)} names one. It takes at least {MIN_SEEDS} common seeds."
+    f"If all rules are equal, at most one comparison in {round(1 / LEVEL)} names a winner. At least {MIN_SEEDS} common seeds "
+    "are required."
 )
 
 
@@ -29,50 +30,50 @@ class Estimate:
 
     num_seeds: int
     mean: float
-    mean_interval: Interval | None  # 95 %, Student's t; None with a single seed or equal scores
+    mean_interval: Interval | None  # 95%, Student's t; None with a single seed or equal scores
     iqm: float  # interquartile mean (arXiv 2108.13264)
-    iqm_interval: Interval | None  # 95 %, Tukey and McLaughlin's
+    iqm_interval: Interval | None  # 95%, Tukey and McLaughlin's
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference between two policies on their common seeds."""
+    """The difference between two policies over their common seeds."""
 
     first: str
     second: str
     num_seeds: int
     mean: float | None  # None without a common seed
-    interval: Interval | None  # 95 %, Student's t of the paired differences, without correction
+    interval: Interval | None  # 95%, Student's t of the paired differences, without correction
     p_value: float | None  # two-sided paired t-test
     adjusted_p_value: float | None  # after Holm's correction over all pairs
     probability_of_improvement: float  # P(first > second) + P(equal) / 2 over all pairs of seeds
-    probability_interval: Interval | None  # 95 %, Newcombe's score interval; None with fewer than two seeds each
+    probability_interval: Interval | None  # 95%, Newcombe's score interval; None with fewer than two seeds each
     verdict: str
 
 
 def iqm(values: Array, axis: int = -1) -> Array:
-    """Compute the interquartile mean, which drops the lowest and highest quarter, rounded down to whole values."""
+    """Compute the interquartile mean, which drops the lowest and the highest quarter of the values, each rounded down."""
     return np.asarray(stats.trim_mean(values, 0.25, axis=axis))
 
 
 def estimate(scores: Sequence[float]) -> Estimate:
-    """Estimate the mean and the interquartile mean with their 95 % intervals.
+    """Estimate the mean and the interquartile mean with their 95% intervals.
 
     The mean has Student's t interval. The interquartile mean has the interval of a trimmed mean: its standard error comes
-    from the winsorised variance, and the degrees of freedom are the number of kept values less 1 (Tukey and McLaughlin,
+    from the winsorised variance, and its degrees of freedom are the number of kept values minus 1 (Tukey and McLaughlin,
     Sankhya A 25 (1963), 331).
 
-    Coverage was measured on 2,000 draws with 5, 8, 12 and 20 seeds. With normal scores, it is 95, 94, 95 and 95 % for the
-    mean, and 92, 93, 94 and 94 % for the interquartile mean. With log-normal scores, whose logarithm has standard deviation
-    1/2, it is 92, 92, 93 and 93 %, and 90, 91, 93 and 94 %. ``pytest tests/measure/test_comparison.py -k intervals_hold``
-    measures it again.
+    Coverage was measured on 2,000 draws with 5, 8, 12 and 20 seeds. For normal scores, it is 95, 94, 95 and 95% for the
+    mean, and 92, 93, 94 and 94% for the interquartile mean. For log-normal scores, whose logarithm has a standard deviation
+    of 1/2, it is 92, 92, 93 and 93% for the mean, and 90, 91, 93 and 94% for the interquartile mean. To measure it again, run
+    ``pytest tests/measure/test_comparison.py -k intervals_hold``.
     """
     values = np.array(scores, dtype=float)
     return Estimate(len(values), float(values.mean()), t_interval(values), float(iqm(values)), _trimmed_interval(values))
 
 
 def t_interval(values: Array) -> Interval | None:
-    """Compute Student's 95 % interval of a mean; None for fewer than two values or equal values."""
+    """Compute Student's 95% interval for a mean; None for fewer than two values or equal values."""
     if len(values) < 2 or np.ptp(values) == 0:
         return None
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values))
@@ -98,7 +99,7 @@ def probability_of_improvement(first: Array, second: Array, axis: int = -1) -> A
 
 
 def _probability_interval(first: Array, second: Array) -> Interval | None:
-    """Compute Newcombe's score interval of P(first > second), method 5 (Statistics in Medicine 25 (2006), 559)."""
+    """Compute Newcombe's score interval for P(first > second), method 5 (Statistics in Medicine 25 (2006), 559)."""
     if min(len(first), len(second)) < 2 or np.ptp(np.concatenate([first, second])) == 0:
         return None
     share, pairs = float(probability_of_improvement(first, second)), len(first) * len(second)
@@ -119,9 +120,9 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
     """Compare all pairs of policies, given their scores by policy and seed.
 
     A winner is named if a pair has `MIN_SEEDS` common seeds and the p-value of its paired t-test is at most `LEVEL` after
-    Holm's correction over all pairs that can be tested. Of 1,000 races between four equal rules with five seeds, 4.6 % named
-    a winner with normal scores, and 2.7 % with log-normal scores. ``pytest tests/measure/test_comparison.py -k among_equals``
-    repeats this.
+    Holm's correction over all pairs that can be tested. Of 1,000 races between four equal rules with five seeds, 4.6% named
+    a winner with normal scores, and 2.7% with log-normal scores. ``pytest tests/measure/test_comparison.py -k among_equals``
+    repeats this measurement.
     """
     pairs = list(itertools.combinations(scores, 2))
     gaps: list[Array] = []
@@ -150,7 +151,7 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Apply Holm's correction for several tests; None stays None and does not count."""
+    """Apply Holm's correction for multiple tests; None stays None and does not count as a test."""
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     highest = 0.0
@@ -173,7 +174,7 @@ def _paired_t(gap: Array) -> float | None:
     if len(gap) < MIN_SEEDS:
         return None
     if np.ptp(gap) == 0:
-        return 0.0 if gap.mean() != 0 else 1.0  # the same difference with every seed
+        return 0.0 if gap.mean() != 0 else 1.0  # the same difference for every seed
     return float(stats.ttest_1samp(gap, 0.0).pvalue)
 
 
@@ -183,7 +184,7 @@ def detectable(deviation: float, num_seeds: int, num_pairs: int = 1) -> float:
     Args:
         deviation: standard deviation over seeds of the difference between two rules, including evaluation noise.
         num_seeds: number of common seeds, at least 2.
-        num_pairs: number of pairs tested together. The level is Bonferroni's; Holm's correction is never stricter.
+        num_pairs: number of pairs tested together. The level is Bonferroni's, which is at least as strict as Holm's.
 
     Example:
         >>> round(detectable(1.0, num_seeds=5), 2), round(detectable(1.0, num_seeds=12), 2)
@@ -202,7 +203,7 @@ def detectable(deviation: float, num_seeds: int, num_pairs: int = 1) -> float:
 
 
 def seeds_for(difference: float, deviation: float, num_pairs: int = 1, most: int = 10_000) -> int | None:
-    """Return how many seeds find a true difference with probability `POWER`; None if more than ``most``."""
+    """Return how many seeds are needed to find a true difference with probability `POWER`; None if more than ``most``."""
     low, high = MIN_SEEDS - 1, MIN_SEEDS
     while detectable(deviation, high, num_pairs) > difference:
         low, high = high, 2 * high

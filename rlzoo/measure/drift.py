@@ -15,14 +15,14 @@ from rlzoo.measure.profile import MOVED, labels
 from rlzoo.types import ClipInputs
 
 FEWEST = 10
-"""Minimum number of responses for a bin to be used in the fit of the exponent."""
+"""Minimum number of responses in a bin for it to be used in the fit of the exponent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift of responses with a non-zero advantage, from updates that moved them; tuples have one entry per length bin.
+    """Drift of responses with a non-zero advantage in updates that had moved them; tuples have one entry per length bin.
 
-    S is the log-ratio of a response to the old model, summed over its L tokens. If tokens moved independently, sd(S) would
+    S is a response's log-ratio to the old model, summed over its L tokens. If tokens moved independently, sd(S) would
     grow with sqrt(L), and ``sigma_root`` would be equal in all bins. If they moved together, ``sigma_mean`` would be equal.
     """
 
@@ -39,10 +39,10 @@ class Drift:
 
     @classmethod
     def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:
-        """Pool updates; returns None if no response with tokens and an advantage has moved.
+        """Pool updates; return None if no response with tokens and an advantage has moved.
 
         Args:
-            updates: inputs with the log-probs before each optimizer step.
+            updates: inputs of each update, with the log-probs before its optimizer step.
         """
         if not updates:
             return None
@@ -77,7 +77,7 @@ class Drift:
         )
 
     def bin_labels(self) -> list[str]:
-        """Return the range of lengths of each bin; see `rlzoo.measure.profile.labels`."""
+        """Return the range of lengths in each bin; see `rlzoo.measure.profile.labels`."""
         return labels(self.edges)
 
 

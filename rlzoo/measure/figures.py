@@ -1,4 +1,4 @@
-"""Builds matplotlib figures of runs: curves, profiles by response length, and intervals."""
+"""Builds matplotlib figures for runs: curves, profiles by response length, and intervals."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters; longer ones leave no room f
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one curve with the ends of their intervals."""
+    """The points of one curve, with the ends of their intervals."""
 
     x: Sequence[float]
     y: Sequence[float | None]  # None and NaN are not drawn
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
-    raw: Sequence[float] | None = None  # the same before it was smoothed, drawn as dots
+    raw: Sequence[float] | None = None  # ``y`` before smoothing, drawn as dots
 
 
 def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False) -> Figure:
-    """Plot curves with bands between low and high."""
+    """Plot curves, with bands from low to high."""
     figure, axes = _canvas(title, xlabel, ylabel)
     for (label, points), look in zip(series.items(), _looks(series, marker=log_x), strict=True):
         axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **look)
@@ -52,7 +52,7 @@ def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str 
 def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
     """Plot a quantity against response length on a logarithmic axis, with error bars side by side."""
     figure, axes = _canvas(title, "response length in tokens", ylabel)
-    step = min(0.012, 0.1 / max(1, len(series)))  # the points of a bin stay within a tenth of its length
+    step = min(0.012, 0.1 / max(1, len(series)))  # the points of a bin stay within a tenth of the bin's length
     for number, ((label, points), style) in enumerate(zip(series.items(), _looks(series), strict=True)):
         shift = 1 + step * (number - (len(series) - 1) / 2)
         x, y = np.array(points.x), np.array(points.y, dtype=float)
@@ -74,7 +74,7 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
 
 
 def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xlabel: str) -> Figure:
-    """Plot a point and an interval per label, the first on top."""
+    """Plot a point and an interval for each label, the first label on top."""
     figure, axes = _canvas("", xlabel, "", height=1.1 + 0.28 * max(1, len(rows)))
     places = list(range(len(rows), 0, -1))
     for place, (label, value, interval) in zip(places, rows, strict=True):
@@ -113,7 +113,7 @@ def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mappi
 
 
 def svg(figure: Figure) -> str:
-    """Render the figure as an ``<svg>`` element with text as text; equal figures give equal bytes."""
+    """Render the figure as an ``<svg>`` element whose text remains text; equal figures give equal bytes."""
     stream = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlzoo"}):
         figure.draw_without_rendering()
@@ -144,7 +144,7 @@ def _set_log_x(axes: Axes) -> None:
 
 
 def _looks(labels: Iterable[str], *, marker: bool = True) -> list[dict[str, Any]]:
-    """Colour, marker and line style of each series: the rule's colour, and styles that tell apart series of one colour."""
+    """Return each series' colour, marker and line style; the line style distinguishes series of the same colour."""
     looks, seen = [], Counter[str]()
     for number, label in enumerate(labels):
         colour = rule_colour(label)
@@ -158,7 +158,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
     """Place the legend beside the data."""
     number = len(axes.get_legend_handles_labels()[0])
     if number:
-        size, spacing = (8, 0.5) if number <= 14 else (6.5, 0.25)  # 25 entries fit into one column
+        size, spacing = (8, 0.5) if number <= 14 else (6.5, 0.25)  # 25 entries fit in one column
         columns = 1 + (number - 1) // 25
         figure.legend(loc="outside right upper", fontsize=size, labelspacing=spacing, frameon=False, ncols=columns)
 

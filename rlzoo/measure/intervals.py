@@ -1,4 +1,4 @@
-"""Confidence intervals of clip fractions, length reweighting errors and means, with prompts as observations."""
+"""Confidence intervals for clip fractions, length reweighting errors and means, with prompts as observations."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Array = NDArray[Any]
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
-PRIOR_DEGREES = 4.0  # weight of the pooled design effect in that of one bin, as degrees of freedom
+PRIOR_DEGREES = 4.0  # degrees of freedom that weigh the pooled design effect against a bin's own
 NUM_DRAWS = 2000  # number of noise draws for a length reweighting error
 Interval = tuple[float, float]
 
 
 def wilson(successes: Array, trials: Array) -> tuple[Array, Array]:
-    """Compute Wilson's 95 % score interval of a proportion, elementwise; NaN without trials.
+    """Compute Wilson's 95% score interval for a proportion, elementwise; NaN without trials.
 
     Args:
-        successes: counts, or sums of values between 0 and 1, for which the interval is slightly too wide.
+        successes: counts of successes, or sums of values between 0 and 1, for which the interval is slightly too wide.
         trials: number of independent trials.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -42,9 +42,9 @@ def _wilson(share: Array, trials: Array, z: Array | float) -> tuple[Array, Array
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Clip decisions summed by prompt, length bin and sign; a prompt's responses over all epochs are one observation."""
+    """Clip decisions summed by prompt, length bin and sign; a prompt's responses in all epochs form one observation."""
 
-    count: Array  # (m, K, S) rows by prompt, bin and sign of the advantage; S = 1 ignores the sign
+    count: Array  # (m, K, S) number of rows by prompt, bin and sign of the advantage; S = 1 ignores the sign
     clipped: Array  # (m, K, S) sum of their clip decisions
 
     @classmethod
@@ -53,7 +53,7 @@ class Clusters:
 
         Args:
             bins: ``(n,)`` length bin of each row.
-            clipped: ``(n,)`` clip decision of each row, from 0 to 1.
+            clipped: ``(n,)`` clip decision of each row, between 0 and 1.
             prompts: ``(n,)`` a number that identifies each row's prompt.
             positive: ``(n,)`` bool, whether the advantage is positive; None ignores the sign.
         """
@@ -62,7 +62,7 @@ class Clusters:
 
     @classmethod
     def add_up(cls, count: Array, clipped: Array, prompts: Array, positive: Array | None = None) -> Clusters:
-        """Sum rows that have a count and a clip decision for every bin, ``(n, K)`` each."""
+        """Sum rows that hold a count and a sum of clip decisions for every bin, ``(n, K)`` each."""
         names, index = np.unique(prompts, return_inverse=True)
         signs = 1 if positive is None else 2
         cell = index * signs + (0 if positive is None else positive.astype(int))
@@ -74,12 +74,12 @@ class Clusters:
         return cls(*by_prompt)
 
     def proportions(self) -> tuple[Array, Array]:
-        """Compute 95 % intervals of each bin's clip fraction, ``(K,)`` low and high; NaN for an empty bin.
+        """Compute 95% intervals for each bin's clip fraction, ``(K,)`` low and high; NaN for an empty bin.
 
         The method is Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as for
         clustered samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey Statistics
-        and Methodology 7 (2019), 334). ``v`` is the variance between prompts. With few prompts, it is shrunk towards the
-        design effect of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). In a bin with a fraction
+        and Methodology 7 (2019), 334). ``v`` is the variance between prompts. With few prompts, its design effect is shrunk
+        towards that of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). In a bin with a fraction
         of 0 or 1, every prompt counts as one row.
         """
         count, clipped = self.count.sum(-1), self.clipped.sum(-1)
@@ -99,9 +99,9 @@ class Clusters:
     def reweighting(self) -> Decomposition | None:
         """Compute the length reweighting errors with a correction for noise; None if everything is clipped.
 
-        The influence of a prompt on a weight is twice the change when half of the prompt is left out. It lies between the
-        infinitesimal jackknife, which is too small with few prompts, and the delete-one jackknife, which is too large. It is
-        close to CR2 of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
+        The influence of a prompt on a weight is twice the change in the weight when half of the prompt is left out. It lies
+        between the infinitesimal jackknife, which is too small with few prompts, and the delete-one jackknife, which is too
+        large. It is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
         """
         count, clipped = self.count.sum(0), self.clipped.sum(0)
         if not (count - clipped).sum() > 0:
@@ -126,7 +126,7 @@ def _weights(count: Array, clipped: Array) -> LengthWeights:
 
 
 def _length_error(deviation: Array, influence: Array, share: Array, quantile: Array) -> LengthError:
-    """Compute the errors of ``w - 1`` ``(K,)``, given each prompt's influence on it ``(m, K)``."""
+    """Compute the errors from ``w - 1`` ``(K,)`` and each prompt's influence on it ``(m, K)``."""
     signs = share * (1 - 2 * (np.arange(2**NUM_BINS)[:, None] >> np.arange(NUM_BINS) & 1))
     worst = (np.abs(deviation) + quantile * np.sqrt(np.square(influence).sum(0))).max()
     spread = np.sqrt(np.square(influence @ signs.T).sum(0))
@@ -140,7 +140,7 @@ def _length_error(deviation: Array, influence: Array, share: Array, quantile: Ar
 
 @dataclass(frozen=True, slots=True)
 class LengthError:
-    """The largest and the mean length reweighting error over the bins."""
+    """The maximum and the mean length reweighting error over the bins."""
 
     max: Reweighting  # the largest |w_k - 1|
     mean: Reweighting  # the sum of p_k |w_k - 1|
@@ -160,29 +160,28 @@ class Reweighting:
     """A length reweighting error with its correction for noise and its interval.
 
     The error is a function of absolute values, so noise increases it. ``corrected`` is the true error for which the measured
-    one would be the median. The lower end of the interval is the true error for which the measured one would be the 97.5 %
-    quantile, or 0 (test inversion, Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159). The error is the
-    maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of their upper ends, so that it is
-    valid whichever bin is the worst. By construction ``low <= corrected <= value <= high``, because the probability of a
-    value below the measured one decreases with the error (Anderson, Proceedings of the American Mathematical Society 6
-    (1955), 170).
+    error would be the median. The lower end of the interval is the true error for which the measured error would be the 97.5%
+    quantile, or 0 (test inversion; Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159). The error is the
+    maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of their upper ends, so it is valid
+    whichever bin is worst. By construction, ``low <= corrected <= value <= high``, because the probability of measuring a
+    smaller value decreases as the true error grows (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
     """
 
     value: float
     corrected: float
-    interval: Interval | None  # 95 %; None if all prompts are alike
+    interval: Interval | None  # 95%; None if all prompts are alike
     noise: float  # expected error with this many prompts if every length were clipped equally
 
 
 def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array], high: float) -> Reweighting:
-    """Compute the error of ``w - 1`` from draws of its noise ``(n, K)`` and the upper end of its interval."""
+    """Compute the error from ``w - 1``, draws of its noise ``(n, K)``, and the upper end of the interval."""
     value, alone = float(error(deviation)), error(noise)
     if not noise.any():
         return Reweighting(value, value, None, 0.0)
     shape = deviation / value if value > 0 else deviation
 
     def at(chance: float) -> float:
-        """Return the error for which a sample is at most ``value`` with this probability, or 0."""
+        """Return the true error for which a measured error is at most ``value`` with this probability, or 0."""
         if value == 0 or np.mean(alone <= value) <= chance:
             return 0.0
         low, middle, above = 0.0, 0.0, value
@@ -200,10 +199,10 @@ def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array]
 
 
 def _influence(count: Array, total: Array) -> Array:
-    """Compute each prompt's influence on ``total / count``, ``(m, K)``; the squares sum to its variance.
+    """Compute each prompt's influence on ``total / count``, ``(m, K)``; the squares sum to the variance of that quotient.
 
-    Deviations are scaled up by the leverage of a prompt, so that the variance is not too small with few prompts (CR2 of Bell
-    and McCaffrey, Survey Methodology 28 (2002), 169).
+    Deviations are scaled up according to the prompt's leverage, so that the variance is not too small with few prompts (the CR2
+    estimator of Bell and McCaffrey, Survey Methodology 28 (2002), 169).
     """
     number = np.where(count.sum(0) > 0, count.sum(0), 1.0)
     leverage = count / number
@@ -225,7 +224,7 @@ def _t_quantile(prompts: Array) -> Array:
 def _draws(influence: Array) -> Array:
     """Draw normal noise ``(n, K)`` with the covariance of sums over prompts, in antithetic pairs."""
     values, vectors = np.linalg.eigh(influence.T @ influence)
-    values = np.where(values > 1e-12 * values[-1], values, 0.0)  # remove rounding errors of exact zeros
+    values = np.where(values > 1e-12 * values[-1], values, 0.0)  # set rounding errors back to exact zeros
     drawn = np.random.default_rng(0).standard_normal((NUM_DRAWS // 2, NUM_BINS)) * np.sqrt(values) @ vectors.T
     return np.concatenate([drawn, -drawn])
 
@@ -233,7 +232,7 @@ def _draws(influence: Array) -> Array:
 def bootstrap(
     samples: Sequence[Array], statistic: Callable[..., Array], *, paired: bool = False, seed: int = 0
 ) -> Interval | None:
-    """Compute a 95 % percentile bootstrap interval; None for fewer than two values or constant resamples.
+    """Compute a 95% percentile bootstrap interval; None for fewer than two values or constant resamples.
 
     Args:
         samples: arrays ``(n,)``.
@@ -261,14 +260,14 @@ def bootstrap(
 
 
 def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
-    """Compute a 95 % bootstrap interval of a mean over all problems, resampling whole problems.
+    """Compute a 95% bootstrap interval for a mean over all problems, resampling whole problems.
 
-    If all problems have the same mean, for example because none was solved, the bootstrap interval would have zero width. In
-    that case, Wilson's interval with each problem as one trial is returned.
+    If all problems have the same mean, for example because none was solved, the bootstrap interval would have zero width.
+    Wilson's interval, with each problem as one trial, is then returned instead.
 
     Args:
         sums: ``(n,)`` sum of each problem's values, which are between 0 and 1.
-        counts: ``(n,)`` number of each problem's values; problems without values are left out.
+        counts: ``(n,)`` number of values of each problem; problems without values are left out.
         seed: seed of the resampling.
     """
     sums, counts = sums[counts > 0], counts[counts > 0]

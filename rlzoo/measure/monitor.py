@@ -45,14 +45,14 @@ ALARMS = (
         "clip/fraction",
         lambda value: value == 0,
         10,
-        "clip is inert: nothing clipped for {patience} steps; narrow {widths}, or find a width with `rlzoo calibrate`",
+        "clip is inert: nothing was clipped for {patience} steps; narrow {widths}, or find a width with `rlzoo calibrate`",
     ),
     Alarm(
         "saturated",
         "clip/fraction",
         lambda value: value > 0.5,
         3,
-        "clip is saturated: {value:.0%} is clipped, over half for {patience} steps; widen {widths}, find a width "
+        "clip is saturated: {value:.0%} is clipped, and over half for {patience} steps; widen {widths}, find a width "
         "with `rlzoo calibrate`, or lower learner.lr",
     ),
     Alarm(
@@ -60,7 +60,7 @@ ALARMS = (
         "fairness/ess",
         lambda value: value < 0.2,
         3,
-        "effective sample size collapsed: {value:.0%} of the responses carry the gradient, under a fifth for {patience} steps; "
+        "effective sample size collapsed: {value:.0%} of the responses carry the gradient, less than 20% for {patience} steps; "
         "lower learner.lr or take fewer updates per rollout batch (learner.num_minibatches, learner.num_epochs)",
     ),
     Alarm(
@@ -86,7 +86,7 @@ class Alarms:
         self.raised: list[str] = []  # names in the order in which they were raised
 
     def state(self) -> dict[str, Any]:
-        """Return the state for `restore`, as plain JSON."""
+        """Return the state as plain JSON, for `restore`."""
         return {"bad_steps": self._bad_steps, "raised": self.raised}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Monitor:
         self.alarms = Alarms(policy)
 
     def after_step(self, step: int, tables: Sequence[ResponseTable], metrics: Mapping[str, float]) -> None:
-        """Add one step's rows and metrics, and log warnings for alarms that are raised."""
+        """Add one step's rows and metrics, and log a warning for each alarm that they raise."""
         if tables:
             self._tables.append(ResponseTable.concat(tables))
         for message in self.alarms.after_step(metrics):
@@ -135,7 +135,7 @@ class Monitor:
         save_file({**columns, SIZES: sizes}, folder / FILE)
 
     def restore(self, folder: Path, alarms: Mapping[str, Any]) -> None:
-        """Restore the rows and alarms of a checkpoint.
+        """Restore the rows and alarms from a checkpoint.
 
         Raises:
             UserError: the file was not written by `save`.
@@ -147,7 +147,7 @@ class Monitor:
             tables = [ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes))]
             self.alarms.restore(alarms)
         except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"--resume: {str(folder / FILE)!r} is not what a run writes: {error}") from error
+            raise UserError(f"--resume: {str(folder / FILE)!r} was not written by a run: {error}") from error
         self._tables.extend(tables)
 
     def profile(self) -> LengthProfile | None:

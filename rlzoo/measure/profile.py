@@ -19,7 +19,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class Fractions:
-    """Clip fractions by length bin, shortest first, with 95 % intervals over prompts; NaN for an empty bin."""
+    """Clip fractions by length bin, shortest first, with 95% intervals over prompts; NaN for an empty bin."""
 
     count: tuple[int, ...]
     fraction: tuple[float, ...]
@@ -42,7 +42,7 @@ def clusters(rows: ResponseTable, index: torch.Tensor) -> Clusters:
 
 
 def labels(edges: Sequence[float]) -> list[str]:
-    """Return the range of integers in each bin, such as ``"13-24"``, or ``"none"`` for a bin between equal quantiles."""
+    """Return the range of integers in each bin, such as ``"13-24"``, or ``"none"`` for a bin whose edges are equal."""
     firsts = [math.ceil(edges[0]), *(math.floor(edge) + 1 for edge in edges[1:-1])]
     spans = zip(firsts, map(math.floor, edges[1:]), strict=True)
     return [f"{first}-{last}" if first <= last else "none" for first, last in spans]
@@ -50,7 +50,7 @@ def labels(edges: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LengthProfile:
-    """The fairness of a rule, from rows with a non-zero advantage; tuples have one entry per length bin."""
+    """The fairness of a rule, measured on rows with a non-zero advantage; tuples have one entry per length bin."""
 
     edges: tuple[float, ...]  # (K + 1,) tokens
     median_length: tuple[float, ...]
@@ -71,7 +71,7 @@ class LengthProfile:
     def of(cls, table: ResponseTable) -> LengthProfile | None:
         """Compute the profile of pooled rows; None if no row has a non-zero advantage.
 
-        Rows of several runs must be combined with `rlzoo.measure.response_table.pooled_runs`.
+        Combine the rows of several runs with `rlzoo.measure.response_table.pooled_runs`.
         """
         rows = table.judged()
         if len(rows.length) == 0:
@@ -105,7 +105,7 @@ class LengthProfile:
 
     @property
     def lre_max_interval(self) -> Interval | None:
-        """The 95 % interval of `lre_max`, which contains the measured and the corrected error."""
+        """The 95% interval of `lre_max`, which contains the measured and the corrected error."""
         return None if self.lre is None else self.lre.conditional.max.interval
 
     @property
@@ -119,11 +119,11 @@ class LengthProfile:
         return None if self.lre is None else self.lre.conditional.max.noise
 
     def bin_labels(self) -> list[str]:
-        """Return the range of lengths of each bin; see `labels`."""
+        """Return the range of lengths in each bin; see `labels`."""
         return labels(self.edges)
 
     def metrics(self) -> dict[str, float]:
-        """Return the profile as metrics by name, without unknown values."""
+        """Return the profile as metrics by name, omitting unknown values."""
         found: dict[str, float | None] = {
             "clip/fraction": self.clip_fraction,
             "fairness/ess": self.ess,
@@ -170,7 +170,7 @@ def _by_bin(index: torch.Tensor, values: torch.Tensor, statistic: Callable[[torc
 
 
 def _gaussian(rows: ResponseTable, index: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """Compute spread by bin, standardised quantiles and drift of the summed log-ratio S, over the rows that moved."""
+    """Compute the spread by bin, standardised quantiles and drift of the summed log-ratio S over the rows that moved."""
     moved = _moved(rows)
     total, length = rows.token_log_ratio_sum[moved].double(), rows.length[moved].double()
     mu = float(total.sum() / length.sum()) if len(total) else math.nan

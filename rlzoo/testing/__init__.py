@@ -1,4 +1,4 @@
-"""The laws that every clip policy keeps, as a public conformance kit.
+"""The laws that every clip policy must obey, as a public conformance kit.
 
 Add one line to a plugin's tests::
 
@@ -6,7 +6,7 @@ Add one line to a plugin's tests::
 
     test_my_policy = parametrize_with_checks([MyPolicy()])
 
-A policy that breaks a law on purpose names the law, with a reason, in its class attribute ``exempt``. To check a policy without
+A policy that breaks a law on purpose names it, with the reason, in the class attribute ``exempt``. To check a policy without
 a test file, use the pytest plugin: ``pytest -p rlzoo.testing --clip my-policy`` (or ``--clip FILE.py``).
 """
 

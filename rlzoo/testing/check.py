@@ -20,7 +20,7 @@ from rlzoo.testing.data import TOKEN_FIELDS, map_tensors, optional_fields, unifo
 from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning
 from rlzoo.types import ClipInputs
 
-MAX_TRIALS = 300  # limit for shrinking; a trial takes about a millisecond
+MAX_TRIALS = 300  # maximum number of trials when shrinking; a trial takes about a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def check(policy: ClipPolicy) -> list[Outcome]:
-    """Check one policy against every law, without pytest, in the order of `LAWS`; look at the first failure first."""
+    """Check one policy against every law, without pytest, in the order of `LAWS`; start with the first failure."""
     return [_outcome(policy, law) for law in LAWS]
 
 
@@ -90,7 +90,7 @@ def _read_without_need(policy: ClipPolicy) -> list[str]:
         values: dict[str, Any] = {**optional_fields(plain), **({left_out: None} if left_out else {})}
         try:
             policy(dataclasses.replace(plain, **values))
-        except Exception:  # the policy may raise anything
+        except Exception:  # the policy may raise any exception
             return True
         return False
 
@@ -101,7 +101,7 @@ def _read_without_need(policy: ClipPolicy) -> list[str]:
 
 
 def _kind(error: Exception | None) -> str | None:
-    """Describe a failure without its numbers, so that the same failure is recognised on smaller inputs."""
+    """Describe a failure without numbers, so that the same failure is recognised on smaller inputs."""
     return None if error is None else type(error).__name__ + re.sub(r"\d+", "", _describe(error).partition(":")[0])
 
 
@@ -116,7 +116,7 @@ def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> Cli
                 trials += 1
                 smaller = _without(inputs, dimension, range(start, start + chunk))
                 has_tokens = smaller.response_mask.numel() and smaller.response_mask.any(dim=-1).all()
-                if has_tokens and still_fails(smaller):  # a response without tokens shows nothing
+                if has_tokens and still_fails(smaller):  # a response without tokens does not reveal anything
                     inputs = smaller
                 else:
                     start += chunk

@@ -23,9 +23,9 @@ Change = Callable[[Tensor], Tensor]
 
 
 def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
-    """Return ragged data on which 10 to 40 % of the responses with nonzero advantage are clipped; every sixth advantage is 0.
+    """Return ragged data with every sixth advantage 0, on which 10 to 40% of the responses with A != 0 are clipped.
 
-    The spread of the token log-ratios is searched so that this policy clips. For a policy that never clips it is 0.1.
+    The spread of the token log-ratios is found by a search with this policy. For a policy that never clips, it is 0.1.
     """
     with_spread = partial(ragged_inputs, policy, seed=seed, num_responses=num_responses, max_length=max_length)
     key = (
@@ -63,11 +63,11 @@ def ragged_inputs(
 
 
 SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
-"""Cached spreads of the most recent policies. All laws start from the same inputs."""
+"""Cached spreads for the most recent policies: all laws start from the same inputs."""
 
 
 def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
-    """Return the spread at which 10 to 40 % is clipped, or 0.1 if there is none."""
+    """Return a spread at which 10 to 40% is clipped, or 0.1 if there is none."""
     spread, low, high = 0.1, 1e-6, 8.0  # start in the middle: rules that only look at signs accept any spread
     for _ in range(40):
         fraction = clip_fraction(policy, with_spread(spread))
@@ -79,13 +79,13 @@ def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInpu
 
 
 def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return `off_policy_inputs` at ratio 1: every log-probability is the one at sampling time."""
+    """Return `off_policy_inputs` at ratio 1: every log-probability is as at sampling time."""
     inputs = off_policy_inputs(policy)
     return replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
 
 def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return responses of 4096 tokens for every sign of A, with log-ratios of +-100 on all tokens or on the first one only."""
+    """Return 4096-token responses for every sign of A, with log-ratios of +-100 on all tokens or only on the first."""
     shift = torch.zeros(12, 4096)
     shift[0:3], shift[3:6] = 100.0, -100.0
     shift[6:9, 0], shift[9:12, 0] = 100.0, -100.0
@@ -105,7 +105,7 @@ def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int,
     old = torch.full((len(log_ratios), length), -4.0)  # low enough that the probability can rise
     advantages = torch.full((len(log_ratios), 1), advantage)
     inputs = filled(policy, ClipInputs(old + shift, old, advantages, torch.ones_like(old, dtype=torch.bool), old))
-    # a single group, so that values per group are the same for all rows
+    # a single group, so that per-group values are the same for all rows
     return map_tensors(inputs, torch.zeros_like, ("group_ids",))
 
 
@@ -134,7 +134,7 @@ def optional_fields(inputs: ClipInputs) -> dict[str, Any]:
 
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
-    """Return the clipped share of the responses with nonzero advantage; a response counts with its share of clipped tokens."""
+    """Return the clipped share of the responses with A != 0; each response counts with its share of clipped tokens."""
     clipped = ops.per_response(answer(policy, inputs).clipped.float(), inputs.response_mask)[:, 0]
     rows = (inputs.advantages != 0).any(dim=-1)
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
@@ -150,7 +150,7 @@ def answer(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
 
 
 def _well_formed(result: ClipResult, inputs: ClipInputs) -> ClipResult:
-    """Check that the laws can work with the shapes of a result; returns it with ``clipped`` as bool."""
+    """Check that the laws can handle the shapes of a result; return it with ``clipped`` as bool."""
     assert isinstance(result, ClipResult), f"the result is a {type(result).__name__}, not a ClipResult"
     size, max_length = inputs.log_probs.shape
     shapes = {(size, max_length): None, (size, 1): None}
@@ -163,7 +163,7 @@ def _well_formed(result: ClipResult, inputs: ClipInputs) -> ClipResult:
 
 
 def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor]:
-    """Return the policy's result and ``d objective.sum() / d log_probs``, ``(B, T)`` float32, over unmasked positions.
+    """Return the policy's result and ``d objective.sum() / d log_probs``, float32 ``(B, T)``, over unmasked positions.
 
     The policy receives copies, as in `answer`.
 
@@ -184,7 +184,7 @@ def fresh(inputs: ClipInputs) -> ClipInputs:
 
 
 def visible(values: Tensor, inputs: ClipInputs) -> Tensor:
-    """Return values per response unchanged, and values per token only where the mask is true."""
+    """Return per-response values unchanged, and per-token values only where the mask is true."""
     return values if values.shape[-1] == 1 else values[inputs.response_mask]
 
 

@@ -30,7 +30,7 @@ Example = Callable[[ClipPolicy], ClipInputs]
 
 @dataclass(frozen=True)
 class Law:
-    """One law: its statement, its example inputs, and its check, which raises AssertionError with the observed values."""
+    """One law: its statement, its example inputs, and its check, which raises an AssertionError with the observed values."""
 
     name: str
     statement: str
@@ -44,7 +44,7 @@ class Law:
 
 
 class LawWarning(UserWarning):
-    """Advice of a law for a policy that keeps it."""
+    """Advice from a law to a policy that obeys it."""
 
 
 def law(*, example: Example = data.off_policy_inputs, shrinks: bool = True) -> Callable[[Callable[..., None]], Law]:
@@ -58,7 +58,7 @@ def law(*, example: Example = data.off_policy_inputs, shrinks: bool = True) -> C
 
 
 def _some_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return inputs that are made without calling the policy."""
+    """Return inputs that are created without calling the policy."""
     return data.uniform_inputs(policy, (0.0, 0.1), length=2, advantage=1.0)
 
 
@@ -69,7 +69,7 @@ def _assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = 1
 
 
 class LawError(AssertionError):
-    """A failure on inputs other than the given ones; it carries the inputs on which the law failed."""
+    """A failure on inputs other than the given ones; it holds the inputs on which the law failed."""
 
     def __init__(self, what: str, inputs: ClipInputs) -> None:
         super().__init__(what)
@@ -77,7 +77,7 @@ class LawError(AssertionError):
 
 
 def _assert_nowhere(places: Tensor, what: str, inputs: ClipInputs | None = None) -> None:
-    """Raise at the first True position of ``(B, T)``; ``inputs`` are the law's own inputs, of which the failing row is kept."""
+    """Raise if any position of ``(B, T)`` is True, naming the first; if ``inputs`` are given, keep that row of them."""
     if places.any():
         row, token = places.nonzero()[0].tolist()
         what = f"{what} (row {row}, token {token})"
@@ -90,7 +90,7 @@ def _row(inputs: ClipInputs, row: int) -> ClipInputs:
 
 
 def _tokens(values: Tensor, inputs: ClipInputs) -> Tensor:
-    """Expand values per response or per token to ``(B, T)``."""
+    """Expand per-response or per-token values to ``(B, T)``."""
     return values.expand(inputs.response_mask.shape)
 
 
@@ -212,13 +212,13 @@ def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
         len(other) == len(first) and all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
         for other in drawn[1:]
     )
-    few = sum(each.numel() for each in first) < 8  # so few values can coincide by chance
+    few = sum(each.numel() for each in first) < 8  # so few values may coincide by chance
     assert few or not same, "every seed gives the same draws; use torch.Generator().manual_seed(inputs.seed)"
 
 
 @law()
 def answers_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """5. For float32 and bfloat16 inputs, the result is float32; it and its metrics are finite and have the right shapes."""
+    """5. For float32 and bfloat16 inputs, the result is float32; the result and its metrics are finite and correctly shaped."""
     size, max_length = inputs.log_probs.shape
     either = {(size, 1), (size, max_length)}
     shapes = {"token": {(size, max_length)}, "sequence": {(size, 1)}, "batch": either}[policy.scope]
@@ -247,7 +247,7 @@ def answers_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 class _Types(TorchFunctionMode):
-    """Records every type other than float32 in which a tensor with a gradient is computed."""
+    """Records every data type other than float32 in which a tensor with a gradient is computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -296,9 +296,9 @@ class _Calls(TorchFunctionMode):
 
 
 class _Devices(TorchFunctionMode):
-    """Records the first call that mixes tensors of several devices; zero-dimensional tensors are allowed to mix.
+    """Records the first call that mixes tensors from several devices; zero-dimensional tensors may be mixed.
 
-    A meta tensor has no values. A call that needs them returns the result of the same call on the CPU.
+    A meta tensor has no values. A call that needs values returns the result of the same call on the CPU.
     """
 
     FREE: typing.ClassVar = {Tensor.to, Tensor.copy_, Tensor.__getitem__, Tensor.__setitem__}
@@ -331,7 +331,7 @@ def _on_meta(values: Any) -> Any:
 
 @law(shrinks=False)
 def runs_on_another_device(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """7. The rule creates tensors on the device of the inputs, and its result is on that device."""
+    """7. The rule creates tensors on the inputs' device, and its result is on that device."""
     advice = "create tensors with device=inputs.log_probs.device"
     given, without_values = fresh(inputs), map_tensors(inputs, lambda values: values.to("meta"))
     with _Calls() as calls:
@@ -339,7 +339,7 @@ def runs_on_another_device(policy: ClipPolicy, inputs: ClipInputs) -> None:
     try:
         with _Devices(calls.seen) as devices:
             result = policy(without_values)
-    except Exception:  # a rule that passes values to another library is checked up to that call
+    except Exception:  # a rule that passes values to another library is only checked up to that call
         assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
         return
     assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
@@ -373,7 +373,7 @@ def rollout_log_probs_are_optional(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law(example=data.on_policy_inputs)
 def ratio_is_to_the_old_model(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """9. At ratio 1, rollout_log_probs change nothing (or it warns); with `ratio_to_sampler`, likelier tokens weigh no more."""
+    """9. At ratio 1, rollout_log_probs have no effect (or it warns); with `ratio_to_sampler`, likelier tokens weigh no more."""
     if policy.ratio_to_sampler:
         _assert_likelier_weighs_no_more(policy, inputs)
         return
@@ -462,7 +462,7 @@ def row_order_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def rows_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """13. A row has the same value, gradient and cuts alone as in a batch (scopes token and sequence)."""
+    """13. A row has the same value, gradient and clip decisions alone as in a batch (scopes token and sequence)."""
     if policy.scope == "batch":
         return
     whole, gradient = evaluate(policy, inputs)
@@ -476,7 +476,7 @@ def rows_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def groups_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """14. A group has the same value, gradient and cuts alone as in a batch (rules that need group_ids)."""
+    """14. A group has the same value, gradient and clip decisions alone as in a batch (rules that need group_ids)."""
     if "group_ids" not in policy.needs or inputs.group_ids is None:
         return
     whole, gradient = evaluate(policy, inputs)
@@ -493,7 +493,7 @@ def groups_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(example=data.on_policy_inputs)
 def batch_size_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """15. Duplicating every response changes neither its gradient at ratio 1 nor its cuts, within 5 % (scope batch)."""
+    """15. Duplicating every response changes its gradient at ratio 1 and its clip decisions by at most 5% (scope batch)."""
     if policy.scope != "batch" or ratio_one_is_reinforce.name in policy.exempt:
         return
     _, expected = evaluate(policy, inputs)
@@ -522,7 +522,7 @@ def _twice(inputs: ClipInputs) -> ClipInputs:
 
 @law(example=_some_inputs, shrinks=False)
 def small_batches_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """16. Values and gradients are finite for one token, one response, equal responses or advantages, and empty rows."""
+    """16. Values and gradients are finite for one token, one response, equal responses, equal advantages, and empty rows."""
     for rows in (1, 2, 6):
         for length in (1, 2, 3):
             for log_ratio in (0.0, 0.01):
@@ -549,7 +549,7 @@ def small_batches_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(example=data.extreme_inputs)
 def extremes_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """17. Values and gradients stay finite at log-ratios of +-100 on one or on all of 4096 tokens, for every sign of A."""
+    """17. Values and gradients stay finite for log-ratios of +-100 on one or all of 4096 tokens, for every sign of A."""
     result, gradient = evaluate(policy, inputs)
     assert result.objective.isfinite().all(), "the objective is not finite"
     assert gradient.isfinite().all(), "the gradient is not finite"
@@ -560,7 +560,7 @@ def extremes_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(example=data.on_policy_inputs)
 def ratio_one_is_reinforce(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """18. At ratio 1, nothing is clipped and the gradient is A times a positive constant per row."""
+    """18. At ratio 1, nothing is clipped, and each row's gradient is A times a positive constant."""
     result, gradient = evaluate(policy, inputs)
     assert not visible(result.clipped, inputs).any(), "a token or response is clipped at ratio 1"
     assert gradient.isfinite().all(), "the gradient at ratio 1 is not finite"
@@ -609,7 +609,7 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 @law()
 def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """22. Each token uses its own advantage of (B, T); equal ones in a row act as (B, 1) (objectives per token)."""
+    """22. With (B, T) advantages, each token uses its own; equal ones in a row act as (B, 1) (per-token objectives)."""
     expected, expected_gradient = evaluate(policy, inputs)
     if policy.scope == "sequence" or expected.objective.shape[-1] == 1 != inputs.log_probs.shape[-1]:
         return
@@ -627,11 +627,11 @@ def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> Non
         _, whole = evaluate(policy, at_one)
         _, gradient = evaluate(policy, dataclasses.replace(at_one, advantages=own))
         expected_gradient = own * torch.where(inputs.advantages == 0, 0.0, whole / inputs.advantages)
-        _assert_close(gradient, expected_gradient, "at ratio 1 a token's gradient is not proportional to its own advantage")
+        _assert_close(gradient, expected_gradient, "at ratio 1, a token's gradient is not proportional to its own advantage")
 
 
 def _token_advantages(inputs: ClipInputs) -> Tensor:
-    """Return advantages ``(B, T)`` with both signs in every row; one in five is 0, as are all in rows with A = 0."""
+    """Return advantages ``(B, T)`` with both signs in every row; one in five is 0, as is every one in a row with A = 0."""
     noise = torch.randn(inputs.response_mask.shape, generator=torch.Generator().manual_seed(1))
     noise[:, 2::5] = 0
     return torch.where(inputs.response_mask & (inputs.advantages != 0), noise, 0.0)
@@ -646,7 +646,7 @@ def rows_weigh_the_same(policy: ClipPolicy, inputs: ClipInputs) -> None:
     for side in (1, -1):
         weights = (gradient / inputs.advantages).abs()[inputs.response_mask & (inputs.advantages.sign() == side)]
         if len(weights) and weights.max() > weights.min() * 1.001:
-            what = f"at ratio 1 tokens of different responses weigh {weights.min():.3g} to {weights.max():.3g}"
+            what = f"at ratio 1, tokens of different responses weigh {weights.min():.3g} to {weights.max():.3g}"
             raise AssertionError(f"{what}: leave averaging over tokens and responses to the reduction")
 
 
@@ -683,7 +683,7 @@ def log_ratio_rises_with_log_probs(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law()
 def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """25. Where A != 0 and log-ratios are below 20, ``clipped`` is true exactly where the gradient is zero, and somewhere."""
+    """25. Where A != 0 and log-ratios are below 20, some positions are ``clipped``: exactly those without a gradient."""
     result, gradient = evaluate(policy, inputs)
     relevant = _relevant(result, inputs)
     _assert_nowhere(relevant & result.clipped & (gradient != 0), "a position counts as clipped but has a gradient")
@@ -694,7 +694,7 @@ def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _relevant(result: ClipResult, inputs: ClipInputs) -> Tensor:
-    """Return where the gradient shows the decision, ``(B, T)``: A != 0 and no log-ratio is at the limit."""
+    """Return where the gradient reveals the clip decision, ``(B, T)``: A != 0 and no log-ratio is at the limit."""
     moved = (inputs.log_probs - inputs.old_log_probs).abs()
     limits = (result.log_ratio.abs() < ops.LOG_RATIO_LIMIT) & (moved < ops.LOG_RATIO_LIMIT)
     return inputs.response_mask & (inputs.advantages != 0) & limits
@@ -709,7 +709,7 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
     at_one = dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
     def is_flat(given: ClipInputs, gradient: Tensor, way: int) -> Tensor:
-        """Whether the gradient is unchanged by a small move along the advantage (way 1) or against it (way -1)."""
+        """Whether a small move along the advantage (way 1) or against it (way -1) leaves the gradient unchanged."""
         moves = (torch.where(mask, given.log_probs + way * step * side, given.log_probs) for step in (0.01, 0.02))
         others = [evaluate(policy, dataclasses.replace(given, log_probs=moved))[1] for moved in moves]
         return torch.stack([(other - gradient).abs() <= 1e-6 * gradient.abs() for other in others]).all(0)
@@ -721,7 +721,7 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         result, gradient = evaluate(policy, given)
         clipped, log_ratio = _tokens(result.clipped, given), _tokens(result.log_ratio, given)
         relevant = _relevant(result, given)
-        is_seen = gradient.abs() > 1e-20 * gradient_at_one.abs()  # a fading weight may become too small for float32
+        is_seen = gradient.abs() > 1e-20 * gradient_at_one.abs()  # a decaying weight may underflow float32
         flat, reversed_ = is_flat(given, gradient, 1) & is_seen & ~flat_at_one, gradient * side < 0
         capped = flat & (log_ratio * side > 0)
         unreported = relevant & ~clipped & reversed_
@@ -742,7 +742,7 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         swept = data.uniform_inputs(policy, [advantage * each for each in (0.0, *SWEEP)], 1, advantage)
         result, gradient = evaluate(policy, swept)
         size = gradient[:, 0].abs()
-        drops = (size[1:] == 0) & (size[:-1] > 0.05 * size[0])  # a fading weight is small before it is 0
+        drops = (size[1:] == 0) & (size[:-1] > 0.05 * size[0])  # a decaying weight is small before it becomes 0
         unreported = torch.zeros_like(swept.response_mask)
         unreported[1:, 0] = drops & ~result.clipped[1:, 0]
         _assert_nowhere(unreported, "the gradient is cut, but the position does not count as clipped", swept)
@@ -750,7 +750,7 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """27. A > 0 is cut only above ratio 1, A < 0 only below 1 or above a ceiling; further from 1 it stays cut."""
+    """27. A > 0 is cut only above ratio 1, A < 0 only below 1 or above a ceiling; what is cut stays cut further from 1."""
     own = dataclasses.replace(inputs, advantages=_token_advantages(inputs))
     for given in (inputs, own) if policy.scope == "token" else (inputs,):
         result = answer(policy, given)
@@ -768,7 +768,7 @@ def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _wrong_cut(cuts: list[tuple[bool, bool]], advantage: float, way: float) -> tuple[str, int] | None:
-    """Return the first wrong decision, going from ratio 1 outwards, and its index; None if all are right."""
+    """Return the first wrong decision on the way out from ratio 1, and its index; None if all are right."""
     decisions = [clipped for clipped, _ in cuts]
     if advantage > 0 > way and any(decisions):
         return "a positive advantage is cut below ratio 1", decisions.index(True)
@@ -790,7 +790,7 @@ def _swept(policy: ClipPolicy) -> list[ClipInputs]:
 
 
 def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: float) -> list[tuple[bool, bool]]:
-    """For each log-ratio, shared by all tokens of a response: whether it counts as clipped, and whether its gradient is cut."""
+    """Return whether a response counts as clipped and whether its gradient is cut, for each log-ratio of all its tokens."""
     inputs = data.uniform_inputs(policy, log_ratios, length, advantage)
     result, gradient = evaluate(policy, inputs)
     clipped = _tokens(result.clipped, inputs).any(dim=-1)
@@ -801,7 +801,7 @@ def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: f
 
 @law()
 def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """28. Everything beyond the band's edge for the sign of A is clipped; if all tokens agree, nothing inside it is."""
+    """28. All positions beyond the band's edge for the sign of A are clipped; if all tokens agree, no position inside it is."""
     for number, given in enumerate([inputs, *_swept(policy)]):
         result = answer(policy, given)
         band, judged = result.band, result.log_ratio
@@ -823,7 +823,7 @@ def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(shrinks=False)
 def every_need_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """29. Every input in `needs` and every turn boundary changes a result, with the defaults or with another option."""
+    """29. Every input in `needs` and every turn boundary changes some result, with the defaults or another option."""
     if not policy.needs:
         return
     examples = [data.moved(inputs, factor) for factor in (1.0, 4.0, 0.25)]
@@ -842,7 +842,7 @@ def every_need_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _other_values(inputs: ClipInputs, need: str) -> list[Any]:
-    """Return other values of a field that a policy may need."""
+    """Return alternative values for a field that a policy may need."""
     value = getattr(inputs, need)
     if need in ("old_entropy", "ref_log_probs"):
         noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(3)).abs()
@@ -883,7 +883,7 @@ def _near(log_ratio: Tensor, edge: Tensor) -> Tensor:
 
 @law(shrinks=False)
 def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """30. ``scaled(f)`` is valid and clips less for larger f, for both signs of A; without a width it raises an error."""
+    """30. ``scaled(f)`` is valid and clips less for larger f, for both signs of A; it raises an error if there is no width."""
     try:
         same = policy.scaled(1.0)
     except ValueError:
@@ -903,7 +903,7 @@ def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
                 f"for {side}, wider bands do not clip less; clip fractions at 1/4, 1, 4 times the width: "
                 + ", ".join(f"{fraction:.2f}" for fraction in shown)
             )
-    else:  # the rule fades weights instead of clipping
+    else:  # the rule lets weights decay instead of clipping
         changes = any(
             not torch.equal(*(visible(answer(each, given).objective, given) for each in (narrow, wide))) for given in examples
         )
@@ -928,13 +928,13 @@ def _share(policy: ClipPolicy, inputs: ClipInputs, side: int) -> float:
 
 
 def _spread_out(policy: ClipPolicy, inputs: ClipInputs) -> list[ClipInputs]:
-    """Return the inputs at log-ratios of several sizes, and responses whose tokens share a log-ratio."""
+    """Return the inputs with log-ratios of several magnitudes, and responses whose tokens share a log-ratio."""
     return [*(data.moved(inputs, factor) for factor in (1.0, 0.25, 4.0, 16.0)), *_swept(policy)]
 
 
 @law(shrinks=False)
 def every_width_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """31. Every non-null Width changes the objective or what is clipped; null clips no more than the narrowest width."""
+    """31. Every non-null Width affects the objective or what is clipped; null clips no more than the narrowest width."""
     examples = _spread_out(policy, inputs)
     answers = [answer(policy, given) for given in examples]
     for name in policy.width_fields():
@@ -1018,7 +1018,7 @@ def _assert_usable(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(shrinks=False)
 def many_updates_stay_valid(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """33. The policy is still valid after a hundred updates in which everything, or nothing, was clipped."""
+    """33. The policy stays valid through a hundred updates in which everything, or nothing, is clipped."""
     if not policy.is_adaptive:
         return
     for share in (0.0, 1.0):
@@ -1030,7 +1030,7 @@ def many_updates_stay_valid(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(shrinks=False)
 def updates_go_by_shares(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """34. Updates depend on the clipped share: twice as many of the same responses give the same update."""
+    """34. Updates depend on shares, not counts: twice as many of the same responses give the same update."""
     if not policy.is_adaptive:
         return
     once = _sums(policy, inputs, 0.02)
@@ -1050,7 +1050,7 @@ def _numbers(settings: Any) -> list[float]:
 
 @law(shrinks=False)
 def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """35. The rule does not clip more after five updates with everything clipped than with nothing clipped (or it warns)."""
+    """35. After five updates with everything clipped, the rule clips no more than after five with nothing (or it warns)."""
     if not policy.is_adaptive:
         return
     after = []
@@ -1067,7 +1067,7 @@ def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(shrinks=False)
 def every_option_keeps_the_laws(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """36. The laws also hold for every other choice of a word, true or false, and null or a number for each setting."""
+    """36. The laws also hold for every other option of a setting: each word, true and false, and null or a number."""
     for what, other in _options(policy):
         for each in LAWS:
             if each.name in policy.exempt or each.name in ONCE:
@@ -1087,17 +1087,17 @@ def every_option_keeps_the_laws(policy: ClipPolicy, inputs: ClipInputs) -> None:
 def _is_broken(each: Law, policy: ClipPolicy) -> bool:
     try:
         each(policy)
-    except Exception:  # a law may fail with whatever the policy raises
+    except Exception:  # a law fails on any exception that the policy raises
         return True
     return False
 
 
 ONCE = {"settings_are_complete", "names_are_known", "every_need_matters", "every_option_keeps_the_laws", "compiles"}
-"""Laws that are checked once per class and not for every option: they concern the class, or are slow."""
+"""Laws that are checked once per class, not for every option, because they concern the class or are slow."""
 
 
 def _options(policy: ClipPolicy) -> Iterator[tuple[str, ClipPolicy]]:
-    """Yield the policy with each word, switch and null changed, where its class allows it."""
+    """Yield the policy with each word, switch or null changed, where the class allows it."""
     for name, field in type(policy).model_fields.items():
         if name in NAMED:
             continue
@@ -1128,7 +1128,7 @@ def _some_numbers(field: Any) -> list[float]:
 
 
 def _switched_on(policy: ClipPolicy) -> Iterator[ClipPolicy]:
-    """Yield the policy with each number that is 0 set above 0: this enables parts that are off by default."""
+    """Yield the policy with each number that is 0 set above 0, which enables parts that are off by default."""
     for name, field in type(policy).model_fields.items():
         if getattr(policy, name) == 0 and not isinstance(getattr(policy, name), bool):
             yield from islice(_valid(policy, name, _some_numbers(field)), 1)
@@ -1136,7 +1136,7 @@ def _switched_on(policy: ClipPolicy) -> Iterator[ClipPolicy]:
 
 @law(shrinks=False)
 def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """37. ``torch.compile(fullgraph=True, backend="aot_eager")`` gives the same values (a warning if it has no full graph)."""
+    """37. ``torch.compile(fullgraph=True, backend="aot_eager")`` gives the same values (or it warns)."""
     given = {name: values for name in data.ALL_FIELDS if (values := getattr(inputs, name)) is not None}
     constants: dict[str, Any] = {name: getattr(inputs, name) for name in ("max_length", "progress")}
 

@@ -1,4 +1,4 @@
-"""The laws of advantage estimators and of mismatch corrections."""
+"""The laws for advantage estimators and mismatch corrections."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rlzoo.corrections import Correction, CorrectionInputs
 
 Part = TypeVar("Part", AdvantageEstimator, Correction)
 SIZE = 32
-"""Responses per prompt in the examples; some estimators look at subsets of up to 32 responses."""
+"""Number of responses per prompt in the examples; some estimators use subsets of up to 32 responses."""
 BOUNDS = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt, annotated_types.Interval)
 
 
 class PartLaw(Generic[Part]):
-    """One law of an estimator or a correction: its name, its statement, and its check, which raises AssertionError."""
+    """One law for estimators or corrections: its name, its statement, and its check, which raises an AssertionError."""
 
     def __init__(self, check: Callable[[Part], None]) -> None:
         self.name = check.__name__
@@ -48,7 +48,7 @@ def broken(laws: tuple[PartLaw[Part], ...], part: Part) -> Iterator[tuple[str, s
 
 
 def settings_are_complete(part: AdvantageEstimator | Correction) -> None:
-    """Settings have defaults, descriptions and bounds and round-trip through their dump; unknown ones are rejected."""
+    """Settings have defaults, descriptions and bounds, and survive a dump and reload; unknown settings are rejected."""
     kind = type(part)
     assert kind.model_validate(kind().model_dump()) == kind(), "dumping and loading the defaults does not restore them"
     try:
@@ -69,7 +69,7 @@ def settings_are_complete(part: AdvantageEstimator | Correction) -> None:
 
 
 def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed: int = 0) -> AdvantageInputs:
-    """Return three groups of ragged responses of one to three turns, with every field that an estimator may need."""
+    """Return three groups of ragged responses with one to three turns, and every field that an estimator may need."""
     rng = torch.Generator().manual_seed(seed)
     number, size = 3 * SIZE, 12
     lengths = torch.randint(3, size, (number, 1), generator=rng)
@@ -106,7 +106,7 @@ def _assert_close(got: Tensor, expected: Tensor, what: str) -> None:
 
 
 def advantages_have_the_form(estimator: AdvantageEstimator) -> None:
-    """Advantages are finite float32 of shape (B, 1) or (B, T), without gradient, and 0 outside the mask."""
+    """Advantages are finite float32 tensors of shape (B, 1) or (B, T), detached from the graph, and 0 outside the mask."""
     inputs = advantage_inputs(estimator)
     got = estimator(replace(inputs, rewards=inputs.rewards.clone().requires_grad_()))
     allowed = ((len(inputs.rewards), 1), tuple(inputs.response_mask.shape))
@@ -127,7 +127,7 @@ def rewards_are_not_changed(estimator: AdvantageEstimator) -> None:
 
 
 def equal_rewards_have_no_advantage(estimator: AdvantageEstimator) -> None:
-    """If all rewards are equal, including the rewards of all steps, every advantage is exactly 0."""
+    """If all rewards are equal, including all per-step rewards, every advantage is exactly 0."""
     inputs = advantage_inputs(estimator, equal=True)
     if "state_ids" in estimator.needs:
         inputs = replace(inputs, rewards=torch.zeros_like(inputs.rewards))
@@ -161,7 +161,7 @@ def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) 
 
 
 def padding_is_ignored(estimator: AdvantageEstimator) -> None:
-    """Extra padding columns and the content of masked positions change nothing."""
+    """Neither extra padding columns nor the content of masked positions changes an advantage."""
     inputs = advantage_inputs(estimator)
     expected = estimator(inputs)
 
@@ -189,14 +189,14 @@ ADVANTAGE_LAWS: tuple[PartLaw[AdvantageEstimator], ...] = tuple(
         padding_is_ignored,
     )
 )
-"""The laws of an advantage estimator."""
+"""The laws for advantage estimators."""
 
 
 # corrections
 
 
 def correction_inputs(seed: int = 0, spread: float = 0.3) -> CorrectionInputs:
-    """Return ragged responses with holes, sampled by a model whose log-probs differ by ``spread`` nats per token."""
+    """Return ragged responses with gaps; sampler and trainer differ by about ``spread`` nats per token."""
     rng = torch.Generator().manual_seed(seed)
     mask = torch.arange(20) < torch.randint(1, 21, (24, 1), generator=rng)
     mask[::3, 2] = False
@@ -207,7 +207,7 @@ def correction_inputs(seed: int = 0, spread: float = 0.3) -> CorrectionInputs:
 
 
 def weights_have_the_form(correction: Correction) -> None:
-    """Weights are finite non-negative float32 without gradient, of shape (B, 1), or (B, T) if ``is_per_token``."""
+    """Weights are finite, non-negative, detached float32 tensors of shape (B, 1), or (B, T) if ``is_per_token``."""
     inputs = correction_inputs()
     got = correction(replace(inputs, old_log_probs=inputs.old_log_probs.clone().requires_grad_()))
     expected = tuple(inputs.response_mask.shape) if correction.is_per_token else (len(inputs.response_mask), 1)
@@ -227,7 +227,7 @@ def agreement_weighs_one(correction: Correction) -> None:
 
 
 def masked_values_are_ignored(correction: Correction) -> None:
-    """NaN at masked positions and extra padding change no weight."""
+    """Neither NaN at masked positions nor extra padding changes a weight."""
     inputs = correction_inputs()
     mask, expected = inputs.response_mask, correction(inputs)
     spoiled = replace(
@@ -247,7 +247,7 @@ def masked_values_are_ignored(correction: Correction) -> None:
 
 
 def weights_follow_their_rows(correction: Correction) -> None:
-    """The weight of a response does not depend on other responses."""
+    """A response's weight does not depend on other responses."""
     inputs = correction_inputs()
     whole = correction(inputs)
     for row in range(len(whole)):
@@ -280,7 +280,7 @@ def _tensors(inputs: CorrectionInputs) -> tuple[Tensor, ...]:
 
 
 def it_corrects_something(correction: Correction) -> None:
-    """If the tokens of responses differ by half a nat, some weights differ from 1."""
+    """If sampler and trainer differ by about half a nat per token, some weights differ from 1."""
     weights = correction(correction_inputs(spread=0.5))
     assert ((weights - 1).abs() > 1e-4).any(), "every weight is 1"
     assert (ops.per_response(weights, correction_inputs().response_mask) < 1.0).any(), "no response has a weight below 1"
@@ -299,4 +299,4 @@ CORRECTION_LAWS: tuple[PartLaw[Correction], ...] = tuple(
         it_corrects_something,
     )
 )
-"""The laws of a mismatch correction."""
+"""The laws for mismatch corrections."""

@@ -1,4 +1,4 @@
-"""Measures a rule: where it cuts at several response lengths, and how it weighs the gradient at several ratios."""
+"""Measures a rule: where it cuts at several response lengths, and how it weights the gradient at several ratios."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlzoo.testing.data import evaluate, uniform_inputs
 LENGTHS = (1, 16, 256, 4096)
 RATIOS = (0.5, 0.8, 1.0, 1.25, 2.0)
 WEIGHED = 16  # length in tokens of the responses on which weights are measured
-FURTHEST = {1: 3.9, -1: 19.0}  # largest shift of a token in nats, up and down; the tokens have probability exp(-4)
+FURTHEST = {1: 3.9, -1: 19.0}  # maximum upward and downward shift of a token in nats; the tokens have probability exp(-4)
 STEPS, HALVINGS = 24, 18
-FADED = 1e-3  # a gradient below this share of the gradient at ratio 1 counts as faded, not as cut
+FADED = 1e-3  # a gradient below this share of the gradient at ratio 1 counts as decayed, not as cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class Portrait:
 
     name: str
     edges: Mapping[int, Edges]  # by response length in tokens
-    positive: Mapping[float, float | None]  # by ratio, for A > 0: gradient / gradient at ratio 1; negative if reversed
+    positive: Mapping[float, float | None]  # by ratio, for A > 0: gradient over gradient at ratio 1; negative if reversed
     negative: Mapping[float, float | None]  # the same for A < 0
 
 
 def portrait(policy: ClipPolicy, lengths: Sequence[int] = LENGTHS, ratios: Sequence[float] = RATIOS) -> Portrait:
-    """Measure a policy on single responses whose tokens share a log-ratio; log-ratios and ratios are the judged ones.
+    """Measure a policy on single responses whose tokens share a log-ratio; all ratios are those that the rule judges.
 
     The tokens have probability exp(-4) = 0.018 at sampling time, which matters for rules whose band depends on the probability.
-    For rules that judge token by token, the last token is measured.
+    For rules that judge individual tokens, the last token is measured.
     """
     edges = {
         length: Edges(
@@ -64,7 +64,7 @@ def _measured(policy: ClipPolicy, token: float, length: int, advantage: int) -> 
 
 
 def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | None:
-    """Return where the gradient ends or is reversed, from ratio 1 outwards: geometric steps first, then bisection."""
+    """Find where the gradient vanishes or reverses, outwards from ratio 1, by geometric steps and then bisection."""
     at_one = _measured(policy, 0.0, length, advantage)[1]
     if at_one <= 0:
         return None
@@ -100,5 +100,5 @@ def _weight(policy: ClipPolicy, ratio: float, advantage: int) -> float | None:
 
 
 def _slope(policy: ClipPolicy, length: int, advantage: int) -> float:
-    """Return the judged nats per nat of a token: 1 for a mean, the length for a sum."""
+    """Return the change in the judged log-ratio per nat of shift on every token: 1 for a mean, the length for a sum."""
     return _measured(policy, 0.25, length, advantage)[0] / 0.25

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def parametrize_with_checks(policies: Sequence[ClipPolicy]) -> Callable[..., None]:
-    """Return a pytest test function with one case per policy and law, without the laws that a policy opts out of."""
+    """Return a pytest test function with one case per policy and law, omitting the laws that a policy opts out of."""
     import pytest
 
     cases = [(policy, law) for policy in policies for law in LAWS if law.name not in policy.exempt]
@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add one test per law for each policy that ``--clip`` names."""
+    """Add one test per law for each policy named by ``--clip``."""
     from rlzoo.zoo import find_policies
 
     named: list[str] = config.getoption("--clip")

@@ -67,7 +67,7 @@ def test_group_of_one_with_leave_one_out(refused):
 
 def test_token_mean_with_a_sequence_policy(refused):
     assert refused("train", "--clip", "gspo", "--set", "clip.reduction=token_mean") == (
-        "clip: reduction 'token_mean' needs an objective per token, and gspo has one per response; use 'sequence_mean'"
+        "clip: reduction 'token_mean' needs a per-token objective, but that of gspo is per response; use 'sequence_mean'"
     )
 
 

@@ -51,7 +51,7 @@ def test_check_of_a_broken_policy_shows_law_statement_and_smallest_input(rlzoo, 
     assert set(found.values()) == {"pass"}
     lines = [line.rstrip() for line in out.splitlines()]
     place = lines.index(
-        "ratio_one_is_reinforce: At ratio 1, nothing is clipped and the gradient is A times a positive constant per row."
+        "ratio_one_is_reinforce: At ratio 1, nothing is clipped, and each row's gradient is A times a positive constant."
     )
     assert lines[place + 1] == "fails on"
     assert lines[place + 2].startswith("  A = ")  # one response

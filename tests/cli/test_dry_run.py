@@ -72,7 +72,9 @@ def test_a_dry_run_is_quick(rlzoo):
 
 def test_devices_are_for_dry_runs(refused):
     assert refused("train", "--devices", "8xH100") == "--devices needs --dry-run"
-    assert refused("train", "--dry-run", "--devices", "many").startswith("--devices 'many': write 8xH100, 2x24GB or")
+    assert refused("train", "--dry-run", "--devices", "many").startswith(
+        "--devices 'many': expected a value such as 8xH100, 2x24GB or"
+    )
 
 
 def test_a_process_without_a_prompt_is_refused(refused):
@@ -107,14 +109,14 @@ def test_responses_beyond_the_models_positions_are_refused(refused, model):
     assert line.startswith("rollout.max_new_tokens=4090: with prompts of up to about ")
     assert f"and model {str(model)!r} has 4096; set it to 40" in line
     embedded = refused("train", "--dry-run", *settings("rollout.max_new_tokens=5000"))
-    assert "with prompts of up to 40 tokens, 5040 positions are needed, and model 'embedded' has" in embedded
+    assert "with prompts of up to 40 tokens, a sequence length of 5040 is needed, but model 'embedded' has" in embedded
 
 
 def test_responses_beyond_vllms_limit_are_refused(refused):
     more = settings("rollout.engine=vllm", "rollout.vllm.max_model_len=100")
     line = refused("train", "--dry-run", "--devices", "1xH100", *more)
     assert line == (
-        "rollout.vllm.max_model_len=100: with prompts of up to 40 tokens, 120 positions are needed; "
+        "rollout.vllm.max_model_len=100: with prompts of up to 40 tokens, a sequence length of 120 is needed; "
         "raise it, or remove it to use the model's own limit"
     )
 
@@ -208,7 +210,7 @@ def test_a_disk_that_will_be_full_is_refused(rlzoo, monkeypatch):
     line = failing_plan(rlzoo, "--output", "deep/out")
     assert line.startswith("output directory 'deep/out': 36.5 MB are needed (checkpoints ")
     assert line.endswith(
-        "and 20.0 MB are free; name another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
+        "but only 20.0 MB are free; choose another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
     )
 
 
@@ -235,7 +237,7 @@ def test_a_cpu_is_shared_by_its_processes(rlzoo, monkeypatch):
 def test_vllm_without_room_for_weights_and_a_response_is_refused(rlzoo, model):
     more = settings(f"model.path={model}", "rollout.engine=vllm", "model.dtype=bfloat16", "learner.lora.rank=8")
     line = failing_plan(rlzoo, "--devices", "1xH100", *more, *settings("rollout.vllm.gpu_memory_utilization=0.2"))
-    assert line.startswith("rollout.vllm.gpu_memory_utilization=0.2: 16.0 GB do not hold vLLM's weights (16.1 GB)")
+    assert line.startswith("rollout.vllm.gpu_memory_utilization=0.2: 16.0 GB cannot hold vLLM's weights (16.1 GB)")
 
 
 @pytest.mark.parametrize(

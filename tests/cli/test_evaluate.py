@@ -69,10 +69,10 @@ def test_a_mistake_is_told_in_one_line(refused, tmp_path):
         "rollout.temperature=0.0: input should be greater than 0"
     )
     assert refused("eval", "embedded", *QUICK, "--chat-template") == (
-        "--chat-template: the tokenizer of 'embedded' has none; remove the option"
+        "--chat-template: the tokenizer of 'embedded' has no chat template; remove the option"
     )
     assert refused("eval", "embedded", *QUICK, "--set", "learner.lr=1") == (
-        "--set learner.lr: an evaluation uses only settings of model and rollout"
+        "--set learner.lr: an evaluation has only the sections model and rollout"
     )
     assert refused("eval", "embedded", *QUICK, "--set", "rollout.temp=1").startswith("unknown key 'rollout.temp' (allowed: ")
     assert refused("eval", "embedded", *QUICK, "--set", "rollout.engine=vllm").startswith("rollout.engine='vllm': ")

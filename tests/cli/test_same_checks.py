@@ -57,7 +57,7 @@ REFUSED = {
     "a folder without a model": (["model.path=empty"], "model.path='empty': empty has no config.json"),
     "an output that is taken": (["output=taken"], "output directory 'taken' is not empty"),
     "a secret left out": (["rollout.vllm.server=http://u:<redacted>@h:1"], "rollout.vllm.server: holds a secret"),
-    "a plugin too large": (["plugins=[large]"], "plugin '{here}/large': the folder has more than 20 MiB or 2,000 files"),
+    "a plugin too large": (["plugins=[large]"], "plugin '{here}/large': the folder exceeds 20 MiB or 2,000 files"),
     "a rule that does not fit": (["rollout.group_size=1"], "rollout.group_size=1: advantage 'group_norm' compares"),
 }
 

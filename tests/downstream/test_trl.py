@@ -480,7 +480,7 @@ def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
      ("m2po", {}, "m2po needs all responses of a step together, but a step has 2 micro-batches"),
      ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "which TRL spreads over 2 micro-batches"),
      ("grpo", {"steps_per_generation": 1}, "steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"),
-     ("fspo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 selects tokens, but fspo has one objective"),
+     ("fspo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 selects tokens, but fspo has a per-response objective"),
      ("grop", {}, "unknown clip policy 'grop'.*did you mean 'grpo'")],
     ids=str,
 )  # fmt: skip
@@ -502,7 +502,7 @@ def test_more_that_is_refused(model, trainers, tmp_path):
     with pytest.raises(UserError, match="needs ref_log_probs, but TRL has a reference model only if beta is above 0"):
         use_policy(trainer, needs())
     trainer.args.use_vllm, trainer.args.vllm_importance_sampling_mode = True, "token_truncate"
-    with pytest.raises(UserError, match="mode='token_truncate' has a weight per token, but fspo has one objective"):
+    with pytest.raises(UserError, match="mode='token_truncate' gives per-token weights, but fspo has a per-response objective"):
         use_policy(trainer, "fspo")
     assert type(trainer) is GRPOTrainer  # nothing was changed
     use_policy(trainer, "grpo")
@@ -520,7 +520,7 @@ def test_more_that_is_refused(model, trainers, tmp_path):
             output = super()._generate_and_score_completions(inputs)
             return {name: values if values.ndim == 0 else values[:16] for name, values in output.items()}
 
-    with pytest.raises(UserError, match="graded 32 responses and trains on 16, and rlzoo cannot match them"):
+    with pytest.raises(UserError, match="graded 32 responses but trains on 16, and rlzoo cannot match them"):
         use_policy(Dropping(**arguments(tmp_path)), "grpo").train()
     own = Own(**arguments(tmp_path, copy.deepcopy(model), steps_per_generation=2))
     batch = off_policy_batch(model, ZOO["grpo"]())
@@ -531,7 +531,7 @@ def test_more_that_is_refused(model, trainers, tmp_path):
     for piece, advantages in zip(pieces, batch.advantages.chunk(2), strict=True):
         piece["advantages"] = advantages
     step_of(use_policy(trainers["token"], "grpo"), pieces)
-    with pytest.raises(UserError, match="an advantage per token, but fspo needs one per response"):
+    with pytest.raises(UserError, match="per-token advantages, but fspo needs one per response"):
         step_of(use_policy(trainers["token"], "fspo"), pieces)
 
 
@@ -676,7 +676,9 @@ def test_a_folder_with_anything_in_it_is_refused_and_a_resumed_run_goes_on_in_it
     assert RecordedStep.load(folder / "000002.safetensors").step == 2
     foreign = dataclasses.replace(RecordedStep.load(folder / "000002.safetensors"), writer="another trainer")
     foreign.save(folder / "000002.safetensors")
-    with pytest.raises(UserError, match=r"contains '000002\.safetensors', later than the checkpoint's \d+ and not from TRL"):
+    with pytest.raises(
+        UserError, match=r"contains '000002\.safetensors', which is later than the checkpoint's \d+ and not from TRL"
+    ):
         ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-2")
         )

@@ -144,7 +144,7 @@ def test_spoiled_weights_for_the_cosine(one_step, data, name):
             cosines(run, {"fspo": replay(run, run.own_rule)}, run.updates[0].edges.tolist())
 
     try:
-        SURFACE.check(measure, str(one_step), "kept weights of step 2")
+        SURFACE.check(measure, str(one_step), "the weights kept for step 2")
     finally:
         file.unlink() if former is None else file.write_bytes(former)
 

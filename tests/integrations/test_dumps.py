@@ -78,9 +78,9 @@ def test_tokens_that_prime_rl_learns_from_by_another_loss_are_left_out(tmp_path)
     ("replaced", "message"),
     [({"schema_version": 2}, "schema_version 2, but this rlzoo reads 1"),
      ({"inference_logprobs": [0, 0, None, 0, -1]}, "null log-prob or advantage on a token that was trained on"),
-     ({"trainer_logprobs": [1.0]}, "is it a dump of prime-rl"), ({"token_ids": "x"}, "is it a dump of prime-rl"),
+     ({"trainer_logprobs": [1.0]}, "is it a dump from prime-rl"), ({"token_ids": "x"}, "is it a dump from prime-rl"),
      ({"token_ids": [1, 2]}, r"mask of shape \(5,\) for 2 tokens"), ({"advantages": [1e39] * 5}, "advantages has a value"),
-     ({"token_ids": [7, 8, 3, 5, -4]}, "cannot be converted to a rollout file: token_ids has a value below 0")],
+     ({"token_ids": [7, 8, 3, 5, -4]}, "cannot be converted to a rollout file: token_ids has a negative value")],
 )  # fmt: skip
 def test_a_token_export_that_does_not_fit_is_refused(replaced, message, tmp_path):
     write_lines(tmp_path / "step_1" / "rank_0.jsonl", [prime_rl_row(0, **replaced)])
@@ -272,7 +272,7 @@ def test_the_code_that_a_pickle_names_is_not_run(trainer, name, tmp_path):
 def test_a_folder_without_dumps_is_refused(trainer, tmp_path):
     with pytest.raises(UserError, match=r"contains no .*, which"):
         list(read_dumps(trainer, [tmp_path]))
-    with pytest.raises(UserError, match="does not exist; name a dump"):
+    with pytest.raises(UserError, match="does not exist; give a dump"):
         list(read_dumps(trainer, [tmp_path / "missing"]))
 
 

@@ -24,7 +24,7 @@ def test_a_pilot_with_the_width_found_clips_the_wanted_share(tmp_path):
     assert best.is_met
     assert 0.09 <= best.clip_fraction <= 0.11
     written = overlay(best, config)
-    assert "wanted 10.0%" in written
+    assert "target 10.0%" in written
     file = tmp_path / "gspo.yaml"
     file.write_text(written)
     again = RunConfig.compose([file])

@@ -126,10 +126,10 @@ def test_other_problems_are_refused(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluate(config(data=tmp_path), tmp_path / "eval")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
-    assert "line 1 answers a different question than suite 'arithmetic'" in error_of(config(data=tmp_path), tmp_path / "eval")
+    assert "line 1 does not match the problem in suite 'arithmetic'" in error_of(config(data=tmp_path), tmp_path / "eval")
     lines = tmp_path / "eval" / "completions" / "arithmetic.jsonl"
     lines.write_text("{}\n")
-    assert f"{lines} line 1: not a completion of an evaluation" in error_of(config(data=tmp_path), tmp_path / "eval")
+    assert f"{lines} line 1 is not a record of completions" in error_of(config(data=tmp_path), tmp_path / "eval")
 
 
 def test_settings_are_written_and_hold_what_decides_a_completion(whole):
@@ -168,9 +168,9 @@ def test_a_damaged_line_of_completions_is_named(tmp_path):
     directory.create({})
     for line in (b"\xff\n", b"[" * 5000 + b"\n", b'{"question": "1+1?", "answer": "2", "completions": [{"response": 1}]}\n'):
         (tmp_path / "completions" / "mine.jsonl").write_bytes(line)
-        with pytest.raises(UserError, match=r"mine.jsonl line 1: not a completion"):
+        with pytest.raises(UserError, match=r"mine.jsonl line 1 is not a record of completions"):
             directory.read("mine", problems)
     rows = [Answered("1+1?", "2", (Completion("2", 1.0, 0, 1, True),) * (1 + place)) for place in range(2)]
     (tmp_path / "completions" / "mine.jsonl").write_text("".join(row.to_line(0) for row in rows))
-    with pytest.raises(UserError, match=r"mine.jsonl line 2: completions differ from the first line's"):
+    with pytest.raises(UserError, match=r"mine.jsonl line 2 has completions that do not match the first line's"):
         directory.read("mine", problems * 2)

@@ -63,7 +63,7 @@ BROKEN = {
     "kept_ids is missing": lambda step: {"kept_ids": None},
     "kept_sizes has 3 values for": lambda step: {"kept_sizes": step.kept_sizes[:3]},
     "kept_sizes sums to": lambda step: {"kept_ids": step.kept_ids[:-1]},
-    "kept_sizes has a value below 0": lambda step: {"kept_sizes": -step.kept_sizes},
+    "kept_sizes has a negative value": lambda step: {"kept_sizes": -step.kept_sizes},
     "kept_ids has data type torch.int64, not torch.int32": lambda step: {"kept_ids": step.kept_ids.long()},
     "kept_ids lacks a token that the model chose": without_its_token,
 }

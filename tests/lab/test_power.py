@@ -42,7 +42,7 @@ def test_finished_runs_give_the_deviation_of_paired_differences():
     assert found.seed_deviation == pytest.approx((0.02**2 - 2 * 0.01**2) ** 0.5)
     assert found.evaluation_error == pytest.approx(0.01)
     assert found.source == "measured on 6 finished runs"
-    with pytest.raises(UserError, match="no two rules among the finished runs have evaluations on three common seeds"):
+    with pytest.raises(UserError, match="no two rules among the finished runs have evaluations for three common seeds"):
         plan(config(num_problems=100), 2, 5, records[:4])
 
 

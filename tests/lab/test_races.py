@@ -41,7 +41,7 @@ def folder(tmp_path_factory, trained):
 def test_runs_are_found_at_any_depth_and_unfinished_ones_are_told(folder):
     records, notes = find_runs([folder, folder / "fspo-0"])
     assert sorted((record.policy, record.seed) for record in records) == [("fspo", 0), ("fspo", 1), ("grpo", 0), ("grpo", 1)]
-    assert notes == [f"skipped, not finished: {folder / 'fspo-2'}"]
+    assert notes == [f"skipped because it is not finished: {folder / 'fspo-2'}"]
 
 
 def test_a_run_that_was_resumed_with_more_steps_is_finished(trained, tmp_path):
@@ -78,7 +78,7 @@ def test_runs_of_one_policy_that_differ_are_told_apart(folder, tmp_path, trained
 
 def test_the_same_policy_and_seed_twice_is_refused(folder, tmp_path, trained):
     again = variant(trained.path, tmp_path / "again")
-    with pytest.raises(UserError, match="are both fspo with seed 0; name one of them"):
+    with pytest.raises(UserError, match="are both fspo with seed 0; give only one"):
         race([folder, again])
 
 
@@ -87,7 +87,7 @@ def test_runs_of_different_tasks_are_called_not_comparable(folder, tmp_path, tra
     _, *notes = race([folder, other]).notes
     assert notes == [
         "not comparable: task.num_operands_max differs between the runs (20, 3)",
-        "not only the policy: rollout.num_prompts differs between the runs (12, 99)",
+        "the policy is not the only difference: rollout.num_prompts differs between the runs (12, 99)",
     ]
 
 
@@ -130,7 +130,7 @@ def test_a_run_without_its_last_steps_is_not_finished_whatever_its_summary_says(
     (foreign / "config.yaml").write_text("[no: yaml")
     records, notes = find_runs([tmp_path])
     assert [record.path for record in records] == [none]
-    assert notes == [f"skipped, not finished: {foreign}", f"skipped, not finished: {short}"]
+    assert notes == [f"skipped because it is not finished: {foreign}", f"skipped because it is not finished: {short}"]
     rows = [json.loads(line) for line in (none / "metrics.jsonl").read_text().splitlines()]
     spent = sum(row["time/rollout"] + row["time/learner"] for row in rows[1:])
     assert records[0].seconds == pytest.approx(spent)
@@ -166,7 +166,7 @@ def test_a_damaged_run_is_left_out_with_a_note(folder, tmp_path, trained):
         "not JSON: Unterminated string starting at at column 13",
         "'reward/mean' is 'high', not a number",
     ]
-    with pytest.raises(UserError, match=r"no finished run in .* \(skipped, damaged: "):
+    with pytest.raises(UserError, match=r"no finished run in .* \(skipped because it is damaged: "):
         race([tmp_path / "torn"])
 
 

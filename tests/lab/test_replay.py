@@ -199,7 +199,7 @@ def test_a_sequence_rule_cannot_read_advantages_per_token(tmp_path):
     run = RecordedRun.read(quick_run(tmp_path / "run", "grpo", *settings, steps=1).path)
     assert run.updates[0].inputs.advantages.shape == run.updates[0].inputs.log_probs.shape
     replay(run, load_zoo()["grpo"]())
-    with pytest.raises(UserError, match="has an advantage per token, but fspo needs one per response"):
+    with pytest.raises(UserError, match="has per-token advantages, but fspo needs one per response"):
         replay(run, load_zoo()["fspo"]())
 
 

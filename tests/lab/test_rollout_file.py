@@ -20,8 +20,8 @@ from rlzoo.recording import OPTIONAL, REQUIRED, RecordedStep, UpdateLogProbs
 CHANGES = {
     "token_ids is missing": lambda tensors: tensors.pop("token_ids"),
     "group_ids has 1 values for": lambda tensors: tensors.update(group_ids=tensors["group_ids"][:1].clone()),
-    "sequence_lengths has values outside 1 to": lambda tensors: tensors["sequence_lengths"].fill_(2**62),
-    "sequence_lengths has a value below 0": lambda tensors: tensors["sequence_lengths"].neg_(),
+    "sequence_lengths has values outside the range 1 to": lambda tensors: tensors["sequence_lengths"].fill_(2**62),
+    "sequence_lengths has a negative value": lambda tensors: tensors["sequence_lengths"].neg_(),
     "rows/0 names a response that does not exist": lambda tensors: tensors["rows/0"].add_(1000),
     "rows/0 names a response twice": lambda tensors: tensors["rows/0"].fill_(3),
     "log_probs/1 is missing": lambda tensors: tensors.pop("log_probs/1"),
@@ -33,7 +33,7 @@ CHANGES = {
     "turn_ids decreases within a response": lambda tensors: tensors["turn_ids"].copy_(
         -torch.arange(len(tensors["turn_ids"])) + 9999
     ),
-    "turn_ids has 4611686018427387904": lambda tensors: tensors["turn_ids"].fill_(2**62),
+    "turn_ids contains 4611686018427387904": lambda tensors: tensors["turn_ids"].fill_(2**62),
     "old_log_probs has a value that is not finite": lambda tensors: tensors["old_log_probs"].fill_(math.nan),
     "advantages has data type torch.float16, not torch.float32 or torch.float64": lambda tensors: tensors.update(
         advantages=tensors["advantages"].half()
@@ -50,7 +50,7 @@ METADATA = {
     "rule=3 is not a mapping with a rule's name": {"rule": 3},
     "writer=3 is not a string": {"writer": 3},
     "has the unknown key 'steps'": {"steps": 3},
-    "has format version 2, and this rlzoo reads version 1": {"version": 2},
+    "has format version 2, but this rlzoo reads version 1": {"version": 2},
     "has format version None": {"version": None},
 }
 
@@ -121,13 +121,13 @@ def test_a_torn_recording_and_one_of_no_step_are_refused(run):
         RecordedRun.read(run)
     file.write_bytes(whole)
     file.rename(file.with_stem("last"))
-    with pytest.raises(UserError, match="is not named after a step"):
+    with pytest.raises(UserError, match=r"expected a name of the form STEP\.safetensors"):
         RecordedRun.read(run)
 
 
 def test_a_run_whose_config_is_spoiled_is_refused_by_its_name(run):
     (run / "config.yaml").write_text("clip: fspo\nlearner: 3\n")
-    with pytest.raises(UserError, match=r"/run' has a config.yaml that is not a run configuration: learner=3"):
+    with pytest.raises(UserError, match=r"/run' has a config.yaml that is not a valid run configuration: learner=3"):
         RecordedRun.read(run)
 
 

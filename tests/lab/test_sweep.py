@@ -156,7 +156,7 @@ def test_a_grid_makes_a_run_of_every_combination(tmp_path):
 
 @pytest.mark.parametrize("wrong", ["learner.lr", "=1", "learner.lr=", "learner.lr=,"])
 def test_a_grid_that_cannot_be_read_is_refused(tmp_path, wrong):
-    with pytest.raises(UserError, match="write KEY=VALUE,VALUE"):
+    with pytest.raises(UserError, match="expected KEY=VALUE,VALUE"):
         Sweep(tmp_path, ("grpo",), (0,), grid=(wrong,))
 
 
