@@ -1,13 +1,14 @@
-"""Shows what several rules would have clipped in one run, by length, at one overall clip fraction: the README's picture.
+"""Shows what several rules would have clipped in one run, by length, at the same overall clip fraction.
 
     rlzoo train --clip gspo --output runs/gspo
     python examples/clip_by_length.py runs/gspo clip-by-length.svg
 
-The run may also be a folder with rollout files of another trainer. A third argument names other rules, separated by commas.
+The run may also be a folder with rollout files from another trainer. A third argument names other rules, separated by
+commas.
 
-Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. Its widths are scaled until it clips a tenth of all
-responses with an advantage, or of their tokens for grpo. Bars are 95 % intervals over prompts. ``lre_max`` is printed with its
-noise: the value for so many prompts if every length were clipped equally.
+Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. Its widths are scaled until it clips a tenth of
+all responses with an advantage, or of their tokens for grpo. Bars show 95% intervals over prompts. ``lre_max`` is printed
+with its noise: the value for this number of prompts if every length were clipped equally.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rlzoo.measure.figures import Series, profile
 
 RULES = ("fspo", "gspo", "grpo", "rloo")
 FRACTION = 0.1
-FEW = 5  # number of rules that fit into one panel
+FEW = 5  # number of rules that fit in one panel
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def main() -> None:
     figure = profile(series, title=title) if len(series) <= FEW else panels(series, title)
     for axes in figure.axes:
         axes.axhline(FRACTION, color="0.4", linestyle=":", linewidth=1)  # a rule that is fair to all lengths
-    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # so that the same numbers give the same file
+    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # the same numbers give the same file
     figure.savefig(target, metadata={"Date": None}, facecolor="white")
 
 

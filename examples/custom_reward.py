@@ -1,7 +1,7 @@
 """A custom reward: right answers earn 1, and every character costs a little.
 
-``python examples/custom_reward.py`` trains with it for three steps, in under a minute. The same on the command line, in this
-folder: ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
+``python examples/custom_reward.py`` trains with it for three steps, in under a minute. On the command line, the equivalent
+in this folder is ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
 
 A reward is a function of the problem and the text of the response. It runs in its own worker process. A call that hangs,
 crashes or returns no finite number counts as 0.

@@ -1,7 +1,7 @@
 """A custom task: questions, answers and grades in one class, without changes to the library.
 
-``python examples/custom_task.py`` trains the shipped model on it for three steps, in under a minute. The same on the command
-line, in this folder: ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
+``python examples/custom_task.py`` trains the shipped model on it for three steps, in under a minute. On the command line,
+the equivalent in this folder is ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
 
 The fields of the class are its settings. They are checked and saved in the run's ``config.yaml`` like all others.
 """
@@ -19,13 +19,13 @@ QUICK = ["rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=20"
 
 
 class LastDigit(Task):
-    """Sums of which only the last digit counts: both ``#5`` and ``#15`` are right for ``7+8=``."""
+    """Sums in which only the last digit counts: both ``#5`` and ``#15`` are right for ``7+8=``."""
 
     template: str = Field(default="{question}=", description="prompt template; {question} is replaced by the sum")
     num_operands: int = Field(default=3, ge=2, le=20, description="numbers in a sum")
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return endless sums; each depends only on the seed and its index."""
+        """Return sums from an endless sequence; each depends only on the seed and its index."""
         return [self._draw(f"{self.seed}:{index}", held_out=False) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:

@@ -1,11 +1,11 @@
 """Shows what each rule of the zoo clips, for short and for long responses, without a model and without training.
 
-Run ``python examples/quickstart.py``; it takes some seconds. The log-probability of every token has moved by a random amount
-with a standard deviation of 0.02, independently of other tokens. The sum over a response therefore grows with the square root
-of its length, and the mean shrinks with it. A constant band on the sum (rloo) clips long responses, and a constant band on the
-mean (gspo) clips short ones. A band that grows with the square root (fspo) clips all lengths equally. Most rules that judge
-single tokens clip nothing here, because no token has moved far enough. A real model's tokens are not independent: measure yours
-with ``rlzoo replay``.
+Run ``python examples/quickstart.py``; it takes a few seconds. The log-probability of every token has moved by a random
+amount with a standard deviation of 0.02, independently of other tokens. The sum over a response therefore grows with the
+square root of its length, and the mean shrinks with it. A constant band on the sum (rloo) clips long responses, and a
+constant band on the mean (gspo) clips short ones. A band that grows with the square root (fspo) clips all lengths equally.
+Most rules that judge individual tokens clip nothing here, because no token has moved far enough. A real model's tokens are
+not independent: measure yours with ``rlzoo replay``.
 """
 
 import torch
@@ -31,7 +31,7 @@ inputs = ClipInputs(
 print("clipped share of each rule with its default settings, by the length of the response in tokens")
 print(f"{'rule':15}", *(f"{tokens:>6}" for tokens in LENGTHS))
 for name, policy in load_zoo().items():
-    clipped = policy()(filled(policy, inputs)).clipped  # adds groups, turns and other fields for the rules that need them
+    clipped = policy()(filled(policy, inputs)).clipped  # adds groups, turns and other inputs for the rules that need them
     clipped = clipped.expand_as(response_mask) & response_mask  # for token rules, the clipped tokens
     share = clipped.sum(-1) / length[:, 0]
     print(f"{name:15}", *(f"{part.mean():6.2f}" for part in share.split(RESPONSES)))

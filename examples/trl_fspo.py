@@ -1,4 +1,4 @@
-"""Trains the rule fspo in TRL, with a KL to the reference model and an entropy bonus, and records the rollouts.
+"""Trains the rule fspo in TRL, with a KL penalty to the reference model and an entropy bonus, and records the rollouts.
 
 pip install 'rlzoo-llm[trl]'
 python examples/trl_fspo.py && rlzoo replay trl-rollouts --clip fspo,gspo,grpo
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="embedded", choices=["embedded", "smollm2"])
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps; each generation of 64 responses has four")
-    parser.add_argument("--record", default="trl-rollouts", metavar="FOLDER", help="a new folder for the rollouts")
+    parser.add_argument("--record", default="trl-rollouts", metavar="FOLDER", help="new folder for the rollouts")
     options = parser.parse_args()
 
     fspo = load_zoo()["fspo"]

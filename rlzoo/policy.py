@@ -110,8 +110,8 @@ class ClipPolicy(BaseModel, ABC):
     ratio_to_sampler: ClassVar[bool] = False  # its ratio uses `rollout_log_probs`, which already corrects for the sampler
     watch: ClassVar[Mapping[str, str]] = {}  # metrics that show whether this rule works well, and how to read them
 
-    advantage: Advantage = Field("group_norm", description="how the rewards of a group become advantages")
-    reduction: Reduction = Field("sequence_mean", description="how the objective becomes a scalar")
+    advantage: Advantage = Field("group_norm", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("sequence_mean", description="how the objective is reduced to a scalar")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -257,7 +257,7 @@ def test_a_run_config_keeps_its_plugins(tmp_path):
 
 
 def test_a_config_given_as_a_policy_is_told_apart():
-    with pytest.raises(UserError, match="clip='dapo' is not a policy but a config: give it with --config dapo"):
+    with pytest.raises(UserError, match="clip='dapo' is a config, not a policy: use --config dapo"):
         RunConfig.compose(clip="dapo")
 
 

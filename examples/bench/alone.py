@@ -1,4 +1,4 @@
-"""Compares ways of sampling and micro-batch sizes of rlzoo on one case, in turns.
+"""Compares rlzoo's ways of sampling and micro-batch sizes on one case, in turns.
 
 python -m examples.bench.alone long-tail
 python -m examples.bench.alone equal --profile          # the CPU time of a step, by operation
@@ -87,7 +87,7 @@ def profile(name: str, kind: str) -> None:
 
 
 def cost(name: str) -> None:
-    """Print the time of a forward and backward pass as a cost per token and a fixed part, and the prediction of `overhead`."""
+    """Print the time of a forward and backward pass as a cost per token and a fixed cost, and the prediction of `overhead`."""
     run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
     sizes = run.learner.language_model.config.get_text_config()
     rows = (1, 2, 4, 8, 16, 24)

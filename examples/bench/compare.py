@@ -1,4 +1,4 @@
-"""Runs cases with both libraries in turns and writes the measurements.
+"""Runs cases with both libraries, in turns, and writes the measurements.
 
 python -m examples.bench.compare --json bench.json
 python -m examples.bench.compare --quick --json bench.json
@@ -118,7 +118,7 @@ def row(case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: fl
 
 
 def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[int]]:
-    """Return the tokens of each prompt and of each response; if the model ends by itself, all have the mean length."""
+    """Return the tokens of each prompt and of each response; if the model ends on its own, all have the mean length."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(case.model(folder))

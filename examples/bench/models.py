@@ -14,8 +14,9 @@ SPECIAL = 2  # padding and end token
 def countdown(folder: Path) -> Path:
     """Make a Qwen3 of 5 million parameters that counts down from its prompt's last token and then ends.
 
-    After "c32", for example, it writes 32 tokens. Every count is one of two tokens of equal probability, so that sampling has
-    work to do. Embeddings and head make it count; the layers between are computed as usual, but contribute little.
+    After "c32", for example, it writes 32 tokens. Every count is one of two tokens with equal probability, so that sampling
+    has work to do. The embeddings and the head make it count; the layers between them are computed as usual, but contribute
+    little.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

@@ -1,4 +1,4 @@
-"""Writes the page of benchmark results, with a part for each CPU: ``python -m examples.bench.page bench.json``."""
+"""Writes the page of benchmark results, with a section for each CPU: ``python -m examples.bench.page bench.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the rates of the machine, and counts the operations of a step."""
+"""Measures the machine's rates, and counts the operations in a step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def processor() -> str:
 
 
 def machine() -> dict[str, float]:
-    """Return FLOP/s of float32 matrix products by torch and by oneDNN, and of bfloat16, and bytes/s of copying memory.
+    """Return the FLOP/s of matrix products (float32 in torch and oneDNN, bfloat16) and the bytes/s of memory copies.
 
     Each is the best of seven repetitions.
     """
@@ -65,7 +65,7 @@ def machine() -> dict[str, float]:
 
 
 def step_flops(case: Case, model: Path, prompt_lengths: list[int], lengths: list[int]) -> dict[str, float]:
-    """Count the operations of a step's matrix products: sampling with a cache, with each prompt once, and learning.
+    """Count the operations of a step's matrix products: sampling with a cache, which processes each prompt once, and learning.
 
     Learning consists of the old log-probs of all responses but the first update's, a forward pass, and a backward pass that
     costs twice as much. The head is needed only for response tokens.

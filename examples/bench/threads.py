@@ -1,4 +1,4 @@
-"""Times steps with libgomp's default wait and with rlzoo's, alone and next to busy processes, in turns.
+"""Times steps with libgomp's default waiting and with rlzoo's, alone and next to busy processes, in turns.
 
 python -m examples.bench.threads                         # embedded, 5 M and SmolLM2, five pairs of each
 python -m examples.bench.threads --case embedded --pairs 3

@@ -16,7 +16,7 @@ _answers: list[TextIO] = []
 
 
 def take_standard_output() -> None:
-    """Reserve stdout for reports; output of libraries goes to stderr."""
+    """Reserve stdout for reports; the libraries' output goes to stderr."""
     _answers.append(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
 

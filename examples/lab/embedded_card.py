@@ -74,7 +74,7 @@ reinforcement learning can be tried in a minute on two CPU cores. It can do noth
 
 Supervised learning from scratch on {solutions:,} worked solutions made by the program itself; no other data.
 **The solutions contain mistakes on purpose**: each total is off by one with probability {options.slip}, and the later totals
-go on from it. So the model can add (see greedy accuracy) but slips when sampled, at about the same rate in every step, and
+continue from it. So the model can add (see greedy accuracy) but slips when sampled, at about the same rate in every step, and
 the loss of accuracy with length is a property of the data. Reinforcement learning mostly takes these slips away; how much a
 rule gains here says little about what it would gain on a model that lacks knowledge.
 

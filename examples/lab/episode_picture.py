@@ -1,4 +1,4 @@
-"""Draws two games of a run of `guess`, before and after training, with the tokens that are trained on: a picture in the README.
+"""Draws two games from a run of `guess`, before and after training, and marks the tokens that are trained on.
 
     rlzoo train --config guess --clip fspo --output runs/guess
     python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
@@ -56,7 +56,7 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
 
 
 def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
-    """Return SVG of the tokens from ``top`` on and the y where they end; lines break at `COLUMNS` and between writers."""
+    """Return SVG of the tokens, from ``top`` down, and the y where it ends; lines break at `COLUMNS` and between writers."""
     parts, column = [], 0
     for chosen, run in itertools.groupby(found, key=lambda token: token[1]):
         texts = [text.replace("<eos>", END) for text, _ in run]

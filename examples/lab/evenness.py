@@ -1,9 +1,9 @@
-"""How evenly rules clip lengths on recorded runs, in the three parts of the length reweighting error, as CSV.
+"""Measures how evenly rules clip lengths in recorded runs, with the three parts of the length reweighting error, as CSV.
 
-``python -m examples.lab.evenness FOLDER [FOLDER ...] > evenness.csv`` replays every run under the folders with every rule,
-all widths of a rule scaled to clip a tenth of the responses, once by one factor (``overall``) and once by a factor for each
-sign of the advantage (``by sign``). A row is a rule on a run. Rows with ``seed`` "all" pool the runs that one rule made.
-``--by-update`` has a row for each update of a batch too: update 2 learns from responses that are one update old.
+``python -m examples.lab.evenness FOLDER [FOLDER ...] > evenness.csv`` replays every run under the folders with every rule.
+All widths of a rule are scaled to clip a tenth of the responses, once by one factor (``overall``) and once by a factor for
+each sign of the advantage (``by sign``). Each row is one rule on one run. Rows with ``seed`` "all" pool the runs that one
+rule made. ``--by-update`` adds a row for each update of a batch: update 2 learns from responses that are one update old.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 RULES = "fspo,fspo-adaptive,gspo,rloo"
 FRACTION = 0.1
-SETTLING = 10  # steps that are left out, while adaptive rules settle
+SETTLING = 10  # initial steps that are left out while adaptive rules settle
 
 Cell = tuple[str, str, str, str]
 """The rule that made a run, how the clip fraction was matched, the part of the run, and the rule that judged it."""
 
 
 def tables(path: Path, names: Sequence[str], options: argparse.Namespace) -> dict[Cell, ResponseTable]:
-    """The rows of one run as every rule judges them, by how the clip fraction was matched and by update."""
+    """Return the rows of one run as judged by every rule, by how the clip fraction was matched and by update."""
     torch.set_num_threads(1)
     run = RecordedRun.read(path)
     policies = [RunConfig.compose(options.config, clip=name).clip for name in names]
@@ -53,7 +53,7 @@ def tables(path: Path, names: Sequence[str], options: argparse.Namespace) -> dic
 
 
 def parts(run: RecordedRun, *, by_update: bool) -> Iterator[tuple[str, RecordedRun]]:
-    """The whole run, and each update of its batches apart; the first is at ratio 1, where nothing can be clipped."""
+    """Yield the whole run, and each update of its batches separately; the first is at ratio 1, where nothing can be clipped."""
     yield "all", run
     for index in sorted({update.index for update in run.updates}) if by_update else ():
         if index > 0:
@@ -62,7 +62,7 @@ def parts(run: RecordedRun, *, by_update: bool) -> Iterator[tuple[str, RecordedR
 
 
 def row(cell: Cell, seed: object, table: ResponseTable) -> dict[str, Any]:
-    """The numbers of one cell."""
+    """Return the numbers for one cell."""
     profile, rows = LengthProfile.of(table), table.judged()
     assert profile is not None, "a replay has rows with an advantage"
     assert profile.lre is not None, "a tenth is clipped, not everything"
@@ -94,7 +94,7 @@ def row(cell: Cell, seed: object, table: ResponseTable) -> dict[str, Any]:
 
 
 def evenness(records: Sequence[RunRecord], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of every run, then those of all runs of a rule together."""
+    """Yield the rows of every run, then those of all runs of a rule together."""
     pooled: dict[Cell, list[ResponseTable]] = {}
     names = [name for name in options.clip.split(",") if name]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
@@ -111,7 +111,7 @@ def evenness(records: Sequence[RunRecord], options: argparse.Namespace) -> Itera
 
 def main() -> None:
     """Print the rows."""
-    parser = argparse.ArgumentParser(description="How evenly rules clip lengths on recorded runs.")
+    parser = argparse.ArgumentParser(description="Measure how evenly rules clip lengths in recorded runs.")
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--clip", default=RULES, help="rules to replay on every run (default: %(default)s)")
     parser.add_argument("--config", action="append", default=[], help="config that the rules take their settings from")

@@ -1,8 +1,8 @@
-"""The headline numbers of docs/explanation/which-rule-wins.md, from its csv files.
+"""Prints the headline numbers of docs/explanation/which-rule-wins.md from its CSV files.
 
-``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each with its 95 % interval. Runs with one seed
-share the order of the questions, so their mean is taken first, and the interval is Student's t over seeds. The docstring of
-`rlzoo.measure.comparison.estimate` has its simulated coverage.
+``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each number with its 95% interval. Runs with the
+same seed share the order of the questions, so their mean is taken first, and the interval is Student's t over seeds. The
+docstring of `rlzoo.measure.comparison.estimate` gives its simulated coverage.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ AVERAGING = ("gspo", "grpo")  # learners that give every response the same weigh
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A number of the page."""
+    """A number on the page."""
 
     what: str
     value: float
-    interval: Interval | None  # 95 %
+    interval: Interval | None  # 95%
     number: int  # seeds
 
     def __str__(self) -> str:
@@ -39,19 +39,19 @@ class Headline:
 
 
 def read(file: Path) -> list[Row]:
-    """The rows of a csv file."""
+    """Return the rows of a CSV file."""
     with file.open(newline="") as lines:
         return list(csv.DictReader(lines))
 
 
 def over_seeds(what: str, by_seed: Mapping[int, Iterable[float]]) -> Headline:
-    """The mean of the means of each seed."""
+    """Return the mean over seeds of the mean for each seed."""
     means = np.array([fmean(values) for values in by_seed.values()])
     return Headline(what, float(means.mean()), t_interval(means), len(means))
 
 
 def evenness(rows: Sequence[Row]) -> list[Headline]:
-    """How the rules differ in their length error on the rollouts of both kinds of learners."""
+    """Return how the rules differ in length error on the rollouts of both kinds of learners."""
     single = [row for row in rows if row["seed"] != "all" and row["part"] == "all"]
 
     def gap(part: str, matched: str, learners: Sequence[str], first: str, second: str) -> Headline:
@@ -81,7 +81,7 @@ def evenness(rows: Sequence[Row]) -> list[Headline]:
 
 
 def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
-    """For each rule, the runs on which its error given the sign cannot be told from 0 at a fraction matched by sign, of all."""
+    """Return for each rule the runs whose error given the sign is indistinguishable from 0 (matched by sign), and all runs."""
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
         if row["seed"] != "all" and row["part"] == "all" and row["matched"] == "by sign":
@@ -91,7 +91,7 @@ def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
 
 
 def factorial(rows: Sequence[Row]) -> list[Headline]:
-    """Differences of accuracy between bands, and between clipping the norm of every gradient and of none."""
+    """Return the differences in accuracy between bands, and between clipping the norm of every gradient and of none."""
     scores: dict[str, dict[int, float]] = {}
     for row in rows:
         scores.setdefault(row["cell"], {})[int(row["seed"])] = float(row["accuracy"])
@@ -119,7 +119,7 @@ def factorial(rows: Sequence[Row]) -> list[Headline]:
 
 
 def staleness(rows: Sequence[Row]) -> list[Headline]:
-    """How the length error changes with the age of the responses: updates 10 to 16 of a batch less updates 2 to 8."""
+    """Return how the length error changes with response age: updates 10 to 16 of a batch minus updates 2 to 8."""
     found = []
     for rule in dict.fromkeys(row["rule"] for row in rows):
         by_seed: dict[int, list[float]] = {}
@@ -143,12 +143,12 @@ SOURCES: dict[str, Callable[[Sequence[Row]], list[Headline]]] = {
 
 
 def headlines(folder: Path) -> list[Headline]:
-    """All of them."""
+    """Return all headline numbers."""
     return [headline for name, numbers in SOURCES.items() for headline in numbers(read(folder / name))]
 
 
 def main() -> None:
-    """Print them."""
+    """Print all headline numbers."""
     folder = Path(sys.argv[1])
     print(*headlines(folder), sep="\n")
     for rule, (held, number) in flat(read(folder / "evenness.csv")).items():

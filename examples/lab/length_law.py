@@ -1,19 +1,19 @@
-"""The law of the summed log-ratio without reinforcement learning: how its variance grows with the length of a response.
+"""Measures, without reinforcement learning, how the variance of the summed log-ratio grows with the response length.
 
     python -m examples.lab.length_law --output FOLDER [--results FOLDER] [--quick]
 
-SmolLM2-135M-Instruct writes documents. Its weights take one step of a given kind, and the log-ratio of every token is measured
-in float32. A response of L tokens is a window of a document, its prompt is what comes before it, so windows of every length
-have the same mix of positions. The steps, each scaled to the same spread of token log-ratios:
+SmolLM2-135M-Instruct writes documents. Its weights take one step of a given kind, and the log-ratio of every token is
+measured in float32. A response of L tokens is a window of a document, and its prompt is the text before it, so windows of
+every length have the same mix of positions. The steps, each scaled to the same spread of token log-ratios:
 
 - ``random``: every weight moves by the same amount up or down, at random.
 - ``mean``: the first Adam step (the sign of the gradient) of a policy gradient that takes the mean over a response's tokens.
-- ``sum``: the same with the sum over its tokens, which weighs a response by its length.
+- ``sum``: the same with the sum over its tokens, which weights a response by its length.
 
-The gradients are those of other responses of 16 to 512 tokens, to other prompts, whose reward is their share of commas and full
-stops. The model of the variance is ``Var(S | L) = a L + b L^2``: a is the variance of a token times what neighbours add, b the
-variance of what all tokens of a response have in common. It is fitted on every other length and tested on those between.
-What is computed is kept in FOLDER, and the same command resumes.
+The gradients come from other responses of 16 to 512 tokens to other prompts, whose reward is their share of commas and full
+stops. The model of the variance is ``Var(S | L) = a L + b L^2``: a is the variance of a token, increased by the covariance
+with its neighbours, and b is the variance of what all tokens of a response have in common. The model is fitted on every
+other length and tested on those between. Results are kept in FOLDER, and the same command resumes.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ TOPICS = (
     "the water cycle", "a robot that dreams", "how glass is made", "the Olympic games",
 )  # fmt: skip
 KINDS = ("random", "mean", "sum")
-SPREAD = 0.02  # nats: root mean square of the token log-ratios of every step
+SPREAD = 0.02  # nats: root mean square of the token log-ratios in every step
 TRAINING_TOPICS = 4  # the first of them; their responses give the gradients and are not measured
 GROUP = 8
 LENGTHS = (16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)  # tokens of the windows
-PER_DOCUMENT = 8  # windows of one length from one document, at most
+PER_DOCUMENT = 8  # maximum number of windows of one length from one document
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Settings:
     length: int = 2048  # tokens of a document
     training_length: int = 512  # of the longest response that gives a gradient
     probe: int = 512  # of two documents, on which the size of a step is set
-    batch: int = 12  # prompts that are sampled together
+    batch: int = 12  # number of prompts that are sampled together
     kinds: tuple[str, ...] = KINDS
 
 
@@ -78,7 +78,7 @@ QUICK = Settings("embedded", "{topic}=", tuple(f"{1 + i % 9}+{1 + i // 9}+7+3" f
 
 
 def documents(folder: Path, options: Settings) -> tuple[list[Document], list[Document]]:
-    """Documents that give the gradients and those that are measured, sampled at temperature 1 and never ended."""
+    """Return the documents for the gradients and those to measure, sampled at temperature 1 without an end."""
     model, tokenizer = load_pretrained(options.model)
     prompts = [options.prompt.format(topic=topic) for topic in options.topics]
     chat = options.model != "embedded"
@@ -102,7 +102,7 @@ def documents(folder: Path, options: Settings) -> tuple[list[Document], list[Doc
 
 
 def log_probs(model: PreTrainedModel, document: Document) -> Tensor:
-    """The log-probability of every token of the response, ``(T,)``, with a gradient where it is asked for."""
+    """Return the log-probability of every token in the response, ``(T,)``, with a gradient if gradients are enabled."""
     prompt, response = document
     ids = torch.tensor([[*prompt, *response]])
     hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
@@ -110,7 +110,7 @@ def log_probs(model: PreTrainedModel, document: Document) -> Tensor:
 
 
 def lessons(training: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> list[tuple[Document, float]]:
-    """The responses that give the gradients, cut to lengths from 16 tokens to the longest, with their advantages."""
+    """Return the responses that give the gradients, cut to lengths from 16 tokens to the longest, with their advantages."""
     punctuation = torch.tensor([any(c in tokenizer.decode([i]) for c in ",.#") for i in range(len(tokenizer))])
     longest = len(training[0][1])
     lengths = [round(16 * (longest / 16) ** (index / (GROUP - 1))) for index in range(GROUP)]
@@ -121,7 +121,7 @@ def lessons(training: Sequence[Document], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def directions(model: PreTrainedModel, given: Sequence[tuple[Document, float]]) -> dict[str, list[Tensor]]:
-    """The direction of each kind of step, a sign for every weight."""
+    """Return the direction of each kind of step, a sign for every weight."""
     generator = torch.Generator().manual_seed(0)
     parameters = list(model.parameters())
     found = {"random": [torch.randn(p.shape, generator=generator).sign() for p in parameters]}
@@ -146,7 +146,7 @@ def move(model: PreTrainedModel, direction: Sequence[Tensor], size: float) -> No
 def measured(
     folder: Path, options: Settings, documents: Sequence[Document], training: Sequence[Document]
 ) -> tuple[dict[str, Array], list[Row]]:
-    """Token log-ratios ``(D, T)`` of every kind of step, and the summed log-ratios of the responses that gave the gradients."""
+    """Return the token log-ratios ``(D, T)`` of every kind of step, and the sums for the responses that gave the gradients."""
     model, tokenizer = load_pretrained(options.model)
     weights = [p.clone() for p in model.parameters()]
 
@@ -200,7 +200,7 @@ def measured(
 
 
 def windows(log_ratios: dict[str, Array]) -> list[Row]:
-    """Disjoint windows of every length, up to `PER_DOCUMENT` of a length from a document, spread evenly over it."""
+    """Return disjoint windows of every length, up to `PER_DOCUMENT` per length and document, spread evenly over it."""
     some = next(iter(log_ratios.values()))
     sums = {kind: np.concatenate([np.zeros((len(values), 1)), values.cumsum(1)], 1) for kind, values in log_ratios.items()}
     rows: list[Row] = []
@@ -216,7 +216,7 @@ def windows(log_ratios: dict[str, Array]) -> list[Row]:
 
 
 def prefixes(log_ratios: dict[str, Array]) -> list[Row]:
-    """The summed log-ratio of the first tokens of every document: that of a response which was cut off there."""
+    """Return the summed log-ratio of the first tokens of every document, as if the response had been cut off there."""
     some = next(iter(log_ratios.values()))
     return [
         {"document": document, "length": length, **{kind: float(v[document, :length].sum()) for kind, v in log_ratios.items()}}
@@ -226,7 +226,7 @@ def prefixes(log_ratios: dict[str, Array]) -> list[Row]:
 
 
 def positions(log_ratios: dict[str, Array]) -> list[Row]:
-    """Root mean square of the token log-ratios by position in the document."""
+    """Return the root mean square of the token log-ratios by position in the document."""
     some = next(iter(log_ratios.values()))
     ends = [0, *(end for end in (4, 16, 64, 256) if end < some.shape[1]), some.shape[1]]
     return [
@@ -236,7 +236,7 @@ def positions(log_ratios: dict[str, Array]) -> list[Row]:
 
 
 def write(file: Path, rows: Sequence[Row]) -> None:
-    """Write a csv file."""
+    """Write a CSV file."""
     with file.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -246,11 +246,13 @@ def write(file: Path, rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    """Sample, step, measure, write the windows."""
-    parser = argparse.ArgumentParser(description="How the variance of the summed log-ratio grows with length.")
-    parser.add_argument("--output", type=Path, required=True, help="folder of what is computed, and what is resumed from")
-    parser.add_argument("--results", type=Path, help="folder of the csv file (default: --output)")
-    parser.add_argument("--quick", action="store_true", help="the shipped model and short documents, within a minute")
+    """Sample, step, measure, and write the windows."""
+    parser = argparse.ArgumentParser(description="Measure how the variance of the summed log-ratio grows with length.")
+    parser.add_argument("--output", type=Path, required=True, help="folder for results, from which the command resumes")
+    parser.add_argument("--results", type=Path, help="folder for the CSV file (default: --output)")
+    parser.add_argument(
+        "--quick", action="store_true", help="use the shipped model and short documents, which takes less than a minute"
+    )
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of steps (default: %(default)s)")
     parsed = parser.parse_args()
     options = QUICK if parsed.quick else Settings(kinds=tuple(parsed.kinds.split(",")))

@@ -1,11 +1,12 @@
-"""Fits the law of the summed log-ratio to the windows of `length_law.py`, and tests it on lengths that it was not fitted to.
+"""Fits the law of the summed log-ratio to the windows from `length_law.py`, and tests it on lengths that were left out.
 
     python -m examples.lab.length_law_fit length-law.csv --results FOLDER [--figure length-law.svg]
 
-Writes ``length-law-fit.csv``: for each kind of step and split of the lengths the coefficients with 95 % intervals, the error of
-the predicted variance at the lengths left out beside those of a pure square root, a pure straight line and a free power, and
-how often the predicted clip fraction of three bands lies in the 95 % interval of the measured one. ``between`` leaves out every
-other length, ``beyond`` the longer half. Intervals draw whole documents.
+It writes ``length-law-fit.csv``, with a row for each kind of step and split of the lengths. A row has the coefficients with
+95% intervals, and the error of the predicted variance at the lengths left out, beside the errors of a pure square root, a
+pure straight line and a free power. It also has how often the predicted clip fraction of three bands lies in the 95%
+interval of the measured one. ``between`` leaves out every other length, and ``beyond`` leaves out the longer half. Intervals
+resample whole documents.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from scipy.optimize import nnls
 Array = NDArray[Any]
 FRACTION = 0.1
 NUM_RESAMPLES = 500
-BANDS: dict[str, float] = {"constant": 0.0, "sqrt(L)": 0.5, "L": 1.0}  # powers of the length with which a band grows
+BANDS: dict[str, float] = {
+    "constant": 0.0,
+    "sqrt(L)": 0.5,
+    "L": 1.0,
+}  # powers of the length in proportion to which a band grows
 MODELS = ("a L + b L^2", "a L", "b L^2", "c L^p")
 SPLITS: dict[str, Callable[[Array], Array]] = {
     "between": lambda lengths: np.arange(len(lengths)) % 2 == 0,
@@ -34,7 +39,7 @@ SPLITS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The summed log-ratios of windows, of one kind of step."""
+    """The summed log-ratios of windows for one kind of step."""
 
     document: Array  # (n,)
     length: Array  # (n,) tokens
@@ -42,11 +47,11 @@ class Windows:
 
     @property
     def lengths(self) -> Array:
-        """The lengths there are, ascending."""
+        """The distinct lengths, ascending."""
         return np.unique(self.length)
 
     def resampled(self, rng: np.random.Generator) -> Windows:
-        """Windows of as many documents, drawn with replacement."""
+        """Return the windows of the same number of documents, drawn with replacement."""
         names = np.unique(self.document)
         drawn = rng.choice(names, len(names))
         index = np.concatenate([np.flatnonzero(self.document == name) for name in drawn])
@@ -54,7 +59,7 @@ class Windows:
         return Windows(new.astype(float), self.length[index], self.total[index])
 
     def variances(self) -> Array:
-        """The variance of S at each length."""
+        """Return the variance of S at each length."""
         return np.array([self.total[self.length == length].var(ddof=1) for length in self.lengths])
 
 
@@ -78,7 +83,7 @@ class Fit:
         return cls(float(a), float(b), root, line, (float(np.exp(logarithm)), float(exponent)))
 
     def variance(self, model: str, lengths: Array) -> Array:
-        """What a model of `MODELS` predicts."""
+        """Return the variance that a model in `MODELS` predicts."""
         c, p = self.power
         curves = (self.a * lengths + self.b * lengths**2, self.root * lengths, self.line * lengths**2, c * lengths**p)
         return dict(zip(MODELS, curves, strict=True))[model]
@@ -90,7 +95,7 @@ class Fit:
 
 
 def width(windows: Windows, power: float) -> float:
-    """The width of a band ``+- c L^power`` outside of which a tenth of the windows lie, every length counting the same."""
+    """Return the width c of a band ``+- c L^power`` that excludes a tenth of the windows, all lengths counting the same."""
     scaled = np.abs(windows.total) / windows.length**power
     number = np.array([(windows.length == length).sum() for length in windows.length])
     order = np.argsort(-scaled)
@@ -99,13 +104,13 @@ def width(windows: Windows, power: float) -> float:
 
 
 def clipped(windows: Windows, edge: float, power: float) -> Array:
-    """The share outside of a band at each length."""
+    """Return the share outside a band at each length."""
     outside = np.abs(windows.total) > edge * windows.length**power
     return np.array([outside[windows.length == length].mean() for length in windows.lengths])
 
 
 def predicted_clip(windows: Windows, fit: Fit, fitted: Array, edge: float, power: float) -> Array:
-    """The predicted share outside of a band at each length: the variance from the fit, the shape from the fitted lengths."""
+    """Return the predicted share outside a band at each length, from the fit's variance and the shape at the fitted lengths."""
     lengths, inside = windows.lengths, np.isin(windows.length, windows.lengths[fitted])
     shape = np.abs(windows.total[inside]) / np.sqrt(fit.variance(MODELS[0], windows.length[inside]))
     spread = np.sqrt(fit.variance(MODELS[0], lengths))
@@ -113,12 +118,12 @@ def predicted_clip(windows: Windows, fit: Fit, fitted: Array, edge: float, power
 
 
 def error(predicted: Array, measured: Array) -> float:
-    """Root mean square of the logarithm of the ratio of two variances, as a factor less 1: .1 is a tenth too much or little."""
+    """Return the RMS log ratio of two variances, as a factor minus 1: .1 means a tenth too much or too little."""
     return float(np.expm1(np.sqrt(np.square(np.log(predicted / measured)).mean())))
 
 
 def analysed(kind: str, windows: Windows) -> list[dict[str, Any]]:
-    """A row for each split of the lengths."""
+    """Return a row for each split of the lengths."""
     rng = np.random.default_rng(0)
     resamples = [windows.resampled(rng) for _ in range(NUM_RESAMPLES)]
     lengths, variances = windows.lengths, windows.variances()
@@ -143,7 +148,9 @@ def analysed(kind: str, windows: Windows) -> list[dict[str, Any]]:
             row |= {name: value, f"{name}_low": float(low), f"{name}_high": float(high)}
         errors = np.array([error(windows_variances[~fitted], variances[~fitted])
                            for windows_variances in (one.variances() for one in resamples)])  # fmt: skip
-        row["sampling_error"] = float(np.median(errors))  # what documents alone would make of a perfect prediction
+        row["sampling_error"] = float(
+            np.median(errors)
+        )  # the error that a perfect prediction would have, from the choice of documents alone
         for model in MODELS:
             row[f"error of {model}"] = error(fit.variance(model, lengths[~fitted]), variances[~fitted])
         for band, power in BANDS.items():
@@ -163,12 +170,12 @@ def columns(windows: Windows) -> tuple[Array, Array, Array]:
 
 
 def words(values: Sequence[float] | Array) -> str:
-    """Numbers with spaces between them."""
+    """Join numbers with spaces."""
     return " ".join(f"{value:.3g}" if value < 1 else f"{value:g}" for value in np.asarray(values).tolist())
 
 
 def read(file: Path) -> dict[str, Windows]:
-    """The windows of each kind of step."""
+    """Return the windows for each kind of step."""
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     kinds = [name for name in rows[0] if name not in ("document", "start", "length")]
@@ -177,7 +184,7 @@ def read(file: Path) -> dict[str, Windows]:
 
 
 def draw(found: dict[str, Windows], target: Path) -> None:
-    """Standard deviation of S per square root of the length, measured and fitted, for every kind of step."""
+    """Draw the standard deviation of S per square root of the length, measured and fitted, for every kind of step."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -210,8 +217,8 @@ def draw(found: dict[str, Windows], target: Path) -> None:
 
 
 def main() -> None:
-    """Fit, test, write."""
-    parser = argparse.ArgumentParser(description="Fits the law of the summed log-ratio and tests it on other lengths.")
+    """Fit, test, and write the results."""
+    parser = argparse.ArgumentParser(description="Fit the law of the summed log-ratio, and test it on other lengths.")
     parser.add_argument("windows", type=Path)
     parser.add_argument("--results", type=Path, default=Path())
     parser.add_argument("--figure", type=Path)

@@ -1,4 +1,4 @@
-"""Make the tiny language model that ships with rlzoo: a competent adder with a small, steady rate of slips.
+"""Makes the tiny language model that ships with rlzoo: a competent adder with a small, steady rate of slips.
 
     python examples/lab/make_embedded_model.py [--output DIR] [--seed 0] [--steps 9000] [--slip 0.07]
 
@@ -103,7 +103,7 @@ def solution_with_slips(question: str, slip: float, generator: random.Random) ->
 
 
 def training_problems(task: Task, generator: random.Random) -> Iterator[Problem]:
-    """Yield endless training problems; the longest are kept four times as often as the shortest would be."""
+    """Yield training problems without end; the longest are kept four times as often as the shortest."""
     start = FIRST_PROBLEM
     while True:
         for problem in task.train_problems(start, POOL):
@@ -146,7 +146,8 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: T
         batch = next(stream)
         loss = response_loss(model, tokenizer, batch)
         optimizer.zero_grad()
-        # A constant divisor, about the tokens of a batch, so that every token counts the same in short and long sums.
+        # The divisor is constant, about the number of tokens in a batch, so that tokens count equally in short and long
+        # sums.
         (loss / (BATCH * 30)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -210,7 +211,7 @@ def measure(
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # the same sums on any number of cores
+    torch.set_num_threads(1)  # the same results on any number of cores
     torch.manual_seed(options.seed)
     assert solution_with_slips("3+5+9+6", 0.0, random.Random(0)) == worked_solution("3+5+9+6")
     task = build_task({"name": "arithmetic", "num_operands_min": 2, "num_operands_max": OPERANDS_MAX, "seed": options.seed})

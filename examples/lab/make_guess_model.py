@@ -1,11 +1,12 @@
-"""Make the tiny language model that ships with rlzoo for a guessing game: it knows the game, but plays it badly.
+"""Makes the tiny language model that ships with rlzoo for a guessing game: it knows the game, but plays it badly.
 
     python examples/lab/make_guess_model.py [--output DIR] [--seed 0] [--steps 3000]
 
-The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from games of a mediocre
-player, which writes the bounds that it believes and then guesses: ``37-100:64``. In every turn, that player forgets an answer,
-takes one for its opposite, or guesses outside its bounds, each with a small probability. Otherwise it guesses any number
-between its bounds with equal probability. Reinforcement learning can remove the slips and move the guesses to the middle.
+The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from the games of a
+mediocre player, which writes the bounds that it believes and then guesses: ``37-100:64``. In every turn, that player forgets
+an answer, mistakes one for its opposite, or guesses outside its bounds, each with a small probability. Otherwise it guesses
+any number between its bounds with equal probability. Reinforcement learning can remove the slips and move the guesses to the
+middle.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 Segments = list[tuple[str, bool]]
-"""Pieces of the text of an episode, each with whether the player wrote it."""
+"""Pieces of an episode's text, and for each whether the player wrote it."""
 
 
 def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Segments:
@@ -106,7 +107,8 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: G
         logits = model(input_ids=ids[:, :-1]).logits
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
         optimizer.zero_grad()
-        # A constant divisor, about the player's tokens in a batch, so that every token counts the same in short and long games.
+        # The divisor is constant, about the number of the player's tokens in a batch, so that tokens count equally in short
+        # and long games.
         (loss / (BATCH * 75)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -168,7 +170,7 @@ library_name: transformers
 
 # The guessing model that ships with rlzoo
 
-A Qwen3 of {parameters:,} parameters (2 layers, width 64, one token per character) that plays a game of several turns: it
+A Qwen3 of {parameters:,} parameters (2 layers, width 64, one token per character) that plays a multi-turn game: it
 guesses a hidden number, reads `higher` or `lower`, writes the bounds that are left and guesses again, `37-100:64`. It
 exists so that reinforcement learning on episodes can be tried in minutes on two CPU cores. It can do nothing else.
 
@@ -217,7 +219,7 @@ def parse_options() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # the same sums on any number of cores
+    torch.set_num_threads(1)  # the same results on any number of cores
     torch.manual_seed(options.seed)
     task = GuessTask(seed=options.seed)
     tokenizer = make_tokenizer(CHARACTERS, MAX_LENGTH)

@@ -1,10 +1,10 @@
-"""Make a language model of a million parameters whose task has solutions of 7 to 1,750 tokens: a testbed with a long tail.
+"""Makes a language model with a million parameters whose task has solutions of 7 to 1,750 tokens: a testbed with a long tail.
 
     python examples/lab/make_long_model.py --output FOLDER [--seed 0] [--steps 1600] [--ratio 0.6] [--slip 0.02]
 
 The model is a three-layer Qwen3 that learns ``task.name=recurrence`` from worked solutions. The multipliers are not equally
-frequent in them: each one is ``--ratio`` times as frequent as the one below it. So the model makes few mistakes with the
-multiplier 1 and many with the multiplier 9. In reinforcement learning all multipliers are equally frequent, so the model needs
+frequent in them: each is ``--ratio`` times as frequent as the one below it. The model therefore makes few mistakes with
+multiplier 1 and many with multiplier 9. In reinforcement learning, all multipliers are equally frequent, so the model needs
 skills that it lacks. Each term of a solution is off by one with probability ``--slip``, so the model, when sampled, errs at
 every length, and nearly always in long solutions.
 """
@@ -38,7 +38,7 @@ SHARE_SHORT, SHARE_WHOLE = 0.15, 0.05  # shares of the batches: problems that en
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """An untrained model of 1.1 million parameters."""
+    """Return an untrained model with 1.1 million parameters."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=192,
@@ -62,12 +62,12 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def multiplier(question: str) -> int:
-    """The multiplier that a question names."""
+    """Return the multiplier that a question names."""
     return next(ord(character) - ord("a") + 1 for character in question if character.isalpha())
 
 
 def solution_with_slips(question: str, slip: float, generator: random.Random) -> str:
-    """The worked solution, in which each term is off by one with probability ``slip``. Later terms follow from the wrong one.
+    """Return the worked solution, with each term off by one with probability ``slip``; later terms follow from the wrong one.
 
     Example:
         >>> solution_with_slips("004c17,003c42,", 0.0, random.Random(0))
@@ -85,7 +85,7 @@ def solution_with_slips(question: str, slip: float, generator: random.Random) ->
 
 
 def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> Iterator[tuple[str, int]]:
-    """Question with solution, and the question's length; a multiplier k is kept with probability ``ratio ** (k - 1)``."""
+    """Yield questions with solutions, and question lengths; multiplier k is kept with probability ``ratio ** (k - 1)``."""
     start = FIRST_PROBLEM
     while True:
         for problem in task.train_problems(start, POOL):
@@ -95,7 +95,7 @@ def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> It
 
 
 def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[str, int]], int]]:
-    """Batches of one of three kinds, each of about as many tokens, and where their texts are cut off."""
+    """Yield batches of one of three kinds, all with about as many tokens, and the length at which their texts are cut off."""
     generator = random.Random(seed)
     short, long = (
         texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, slip, generator)
@@ -141,7 +141,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, options
 
 @torch.no_grad()
 def step_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[int, float]:
-    """Share of the terms that are right at every token, by multiplier, given what stands before them in the solution."""
+    """Return the share of terms in which every token is right, by multiplier, given the text before them in the solution."""
     task = build_task({"name": "recurrence", "steps_min": 24, "steps_max": 250})
     found = defaultdict(list)
     for problem in task.held_out_problems(144):
@@ -164,7 +164,7 @@ def parse_options() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # the same sums on any number of cores
+    torch.set_num_threads(1)  # the same results on any number of cores
     torch.manual_seed(options.seed)
     tokenizer = make_tokenizer(CHARACTERS, MAX_LENGTH)
     model = make_model(tokenizer)

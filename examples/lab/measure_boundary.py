@@ -1,9 +1,9 @@
 """Measures the cost of the plugin boundary: the policy call and the checks of its result, as shares of a learner step.
 
-``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps of the default run's model and batch. For each step
-it also times the policy call alone, and everything on the policy's side of the model: the call, checks, reduction and gradient
-with respect to the log-probs, all repeated at ratio 1 for the metrics. It uses one thread and prints medians of the pairwise
-shares.
+``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps of the default run's model and batch. For each
+step it also times the policy call alone, and everything on the policy's side of the model: the call, checks, reduction and
+gradient with respect to the log-probs, all repeated at ratio 1 for the metrics. It uses one thread and prints the medians of
+the pairwise shares.
 """
 
 from __future__ import annotations

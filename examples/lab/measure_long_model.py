@@ -1,4 +1,4 @@
-"""Accuracy and pass@k of a model on held-out problems of ``task.name=recurrence``, by length and by multiplier, as CSV.
+"""Measures accuracy and pass@k of models on held-out problems of ``task.name=recurrence``, by length and multiplier, as CSV.
 
     python examples/lab/measure_long_model.py MODEL [MODEL ...] [--problems 48] [--k 16] > long.csv
 
@@ -22,12 +22,12 @@ from rlzoo.tasks import build_task
 from rlzoo.types import Problem, Rollout
 
 STEPS = (1, 4, 16, 64)
-"""Fewest steps of a problem in each row by length: each covers two octaves."""
+"""Smallest number of steps in each row by length; each row covers two octaves."""
 MAX_NEW_TOKENS = 1792
 
 
 def rows(problems: list[Problem], groups: list[list[Rollout]]) -> Iterator[dict[str, object]]:
-    """One row for all problems, and one for each range of steps and each multiplier."""
+    """Yield one row for all problems, and one for each range of steps and each multiplier."""
     steps = [int(problem.question.split(",")[1].rstrip("0123456789").rstrip(ascii_lowercase)) for problem in problems]
     letters = [next(character for character in problem.question if character.isalpha()) for problem in problems]
     parts = {"all": list(range(len(problems)))}

@@ -3,9 +3,10 @@
 python examples/lab/measure_planner.py            all configurations, as a table
 python examples/lab/measure_planner.py --quick    three small ones, as JSON lines
 
-The measurement uses torch's profiler, which records every allocation and release of torch's CPU allocator, also inside an
-operator and in the backward pass. The peak of their running sum is exact to the byte. The size of the process is less precise:
-it changes by pages, and includes memory that the allocator has not returned, the interpreter and its libraries.
+The measurement uses torch's profiler, which records every allocation and release by torch's CPU allocator, including those
+inside operators and in the backward pass. The peak of their running sum is exact to the byte. The size of the process is
+less precise: it changes by pages, and includes memory that the allocator has not returned, the interpreter and its
+libraries.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def measure(
     tied: bool = True,
     **shape: int,
 ) -> dict[str, float]:
-    """Return the predicted and the measured peak of the tensors of a learner in two optimizer steps, in bytes."""
+    """Return the predicted and the measured peak of a learner's tensors over two optimizer steps, in bytes."""
     import gc
 
     import torch

@@ -1,8 +1,8 @@
-"""The comparison of docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at one clip fraction.
+"""Runs the comparison in docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at one clip fraction.
 
 ``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` to find the width with which each policy clips a
-tenth, on a separate seed. Then ``rlzoo sweep`` runs every policy with five other seeds, and the policies that accept an
-advantage per token also with the estimator `gigpo`. Parts that are finished in FOLDER are not repeated.
+tenth, on a separate seed. Then ``rlzoo sweep`` runs every policy with five other seeds, and the policies that accept
+per-token advantages also with the estimator `gigpo`. Parts that are finished in FOLDER are not repeated.
 """
 
 from __future__ import annotations

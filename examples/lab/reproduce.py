@@ -1,9 +1,9 @@
-"""Every experiment behind docs/explanation/which-rule-wins.md, with one command that can be interrupted and started again.
+"""Runs every experiment behind docs/explanation/which-rule-wins.md, with one command that can be interrupted and restarted.
 
     python -m examples.lab.reproduce [--quick] [--output FOLDER] [--results FOLDER] [--only NAME,NAME]
 
-Runs go to ``--output``, the csv files and figures of the page to ``--results``. What is finished is not done again.
-``--quick`` does everything in small, within minutes: one or two seeds, few steps. Its numbers say nothing.
+Runs go to ``--output``, and the page's CSV files and figures go to ``--results``. Finished work is not repeated. ``--quick``
+runs everything at a small scale within minutes, with one or two seeds and few steps. Its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TUNING_SEED = 101  # not raced
 FRACTION = "0.1"
 RULES = ("fspo", "fspo-adaptive", "gspo", "rloo", "grpo")
 WITH_WIDTH = ("fspo", "gspo", "rloo", "grpo")
-NORMS = {"always": "0.05", "never": "null"}  # limits of the gradient norm: below every norm of these runs, and none
-BANDS = {  # the exponent of the band, and the width from which the calibration starts
+NORMS = {"always": "0.05", "never": "null"}  # limits on the gradient norm: one below every norm in these runs, and none
+BANDS = {  # exponent of the band, and the width from which calibration starts
     "alpha-0": (0.0, 0.075),
     "alpha-0.5": (0.5, 0.015),
     "alpha-1": (1.0, 0.0025),
@@ -40,26 +40,26 @@ NO_WEIGHTS = (*LIGHT, "checkpoint.every=0", "checkpoint.keep_for_replay=0")
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Where runs and results go, and how much is done."""
+    """Where runs and results go, and at what scale the experiments run."""
 
     runs: Path
     results: Path
     quick: bool
 
     def seeds(self, number: int) -> str:
-        """So many seeds from 0 on; with ``--quick`` two."""
+        """Return this many seeds, from 0; with ``--quick``, two."""
         return ",".join(map(str, range(2 if self.quick else number))) + ","
 
     def short(self, steps: int = 4) -> list[str]:
-        """Arguments of a run that make it short with ``--quick``."""
+        """Return the arguments that shorten a run with ``--quick``."""
         return ["--steps", str(steps), "--set", "eval.num_problems=32"] if self.quick else []
 
     def skip_steps(self) -> list[str]:
-        """Steps at the beginning that a replay leaves out."""
+        """Return the initial steps that a replay leaves out."""
         return ["--skip-steps", "1"] if self.quick else []
 
     def calibrated(self, name: str, *arguments: str) -> Path:
-        """The config with the widths that clip a tenth on the tuning seed; ``arguments`` are those of `rlzoo calibrate`."""
+        """Return a config with the widths that clip a tenth on the tuning seed; ``arguments`` go to `rlzoo calibrate`."""
         file = self.runs / "widths" / f"{name}.yaml"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,14 +69,14 @@ class Lab:
         return file
 
     def sweep(self, name: str, clips: str, seeds: str, settings: Iterable[str], *arguments: str) -> Path:
-        """Finish the runs of a sweep; the folder with them."""
+        """Finish the runs of a sweep, and return their folder."""
         folder = self.runs / name
         words = [word for setting in settings for word in ("--set", setting)]
         rlzoo("sweep", "--clip", clips, "--seeds", seeds, *words, *arguments, *self.short(), "--output", str(folder), "--quiet")
         return folder
 
     def write(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write a csv file of the results."""
+        """Write a CSV file of results."""
         self.results.mkdir(parents=True, exist_ok=True)
         listed = list(rows)
         with (self.results / name).open("w", newline="") as file:
@@ -86,11 +86,11 @@ class Lab:
                 writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
 
     def file(self, name: str, *arguments: str, to: str | None = None) -> None:
-        """Run a script that is started by its path; ``to`` is the result that its output is."""
+        """Run a script by its path; ``to`` names the result file that gets its output."""
         self._run([sys.executable, str(ROOT / "examples" / "lab" / f"{name}.py"), *arguments], to)
 
     def script(self, module: str, *arguments: str, to: str | None = None) -> None:
-        """Run another script of the lab; ``to`` is the result that its output is."""
+        """Run another script of the lab; ``to`` names the result file that gets its output."""
         self._run([sys.executable, "-m", f"examples.lab.{module}", *arguments], to)
 
     def _run(self, command: list[str], to: str | None) -> None:
@@ -103,7 +103,7 @@ class Lab:
 
 
 def rlzoo(*arguments: str, accepted: int = 0) -> None:
-    """Run a command of rlzoo; a failure, an exit code above ``accepted``, ends the script with the command's message."""
+    """Run an rlzoo command; an exit code above ``accepted`` is a failure, which ends the script with the command's message."""
     print("rlzoo", *arguments, flush=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-P", "-m", "rlzoo", *arguments], env=environment, check=False)
@@ -112,7 +112,7 @@ def rlzoo(*arguments: str, accepted: int = 0) -> None:
 
 
 def merged(files: Mapping[str, Path], to: Path) -> Path:
-    """One config with the widths of several rules under ``per_clip``."""
+    """Write one config with the widths of several rules under ``per_clip``."""
     found = {name: {"clip": {**yaml.safe_load(file.read_text())["clip"]}} for name, file in files.items()}
     for settings in found.values():
         settings["clip"].pop("name")
@@ -121,7 +121,7 @@ def merged(files: Mapping[str, Path], to: Path) -> Path:
 
 
 def trained(record: RunRecord) -> dict[str, Any]:
-    """What a run came to, with the settings that differ between the runs of the page."""
+    """Return a run's results, with the settings that differ between the runs on the page."""
     settings, accuracies = record.settings, record.accuracies
     names = ("clip.alpha", "clip.width_low", "clip.width_high", "clip.width_ceiling", "clip.clip_low", "clip.clip_high")
     return {
@@ -142,12 +142,12 @@ def trained(record: RunRecord) -> dict[str, Any]:
 
 
 def numbers(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """A row for each run in the folders, each folder a cell of the experiment."""
+    """Return a row for each run in the folders; each folder is a cell of the experiment."""
     return [{"cell": cell, **trained(record)} for cell, folder in folders.items() for record in find_runs([folder])[0]]
 
 
 def races(lab: Lab) -> None:
-    """Experiment 1: five rules, five seeds, each rule at its usual settings and a clip fraction of a tenth."""
+    """Experiment 1: five rules, five seeds, with each rule at its usual settings and a clip fraction of a tenth."""
     files = {name: lab.calibrated(name, "--clip", name) for name in WITH_WIDTH}
     config = merged(files, lab.runs / "widths" / "race.yaml")
     folder = lab.sweep("race", ",".join(RULES), lab.seeds(5), LIGHT, "--config", str(config))
@@ -156,7 +156,7 @@ def races(lab: Lab) -> None:
 
 
 def factorial(lab: Lab) -> None:
-    """Experiment 2: the band alone varies. The weight of a response, the estimator and the norm clipping are the same."""
+    """Experiment 2: only the band varies; the weight of a response, the estimator and the norm clipping stay the same."""
     folders = {}
     for norm, limit in NORMS.items():
         same = (*NO_WEIGHTS, "eval.num_samples=16", f"learner.max_grad_norm={limit}")
@@ -187,7 +187,7 @@ def long_tail(lab: Lab) -> None:
     small = ["--problems", "8", "--k", "2"] if lab.quick else []
     lab.file("measure_long_model", str(model), *small, to="long-model.csv")
     settings = [*NO_WEIGHTS, f"model.path={model}"]
-    if lab.quick:  # a model of 20 steps solves nothing, so nothing would be learned
+    if lab.quick:  # a model trained for 20 steps solves nothing, so nothing would be learned
         settings += ["model.path=embedded", "task.name=arithmetic", "rollout.num_prompts=8", "rollout.max_new_tokens=80"]
     folder = lab.sweep(
         "long", "fspo,gspo,rloo", lab.seeds(3), settings, "--config", str(ROOT / "examples" / "lab" / "long.yaml")
@@ -203,11 +203,11 @@ MASKS = {
     "icepop-sum": ("correction=icepop", "correction.pool=sum"),
     "icepop-mean": ("correction=icepop", "correction.pool=mean"),
 }
-"""Corrections for a sampler that is behind, each judging whole responses."""
+"""Corrections for a stale sampler, each of which judges whole responses."""
 
 
 def masks(lab: Lab) -> None:
-    """Experiment 5, second part: what corrections keep of responses that are 16 to 31 updates old, by length."""
+    """Experiment 5, second part: which responses that are 16 to 31 updates old the corrections keep, by length."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     rows = []
@@ -226,7 +226,7 @@ KEPT = (
     *("rollouts_of", "matched", "part", "rule", "seed", "responses", "clip_fraction"),
     *("conditional", "conditional_low", "conditional_high", "noise", "clip_by_length"),
 )
-"""Columns of the results by update, of which there are many rows."""
+"""Columns of the results by update, which have many rows."""
 
 
 def staleness(lab: Lab) -> None:
@@ -242,7 +242,7 @@ def staleness(lab: Lab) -> None:
 
 
 def widths(lab: Lab) -> None:
-    """Experiment 7: how much the width matters, for every rule with a width, by replay of one run of each of three rules."""
+    """Experiment 7: how much the width matters, for every rule with a width, replayed on one run of each of three rules."""
     rows = []
     for made in ("fspo", "gspo", "grpo"):
         run = lab.runs / "race" / f"{made}-0"
@@ -274,12 +274,12 @@ def law(lab: Lab) -> None:
 
 
 def figures(lab: Lab) -> None:
-    """The pictures of the page, from the csv files."""
+    """Draw the page's pictures from the CSV files."""
     lab.script("evenness_picture", str(lab.results / "evenness.csv"), str(lab.results / "evenness.svg"))
 
 
 def every_width() -> str:
-    """The rules that judge recorded rollouts of any rule and have a width."""
+    """Return the rules that have a width and can judge recorded rollouts of any rule."""
     from rlzoo.zoo import load_zoo
 
     zoo = load_zoo()
@@ -300,12 +300,12 @@ EXPERIMENTS: dict[str, Callable[[Lab], None]] = {
 
 
 def main() -> None:
-    """Do the experiments, one after the other."""
-    parser = argparse.ArgumentParser(description="Every experiment behind docs/explanation/which-rule-wins.md.")
-    parser.add_argument("--output", type=Path, default=Path("runs/lab"), help="folder of the runs (default: %(default)s)")
-    parser.add_argument("--results", type=Path, help="folder of the csv files and figures (default: results in --output)")
-    parser.add_argument("--only", default=",".join(EXPERIMENTS), help="experiments, with commas (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="everything in small, to see that it runs")
+    """Run the experiments, one after the other."""
+    parser = argparse.ArgumentParser(description="Run every experiment behind docs/explanation/which-rule-wins.md.")
+    parser.add_argument("--output", type=Path, default=Path("runs/lab"), help="folder for the runs (default: %(default)s)")
+    parser.add_argument("--results", type=Path, help="folder for the CSV files and figures (default: results in --output)")
+    parser.add_argument("--only", default=",".join(EXPERIMENTS), help="comma-separated experiments (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="run everything at a small scale, to check that it works")
     options = parser.parse_args()
     runs = options.output.resolve()
     lab = Lab(runs, (options.results or runs / "results").resolve(), options.quick)

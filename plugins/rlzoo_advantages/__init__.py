@@ -1,4 +1,4 @@
-"""The advantage estimators that come with rlzoo."""
+"""The advantage estimators that ship with rlzoo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHT_FLOOR = 1e-8
 
 
 class GroupNorm(AdvantageEstimator):
-    """Normalises the rewards of a group.
+    """Normalises the rewards within each group.
 
     Formula:
         A = (R - mean) / (std + 1e-6) within the group, std with n - 1
@@ -35,7 +35,7 @@ class GroupNorm(AdvantageEstimator):
 
 
 class GroupMean(AdvantageEstimator):
-    """Centres the rewards of a group.
+    """Centres the rewards within each group.
 
     Formula:
         A = R - mean of the group
@@ -52,7 +52,7 @@ class GroupMean(AdvantageEstimator):
 
 
 class LeaveOneOut(AdvantageEstimator):
-    """Compares a response with the other responses of its group.
+    """Compares each response with the other responses in its group.
 
     Formula:
         A = R - mean of the other rewards in the group
@@ -88,13 +88,13 @@ class MaxRL(AdvantageEstimator):
 
 
 class PassAtK(AdvantageEstimator):
-    """Measures what a response adds to the best of k responses drawn from its group, for any rewards.
+    """Measures how much a response improves the best of k responses drawn from its group; rewards may be any numbers.
 
     Formula:
         A = (mean of M over the k-subsets that contain the response - E) / sd, or 0 if all subsets have the same M
 
     Where:
-        M is the largest reward in a k-subset of the group. E and sd are its mean and standard deviation over all such
+        M is the largest reward in a k-subset of the group. E and sd are the mean and standard deviation of M over all such
         subsets.
 
     Reference:
@@ -104,7 +104,7 @@ class PassAtK(AdvantageEstimator):
     name, paper = "pass_at_k", "arXiv 2508.10751"
     aliases: ClassVar = {f"pass@{k}": {"k": k} for k in (2, 4, 8, 16, 32)}
 
-    k: int = Field(2, ge=2, le=4096, description="size of the subsets")
+    k: int = Field(2, ge=2, le=4096, description="number of responses in each subset")
 
     @property
     def min_group_size(self) -> int:
@@ -132,7 +132,7 @@ class PassAtK(AdvantageEstimator):
 
 
 class BatchNorm(AdvantageEstimator):
-    """Normalises the rewards of the whole batch, or the returns of all its tokens if there are token rewards.
+    """Normalises the rewards over the whole batch, or the returns of all its tokens if there are per-token rewards.
 
     Formula:
         A = (R - mean) / (std + 1e-6) over the batch, std with n - 1
@@ -143,7 +143,7 @@ class BatchNorm(AdvantageEstimator):
 
     name, paper = "batch_norm", "arXiv 2501.03262"
     compares, takes_token_rewards = False, True
-    exempt: ClassVar = {"prompts_are_independent": "mean and standard deviation are those of the whole batch"}
+    exempt: ClassVar = {"prompts_are_independent": "the mean and the standard deviation are taken over the whole batch"}
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
@@ -151,13 +151,13 @@ class BatchNorm(AdvantageEstimator):
             return _normalised(inputs.rewards, torch.zeros_like(inputs.group_ids))
         returns = inputs.returns()
         values = returns[inputs.response_mask]
-        if bool((values == values[:1]).all()):  # rounding in the mean must not give equal returns a signal
+        if bool((values == values[:1]).all()):  # equal returns must not become a signal because the mean is rounded
             return torch.zeros_like(returns)
         return (returns - values.mean()) / (values.std() + STD_FLOOR)
 
 
 class Raw(AdvantageEstimator):
-    """Uses the reward unchanged, or the return of each token if there are token rewards.
+    """Uses the reward unchanged, or the return of each token if there are per-token rewards.
 
     Formula:
         A = R
@@ -165,7 +165,7 @@ class Raw(AdvantageEstimator):
 
     name, paper = "raw", "none"
     compares, takes_token_rewards = False, True
-    exempt: ClassVar = {"equal_rewards_have_no_advantage": "the reward is not compared with others"}
+    exempt: ClassVar = {"equal_rewards_have_no_advantage": "the reward is not compared with other rewards"}
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
@@ -173,19 +173,19 @@ class Raw(AdvantageEstimator):
 
 
 class Process(AdvantageEstimator):
-    """Credits each token with the rewards of reasoning steps that end at or after it, normalised in the group.
+    """Credits each token with the rewards of the reasoning steps that end at or after it, normalised within the group.
 
     Formula:
         A_t = sum over the steps of the response that end at or after token t of (r - mean) / (std + 1e-6)
 
     Where:
-        r is the reward of a step, which is a non-zero token reward. Mean and standard deviation (with n - 1) are over the
-        step rewards of all responses in the group. The reward of the whole response counts as a step that ends at its last
-        token. If all step rewards of a group are equal, A_t = 0.
+        r is the reward of a step. Every non-zero per-token reward ends a step, and so does the last token, which also
+        receives the reward of the whole response. The mean and the standard deviation (with n - 1) are taken over the step
+        rewards of all responses in the group. If all step rewards in a group are equal, A_t = 0.
 
     Reference:
-        GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3. The paper does not specify the
-        standard deviation; n - 1 and the reward of the last step are choices of rlzoo.
+        GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3. The paper does not say which standard
+        deviation it uses; n - 1 and the reward of the last step are rlzoo's choices.
     """
 
     name, paper = "process", "arXiv 2402.03300"
@@ -207,15 +207,15 @@ class Process(AdvantageEstimator):
 
 
 class GiGPO(AdvantageEstimator):
-    """Adds a comparison of turns that began in the same environment state to the group's advantage.
+    """Adds to the group advantage a comparison between turns that began in the same environment state.
 
     Formula:
         A_t = (R - mean of the group) + weight * (G - mean over the group's turns that began in the same state)
 
     Where:
-        R is the total reward of the response.
-        G = sum over this and later turns of discount^(number of turns later) * r. r is the reward of a turn: the sum of its
-        token rewards, plus the reward of the response for the last turn. A state in which only one turn began adds 0.
+        R is the total reward of the response. G = sum over this and later turns of discount^(number of turns later) * r,
+        where r is the reward of a turn: the sum of its per-token rewards, plus the reward of the response in the last turn.
+        A state in which only one turn began adds 0.
 
     Reference:
         GiGPO, arXiv 2505.10978, with discount 0.95, weight 1 and no division by the standard deviation, as in the authors'
@@ -226,8 +226,8 @@ class GiGPO(AdvantageEstimator):
     needs: ClassVar = frozenset({"turn_ids", "state_ids"})
     per_token, takes_token_rewards, takes_one = True, True, True
 
-    discount: float = Field(0.95, gt=0, le=1, description="discount of the next turn's reward")
-    weight: float = Field(1.0, ge=0, le=1e6, description="weight of the comparison of turns")
+    discount: float = Field(0.95, gt=0, le=1, description="discount applied to the next turn's reward")
+    weight: float = Field(1.0, ge=0, le=1e6, description="weight of the comparison between turns")
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
@@ -244,7 +244,7 @@ class GiGPO(AdvantageEstimator):
             per_turn[:, turn] += self.discount * per_turn[:, turn + 1]
         states = torch.zeros(len(mask), number + 1, dtype=torch.long).scatter(1, index, inputs.state_ids)[:, :number]
         exists = torch.arange(number) <= last
-        # turns of one group that began in one state share an id
+        # turns in the same group that began in the same state share an id
         pairs = torch.stack([inputs.group_ids.expand_as(states)[exists], states[exists]], dim=1)
         together = torch.unique(pairs, dim=0, return_inverse=True)[1][:, None]
         compared = torch.zeros_like(per_turn)
@@ -254,25 +254,25 @@ class GiGPO(AdvantageEstimator):
 
 
 class OptimalTokenBaseline(AdvantageEstimator):
-    """Subtracts a baseline per token, which weights the group's returns by the variance of their gradients.
+    """Subtracts a per-token baseline, which weights the group's returns by the variance of their gradients.
 
     Formula:
         A_t = G_t - B_t,    B_t = sum_i G_it W_it / sum_i W_it over the group's responses that have a t-th token
 
     Where:
         G_t is the return of the token. W_t = sum over the tokens up to t of 1 - 2 p + sum_v p(v)^2, which is the squared
-        norm of the gradient of log p with respect to the logits. p is from the model before the first update, and t counts
-        the model's tokens. If only one response has a t-th token, B_t = 0.
+        norm of the gradient of log p with respect to the logits. p is the model's probability before the first update, and t
+        counts the model's tokens. If only one response has a t-th token, B_t = 0.
 
     Reference:
-        Optimal token baseline, arXiv 2602.07078, with B_t = 0 in the tail of the longest response as in verl's code.
+        Optimal token baseline, arXiv 2602.07078, with B_t = 0 in the tail of the longest response, as in verl's code.
     """
 
     name, paper = "optimal_token_baseline", "arXiv 2602.07078"
     needs: ClassVar = frozenset({"old_log_probs", "collision_probs"})
     per_token, takes_token_rewards = True, True
     exempt: ClassVar = {
-        "equal_rewards_have_no_advantage": "if only the longest response has a t-th token, its return is not compared"
+        "equal_rewards_have_no_advantage": "if only the longest response has a t-th token, its return is compared with none"
     }
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
@@ -298,7 +298,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
 
 @hookimpl
 def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
-    """Return the estimators of this plugin."""
+    """Return the advantage estimators that this plugin provides."""
     return [GroupNorm, GroupMean, LeaveOneOut, MaxRL, PassAtK, BatchNorm, Raw, Process, GiGPO, OptimalTokenBaseline]
 
 
@@ -311,5 +311,5 @@ def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def _share_of_maxima(n: int, k: int) -> Tensor:
-    """Return the share of k-subsets whose maximum is the j-th smallest of n numbers, ``C(j - 1, k - 1) / C(n, k)``."""
+    """For each j, return the share of k-subsets whose maximum is the j-th smallest of n, ``C(j - 1, k - 1) / C(n, k)``."""
     return torch.tensor([math.comb(j, k - 1) / math.comb(n, k) for j in range(n)], dtype=torch.float64)

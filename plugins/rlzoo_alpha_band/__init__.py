@@ -18,29 +18,33 @@ class AlphaBand(ClipPolicy):
         clamp(S) = max(S, drift L - width_low L^alpha), at most drift L + width_ceiling L^alpha  where A < 0
 
     Where:
-        L is the response's length in tokens, and A is its advantage. alpha = 0 is the RLOO baseline's band, with one width
-        for all lengths. alpha = 1/2 is FSPO's band. alpha = 1 accepts the same responses as GSPO (a band on the mean), but
-        keeps the importance ratio as weight.
+        L is the response's length in tokens, and A is its advantage. alpha = 0 gives the RLOO baseline's band, which has one
+        width for all lengths. alpha = 1/2 gives FSPO's band. alpha = 1 accepts the same responses as GSPO (a band on the
+        mean), but keeps the importance ratio as the weight.
 
     Differences from GRPO:
-        The ratio is that of the response, which is clipped as a whole, in log space.
+        The ratio is that of the whole response, which is clipped as a unit, in log space.
 
     Reference:
-        A rule of rlzoo, to test FSPO's exponent (arXiv 2509.09177): 1/2 follows if token log-ratios are independent. Widths
-        are those of `fspo`; other values of alpha need other widths.
+        This rule originates in rlzoo. It tests FSPO's exponent (arXiv 2509.09177), which is 1/2 if token log-ratios are
+        independent. The widths are those of `fspo`; other values of alpha need other widths.
     """
 
     name = "alpha-band"
     paper = "arXiv 2509.09177"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction_length_bin_<k>": "flat at the right alpha: raise it if this rises with length, lower it if this falls",
+        "clip/fraction_length_bin_<k>": "flat at the right alpha; raise alpha if this rises with length, lower it if it falls",
         "fairness/lre_max": "compare values of alpha only at equal clip/fraction",
     }
 
-    alpha: float = Field(0.5, ge=0, le=2, description="power of the length with which the band grows")
-    width_low: Annotated[float, Width()] = Field(0.03, gt=0, le=100, description="width of the band below, per token^alpha")
-    width_high: Annotated[float, Width()] = Field(0.03, gt=0, le=100, description="width of the band above, per token^alpha")
+    alpha: float = Field(0.5, ge=0, le=2, description="power of the length in proportion to which the band grows")
+    width_low: Annotated[float, Width()] = Field(
+        0.03, gt=0, le=100, description="width of the band below its centre, per token^alpha"
+    )
+    width_high: Annotated[float, Width()] = Field(
+        0.03, gt=0, le=100, description="width of the band above its centre, per token^alpha"
+    )
     drift: float = Field(0.0, ge=-1, le=1, description="centre of the band per token: the mean token log-ratio")
     width_ceiling: Annotated[float | None, Width()] = Field(
         0.09, gt=0, le=100, description="dual clip where A < 0: ceiling of the log-ratio per token^alpha; null for none"
@@ -61,5 +65,5 @@ class AlphaBand(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [AlphaBand]

@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class ASPO(ClipPolicy):
-    """Weights tokens with A > 0 by the inverse ratio and others by the ratio, up to a cap, within GRPO's band.
+    """Weights tokens with A > 0 by the inverse ratio and other tokens by the ratio, up to a cap, within GRPO's band.
 
     Formula:
         J = mean over the step's tokens of sg[w_t] A pi_t / sg[pi_t],   r_t = pi_t / pi_old_t
@@ -24,12 +24,12 @@ class ASPO(ClipPolicy):
 
     Differences from GRPO:
         GRPO weights a token with A > 0 by its ratio, so that tokens that have become likelier learn fastest. Here, tokens
-        that have become less likely do. The cap also bounds the weight where A < 0. The mean is over all tokens.
+        that have become less likely learn fastest. The cap also bounds the weight where A < 0. The mean is over all tokens.
 
     Reference:
         Asymmetric Importance Sampling Policy Optimization, arXiv 2510.06062, equation 3, with clips of 0.2. The paper does
         not state the cap; 3 is from the released code. The released code also makes the clips depend on the token's entropy:
-        0.4 for the fifth of the tokens with the highest entropy, and 0.2 for the others.
+        0.4 for the 20% of tokens with the highest entropy, and 0.2 for the others.
     """
 
     name = "aspo"
@@ -40,7 +40,7 @@ class ASPO(ClipPolicy):
         "ratio/log_ratio_min": "tokens with A > 0 are capped if this is below -log(cap)",
     }
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
     clip_high: Annotated[float, Width()] = Field(
         0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
@@ -59,5 +59,5 @@ class ASPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [ASPO]

@@ -12,7 +12,7 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Reduction, hooki
 
 
 class BAPO(ClipPolicy):
-    """Clips token ratios to a band chosen in each update so that tokens with A > 0 have a target share of the objective.
+    """Clips token ratios to a band that is chosen in each update to give tokens with A > 0 a target share of the objective.
 
     Formula:
         J = mean over the step's tokens of min(r_t A, clip(r_t, c_low, c_high) A),   r_t = pi_t / pi_old_t
@@ -21,7 +21,7 @@ class BAPO(ClipPolicy):
         share = sum_{A > 0} pi_rollout_t min(r_t, c_high) |A| / sum pi_rollout_t |min(r_t A, clip(r_t, c_low, c_high) A)|
 
     Where:
-        Sums are over all tokens of the step. pi_rollout is the sampler's probability, or pi_old if the sampler reported
+        Sums run over all tokens in the step. pi_rollout is the sampler's probability, or pi_old if the sampler reported
         none. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
@@ -30,9 +30,9 @@ class BAPO(ClipPolicy):
         all tokens.
 
     Reference:
-        Balanced Policy Optimization, arXiv 2510.18927, with share 0.4, floors 0.6 to 0.9 in steps of 0.02, and ceilings 1.2
-        to 3.0 in steps of 0.05. The released code differs: it has a dual clip, computes the share without pi_rollout, moves
-        the floor first, and searches each micro-batch.
+        Balanced Policy Optimization, arXiv 2510.18927, with a share of 0.4, floors from 0.6 to 0.9 in steps of 0.02, and
+        ceilings from 1.2 to 3.0 in steps of 0.05. The released code differs: it has a dual clip, computes the share without
+        pi_rollout, moves the floor first, and searches each micro-batch.
     """
 
     name = "bapo"
@@ -44,7 +44,7 @@ class BAPO(ClipPolicy):
         "learner/entropy": "should stay high, because rare tokens with A > 0 learn",
     }
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     share: float = Field(0.4, gt=0, lt=1, description="target share of the objective for tokens with A > 0")
     low_first: float = Field(0.6, gt=0, lt=1, description="smallest floor of the ratio where A < 0")
     low_last: float = Field(0.9, gt=0, lt=1, description="largest floor")
@@ -74,19 +74,19 @@ class BAPO(ClipPolicy):
         return ClipResult(result.objective, result.log_ratio, result.clipped, result.band, metrics)
 
     def pairs(self) -> list[tuple[float, float]]:
-        """Return the floors and ceilings to try in order; the ceiling moves first."""
+        """Return the pairs of floor and ceiling in the order in which they are tried; the ceiling moves first."""
         lows = grid(self.low_first, self.low_last, self.low_step)
         highs = grid(self.high_first, self.high_last, self.high_step)
         return [(lows[0], high) for high in highs] + [(low, highs[-1]) for low in lows[1:]]
 
 
 def grid(first: float, last: float, step: float) -> list[float]:
-    """Return the numbers from ``first`` to ``last`` in steps; only ``first`` if ``last`` is not above it."""
+    """Return the numbers from ``first`` to ``last`` in increments of ``step``; only ``first`` if ``last`` is not above it."""
     number = max(0, math.ceil((last - first) / step - 1e-9))
     return [min(first + index * step, last) if index else first for index in range(number + 1)]
 
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [BAPO]

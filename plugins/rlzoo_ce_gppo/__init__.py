@@ -25,13 +25,13 @@ class CEGPPO(ClipPolicy):
 
     Differences from GRPO:
         Clipped tokens keep a gradient of beta times the bound, instead of 0. Tokens above the band are rare tokens with A >
-        0, which sharpen the policy. Tokens below the band are rare tokens with A < 0, which flatten it. The mean is over all
-        tokens.
+        0, which sharpen the policy. Tokens below the band are rare tokens with A < 0, which flatten the policy. The mean is
+        over all tokens.
 
     Reference:
         Coordinating Entropy via Gradient-Preserving Policy Optimization, arXiv 2509.20712, equations 8 and 10, with clips of
-        0.2 and betas of 0.5 and 1 as for its 1.5B model (0.75 and 1 for 7B). The released code also has a dual clip, which
-        limits r_t to 10 where A < 0.
+        0.2 and betas of 0.5 and 1, the settings of its 1.5B model (0.75 and 1 for 7B). The released code also has a dual
+        clip, which limits r_t to 10 where A < 0.
     """
 
     name = "ce-gppo"
@@ -43,15 +43,15 @@ class CEGPPO(ClipPolicy):
     }
     exempt: ClassVar = {"clipped_means_no_gradient": "a token beyond the band keeps a gradient of beta times the bound"}
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     clip_low: Annotated[float, Width()] = Field(
-        0.2, gt=0, lt=1, description="ratios below 1 - clip_low have a bounded weight, A < 0"
+        0.2, gt=0, lt=1, description="ratios below 1 - clip_low have a bounded weight where A < 0"
     )
     clip_high: Annotated[float, Width()] = Field(
-        0.2, gt=0, le=100, description="ratios above 1 + clip_high have a bounded weight, A > 0"
+        0.2, gt=0, le=100, description="ratios above 1 + clip_high have a bounded weight where A > 0"
     )
-    beta_low: float = Field(0.5, ge=0, le=100, description="factor of the gradient below the band; 0 is GRPO")
-    beta_high: float = Field(1.0, ge=0, le=100, description="factor of the gradient above the band; 0 is GRPO")
+    beta_low: float = Field(0.5, ge=0, le=100, description="scale of the gradient below the band; 0 gives GRPO")
+    beta_high: float = Field(1.0, ge=0, le=100, description="scale of the gradient above the band; 0 gives GRPO")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Bound the weight of tokens beyond the band; shapes as in `ClipInputs`, objective ``(B, T)``."""
@@ -66,5 +66,5 @@ class CEGPPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [CEGPPO]

@@ -23,7 +23,8 @@ class CFPO(ClipPolicy):
         Beyond the band, a token is pulled back, whereas GRPO only drops its gradient. The penalty also acts within the band.
 
     Reference:
-        Clipping-Free Policy Optimization, arXiv 2601.22801, equation 7, with PPO's clip range 0.2 as width, as in the paper.
+        Clipping-Free Policy Optimization, arXiv 2601.22801, equation 7, with PPO's clip range of 0.2 as the width, as in the
+        paper.
     """
 
     name = "cfpo"
@@ -49,5 +50,5 @@ class CFPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [CFPO]

@@ -1,4 +1,4 @@
-"""CISPO: a policy gradient with clipped importance weights, in both definitions of the bound."""
+"""CISPO: a policy gradient with clipped importance weights, for both definitions of the bound."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CISPO(ClipPolicy):
     }
     exempt = EXEMPT
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     clip_low: Annotated[float | None, Width()] = Field(
         None, gt=0, lt=1, description="the weight stays above 1 - clip_low; null for no floor"
     )
@@ -66,8 +66,8 @@ class CISPOAbsolute(ClipPolicy):
         clip_high = cap - 1 is the same rule.
 
     Reference:
-        The Art of Scaling Reinforcement Learning Compute for LLMs, arXiv 2510.13786; cap 5 is from the range that it tests.
-        TRL interprets the bound in the same way.
+        The Art of Scaling Reinforcement Learning Compute for LLMs, arXiv 2510.13786; the cap of 5 lies in the range that the
+        paper tests. TRL interprets the bound in the same way.
     """
 
     name = "cispo-absolute"
@@ -79,8 +79,8 @@ class CISPOAbsolute(ClipPolicy):
     }
     exempt = EXEMPT
 
-    advantage: Advantage = Field("group_norm", description="how the rewards of a group become advantages")
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    advantage: Advantage = Field("group_norm", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     cap: Annotated[float, Width()] = Field(5.0, gt=0, le=1e6, description="largest weight of a token")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -101,5 +101,5 @@ def weighted_policy_gradient(inputs: ClipInputs, floor: float | None, cap: float
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [CISPO, CISPOAbsolute]

@@ -1,4 +1,4 @@
-"""The mismatch corrections that come with rlzoo."""
+"""The mismatch corrections that ship with rlzoo."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Pool = Literal["token", "sum", "mean"]
-"""Which ratio is judged: that of each token, or that of the response from the sum or mean of its log-ratios."""
+"""The ratio to judge: that of each token, or that of the whole response, from the sum or the mean of its log-ratios."""
 
 
 PROB_FLOOR = 1e-8  # minimum of 1 - probability before the logarithm
 
 
 class Pooled(Correction):
-    """Base class of corrections by rho, the ratio ``exp(log pi_old - log pi_rollout)`` of each token or response."""
+    """Base class for corrections based on rho, the ratio ``exp(log pi_old - log pi_rollout)`` of each token or response."""
 
-    pool: Pool = Field("token", description="which ratio is judged: of each token, or of the response by sum or mean")
+    pool: Pool = Field(
+        "token", description="ratio to judge: that of each token, or that of the response, from its summed or mean log-ratio"
+    )
     high: float = Field(2.0, gt=0, description="largest ratio that is kept")
 
     @property
@@ -56,7 +58,7 @@ class Truncate(Pooled):
 
 
 class Mask(Pooled):
-    """Drops tokens or responses with a large ratio, and weights the others by it (masked importance sampling).
+    """Drops tokens or responses whose ratio is too large, and weights the others by it (masked importance sampling).
 
     Formula:
         w = rho where rho <= high, else 0
@@ -71,7 +73,7 @@ class Mask(Pooled):
 
 
 class IcePop(Pooled):
-    """Drops tokens or responses with a large or small ratio, and weights the others by it.
+    """Drops tokens or responses whose ratio is too large or too small, and weights the others by it.
 
     Formula:
         w = rho where low <= rho <= high, else 0
@@ -91,14 +93,15 @@ class IcePop(Pooled):
 
 
 class LengthFair(Correction):
-    """Drops responses whose summed log-ratio leaves a band that grows with the square root of their length.
+    """Drops responses whose summed log-ratio is outside a band that grows with the square root of their length.
 
     Formula:
         w = 1 where |sum of the log-ratios| <= width * sqrt(L), else 0
 
     Reference:
-        A correction of rlzoo. The spread of a sum grows with the square root of the length. Bounds that do not grow drop
-        long responses more often than short ones; these bounds drop all lengths equally.
+        This correction originates in rlzoo. The spread of a sum of independent log-ratios grows with the square root of the
+        length. Fixed bounds therefore drop long responses more often than short ones, while these bounds drop all lengths
+        equally often.
     """
 
     name, paper = "length_fair", "none"
@@ -118,18 +121,20 @@ class TrustRegionMask(Correction):
         w = 1 where max_t l_t^2 / 2 <= max_divergence and mean_t (exp(l_t) - 1 - l_t) <= mean_divergence, else 0
 
     Where:
-        l_t = log pi_old - log pi_rollout of the sampled token. The paper uses the KL over the whole vocabulary. These are
-        its estimators from the sampled token, k2 for the maximum and k3 for the mean, as it recommends.
+        l_t = log pi_old - log pi_rollout of the sampled token. The paper computes the KL over the whole vocabulary. This
+        correction estimates it from the sampled token, with k2 for the maximum and k3 for the mean, as the paper recommends.
 
     Reference:
-        Trust Region Masking, arXiv 2512.23075, with the thresholds 0.1 and 0.002 of its combined criterion over the whole
+        Trust Region Masking, arXiv 2512.23075, with the thresholds 0.1 and 0.002 from its combined criterion over the whole
         vocabulary. In the paper, the mask follows the current model; here it is computed once, before the first update.
     """
 
     name, paper = "trm", "arXiv 2512.23075"
 
     max_divergence: float | None = Field(0.1, gt=0, description="largest divergence of a token; null for no limit")
-    mean_divergence: float | None = Field(0.002, gt=0, description="largest mean over the response; null for no limit")
+    mean_divergence: float | None = Field(
+        0.002, gt=0, description="largest mean divergence over the response; null for no limit"
+    )
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
@@ -145,24 +150,24 @@ class TrustRegionMask(Correction):
 
 
 class TVGate(Correction):
-    """Drops tokens that would increase the distance, in responses that are far from the sampler.
+    """In responses that are far from the sampler, drops the tokens that would increase the distance.
 
     Formula:
         w_t = 0 where D > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
 
     Where:
-        D = mean over the response's tokens of |rho_t - 1|, rho_t = pi_old / pi_rollout.
+        D = mean over the response's tokens of |rho_t - 1|, with rho_t = pi_old / pi_rollout.
 
     Reference:
         VACO, arXiv 2603.01365, in the form of TVPO, which open-instruct's code applies once before the update; the paper
-        filters with the current model. The cap 2 is from that code. The threshold 0.2 is quoted in a review and is a choice
-        of rlzoo.
+        filters with the current model. The cap of 2 is from that code. The threshold of 0.2 is quoted in a review; using it
+        is rlzoo's choice.
     """
 
     name, paper, per_token = "tv_gate", "arXiv 2603.01365", True
 
     threshold: float = Field(0.2, gt=0, description="mean |ratio - 1| of a response above which its tokens may be dropped")
-    high: float = Field(2.0, gt=0, description="cap of the ratio of kept tokens")
+    high: float = Field(2.0, gt=0, description="cap on the ratio of the tokens that are kept")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
@@ -171,7 +176,7 @@ class TVGate(Correction):
 
 
 class BinaryTVGate(Correction):
-    """Drops tokens whose trainer and sampler probabilities are far apart, if learning would increase the distance.
+    """Drops tokens whose probabilities in trainer and sampler are far apart, if learning would increase the distance.
 
     Formula:
         w_t = 0 where |p_t - q_t| > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
@@ -181,14 +186,14 @@ class BinaryTVGate(Correction):
         the two models on the binary event "this token or another".
 
     Reference:
-        The trust region of DPPO, arXiv 2602.04879, with the threshold of its published scripts. In the paper, it follows the
-        current model; here it is computed once, before the first update. The cap is an addition of rlzoo.
+        The trust region of DPPO, arXiv 2602.04879, with the threshold from its published scripts. In the paper, the trust
+        region follows the current model; here it is computed once, before the first update. The cap is an rlzoo addition.
     """
 
     name, paper, per_token = "binary_tv_gate", "arXiv 2602.04879", True
 
-    threshold: float = Field(0.15, gt=0, le=1, description="largest difference of the two probabilities")
-    high: float = Field(2.0, gt=0, description="cap of the ratio of kept tokens")
+    threshold: float = Field(0.15, gt=0, le=1, description="largest difference between the two probabilities")
+    high: float = Field(2.0, gt=0, description="cap on the ratio of the tokens that are kept")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
@@ -208,14 +213,14 @@ class BinaryKLGate(Correction):
         models on the binary event "this token or another", in nats.
 
     Reference:
-        The trust region of DPPO, arXiv 2602.04879, with the threshold of its published scripts. In the paper, it follows the
-        current model; here it is computed once, before the first update. The cap is an addition of rlzoo.
+        The trust region of DPPO, arXiv 2602.04879, with the threshold from its published scripts. In the paper, the trust
+        region follows the current model; here it is computed once, before the first update. The cap is an rlzoo addition.
     """
 
     name, paper, per_token = "binary_kl_gate", "arXiv 2602.04879", True
 
     threshold: float = Field(0.05, gt=0, le=100, description="largest divergence of a token, in nats")
-    high: float = Field(2.0, gt=0, description="cap of the ratio of kept tokens")
+    high: float = Field(2.0, gt=0, description="cap on the ratio of the tokens that are kept")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
@@ -226,7 +231,7 @@ class BinaryKLGate(Correction):
 
 
 def _log_probs(inputs: CorrectionInputs) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of trainer and sampler, float32 ``(B, T)``; equal where masked."""
+    """Return the log-probs of the trainer and of the sampler, float32 ``(B, T)`` each; they are equal where masked."""
     log_q = torch.where(inputs.response_mask, inputs.rollout_log_probs.float(), 0.0)
     return log_q + inputs.log_ratio, log_q
 
@@ -239,5 +244,5 @@ def _gated(inputs: CorrectionInputs, is_far: Tensor, high: float) -> Tensor:
 
 @hookimpl
 def rlzoo_corrections() -> list[type[Correction]]:
-    """Return the corrections of this plugin."""
+    """Return the corrections that this plugin provides."""
     return [Truncate, Mask, IcePop, LengthFair, TrustRegionMask, TVGate, BinaryTVGate, BinaryKLGate]

@@ -13,22 +13,22 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class ClipCov(ClipPolicy):
-    """Clips every token like PPO, and drops a few random tokens among those that reduce the entropy most.
+    """Clips every token as PPO does, and drops a few random tokens among those that reduce the entropy most.
 
     Formula:
         J = mean over the step's tokens of M_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A),   r_t = pi_t / pi_old_t
         M_t = 0 for max(1, fraction x tokens) tokens drawn at random among the unclipped ones with cov_low < cov_t < cov_high
 
     Where:
-        cov_t = (A_t - mean A) (log pi_t - mean log pi) with means over the step's tokens. It is the token's contribution to
-        the covariance that decreases the entropy. The draw is seeded by the step.
+        cov_t = (A_t - mean A) (log pi_t - mean log pi) with means taken over the step's tokens. It is the token's
+        contribution to the covariance that decreases the entropy. The draw is seeded by the step.
 
     Differences from GRPO:
         The mask M is added, and the mean is over all tokens.
 
     Reference:
-        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617, with fraction 2e-4 and bounds 1 and 5
-        as in the paper.
+        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617, with a fraction of 2e-4 and bounds of 1 and 5, as
+        in the paper.
     """
 
     name = "clip-cov"
@@ -36,14 +36,14 @@ class ClipCov(ClipPolicy):
     scope = "batch"
     watch: ClassVar = {
         "learner/entropy": "the rule should keep it high",
-        "clip/fraction": "that of grpo plus the dropped tokens",
+        "clip/fraction": "the fraction under grpo, plus the dropped tokens",
     }
     exempt: ClassVar = {
         "ratio_one_is_reinforce": "tokens are dropped at ratio 1 too",
         "compiles": "the number of dropped tokens depends on the data",
     }
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
     clip_high: Annotated[float, Width()] = Field(
         0.2, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
@@ -53,7 +53,7 @@ class ClipCov(ClipPolicy):
     cov_high: float = Field(5.0, ge=-1e6, le=1e6, description="only tokens with a covariance below this are dropped")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip and drop tokens of the step; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip and drop tokens in the step; shapes as in `ClipInputs`, objective ``(B, T)``."""
         log_ratio = ops.log_ratio(inputs)
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)
@@ -69,7 +69,7 @@ class ClipCov(ClipPolicy):
 
 
 class KLCov(ClipPolicy):
-    """Penalises the few tokens that reduce the entropy most; the others have no clip.
+    """Penalises the few tokens that reduce the entropy most; the others are not clipped.
 
     Formula:
         J = mean over the step's tokens of r_t A - [t in K] kl_coef |log r_t|,   r_t = pi_t / pi_old_t
@@ -83,8 +83,8 @@ class KLCov(ClipPolicy):
         over all tokens.
 
     Reference:
-        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617, with fraction 2e-3 as in its 7B runs
-        (2e-4 for 32B) and coefficient 1.
+        The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617, with a fraction of 2e-3 as in its 7B runs (2e-4
+        for 32B) and a coefficient of 1.
     """
 
     name = "kl-cov"
@@ -101,17 +101,19 @@ class KLCov(ClipPolicy):
         "clipped_means_no_gradient": "a penalised token is pulled back, not cut",
     }
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     fraction: float = Field(2e-3, gt=0, le=1, description="share of the step's tokens to penalise; at least one token")
     kl_coef: float = Field(1.0, ge=0, le=1e6, description="weight of the penalty on |log r|")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Penalise tokens of the step; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Penalise tokens in the step; shapes as in `ClipInputs`, objective ``(B, T)``."""
         log_ratio, mask = ops.log_ratio(inputs), inputs.response_mask
         cov = torch.where(mask, covariance(inputs), -torch.inf)
         number = (self.fraction * mask.sum()).long().clamp(min=1)
         beyond = torch.cat([cov.flatten().sort(descending=True).values, cov.new_full((1,), -torch.inf)])
-        penalised = mask & (cov > beyond.gather(0, number[None]))  # all or none of equal ones, and never too many
+        penalised = mask & (
+            cov > beyond.gather(0, number[None])
+        )  # tokens with equal covariance are penalised together or not at all, and never more than ``number``
         objective = ops.limited_exp(log_ratio) * inputs.advantages.detach().float()
         objective = objective - torch.where(penalised, self.kl_coef * log_ratio.abs(), 0.0)
         moved = penalised & (inputs.advantages != 0) & (log_ratio.detach() != 0)
@@ -130,5 +132,5 @@ def covariance(inputs: ClipInputs) -> Tensor:
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [ClipCov, KLCov]

@@ -28,10 +28,10 @@ class CPPO(ClipPolicy):
         per token on average, and it is looser late in a response.
 
     Reference:
-        Cumulative Prefix-divergence Policy Optimization, arXiv 2606.10968, equations 8 to 11 and 22, with delta 0.15,
-        weight_last 0.8, and budget 0.02 with the quantile for base models or 0.015 without it for others. The paper states
-        a sum over tokens; the constant denominator is an addition of rlzoo. The released code uses the quantile for every
-        model.
+        Cumulative Prefix-divergence Policy Optimization, arXiv 2606.10968, equations 8 to 11 and 22, with a delta of 0.15, a
+        weight_last of 0.8, and a budget of 0.02 with the quantile for base models or 0.015 without it for others. The paper
+        states a sum over tokens; the constant denominator is an rlzoo addition. The released code uses the quantile for
+        every model.
     """
 
     name = "cppo"
@@ -40,21 +40,21 @@ class CPPO(ClipPolicy):
     ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens that were dropped",
-        "clip/fraction_length_bin_<k>": "if it rises with length, the budget of the prefix is active rather than delta",
+        "clip/fraction_length_bin_<k>": "if it rises with length, the prefix budget is the active limit rather than delta",
     }
 
-    reduction: Reduction = Field("constant_length", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("constant_length", description="how the objective is reduced to a scalar")
     delta: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest weighted divergence of a token")
     budget: Annotated[float, Width()] = Field(
-        0.02, gt=0, le=1, description="divergence per token that the prefix may have spent before delta shrinks"
+        0.02, gt=0, le=1, description="average divergence per token that the prefix may spend before delta shrinks"
     )
     quantile: float | None = Field(
         0.9,
         ge=0,
         le=1,
-        description="quantile of the response's divergences that sets its budget, up to twice `budget`; null for `budget`",
+        description="quantile of the response's divergences that sets its budget, up to twice `budget`; null to use `budget`",
     )
-    weight_last: float = Field(0.8, ge=0, le=1, description="weight of the last token's divergence; that of the first is 1")
+    weight_last: float = Field(0.8, ge=0, le=1, description="weight of the last token's divergence; the first token's is 1")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Drop tokens beyond the trust region; shapes as in `ClipInputs`, objective ``(B, T)``."""
@@ -77,5 +77,5 @@ class CPPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [CPPO]

@@ -17,17 +17,19 @@ class CTPO(ClipPolicy):
         x_t = sg[rho_t] pi_t / sg[pi_t],   log rho_t = sum_{k <= t} log(pi_k / pi_old_k)
 
     Where:
-        t = 1, 2, ... counts the model's tokens, and sg[.] stops the gradient. x_t has the value rho_t and the gradient of
-        token t only. A = (R - mean) / std of the rewards R in the group.
+        t = 1, 2, ... counts the model's tokens, and sg[.] stops the gradient. x_t has the value of rho_t, but only the
+        gradient of token t. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        The ratio of a token is that of the whole prefix, which is the importance ratio of state and token together. The band
-        widens with the spread of a sum of t token log-ratios; `power` 1/2 is its standard deviation if they are independent.
+        A token's ratio is that of its whole prefix, which is the importance ratio of the state and the token together. The
+        band widens with the spread of a sum of t token log-ratios; `power` 1/2 is its standard deviation if they are
+        independent.
 
     Reference:
-        Cumulative Token Policy Optimization, arXiv 2605.07331, with widths 0.025 and 0.05 and power 0.5 as in the paper. Its
-        formula states rho_t as a function of the current policy; here the prefix is constant, as in the released code. The
-        released code also has a dual clip, exp(0.05 t^power) where A < 0 (`width_ceiling`), and averages over all tokens.
+        Cumulative Token Policy Optimization, arXiv 2605.07331, with widths of 0.025 and 0.05 and a power of 0.5, as in the
+        paper. Its formula states rho_t as a function of the current policy; here the prefix is treated as constant, as in
+        the released code. The released code also has a dual clip, exp(0.05 t^power) where A < 0 (`width_ceiling`), and
+        averages over all tokens.
     """
 
     name = "ctpo"
@@ -47,7 +49,7 @@ class CTPO(ClipPolicy):
     width_ceiling: Annotated[float | None, Width()] = Field(
         None, gt=0, le=100, description="dual clip where A < 0: ceiling of the log-ratio per t^power; null for none"
     )
-    power: float = Field(0.5, ge=0, le=2, description="power of the token's position with which the band grows")
+    power: float = Field(0.5, ge=0, le=2, description="power of the token's position in proportion to which the band grows")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Clip each prefix; shapes as in `ClipInputs`, objective ``(B, T)``."""
@@ -61,5 +63,5 @@ class CTPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [CTPO]

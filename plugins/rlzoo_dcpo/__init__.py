@@ -1,4 +1,4 @@
-"""DCPO: PPO's clip with a band that is wider for tokens of low old probability."""
+"""DCPO: PPO's clip with a band that is wider for tokens whose old probability is low."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class DCPO(ClipPolicy):
         change of the probability, weighted by the ratio.
 
     Differences from GRPO:
-        A token of probability 0.01 may grow by a factor of 5, and one of probability 0.9 by 1.19. GRPO's band is 0.8 to 1.2
-        for both.
+        A token with probability 0.01 may become 5 times as likely, and one with probability 0.9 may become 1.19 times as
+        likely. GRPO's band is 0.8 to 1.2 for both.
 
     Reference:
-        DCPO, arXiv 2509.02333, with widths 0.16 and 0.2 and cap 10 as in the paper.
+        DCPO, arXiv 2509.02333, with widths of 0.16 and 0.2 and a cap of 10, as in the paper.
     """
 
     name = "dcpo"
@@ -37,10 +37,10 @@ class DCPO(ClipPolicy):
     }
 
     eps_low: Annotated[float, Width()] = Field(
-        0.16, gt=0, le=100, description="width of the band below, scaled by the probability"
+        0.16, gt=0, le=100, description="width of the band below 1, scaled by the probability"
     )
     eps_high: Annotated[float, Width()] = Field(
-        0.2, gt=0, le=1000, description="width of the band above, scaled by the probability"
+        0.2, gt=0, le=1000, description="width of the band above 1, scaled by the probability"
     )
     cap: float = Field(10.0, gt=1, le=1e6, description="largest ratio where A > 0, for any probability")
 
@@ -55,5 +55,5 @@ class DCPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [DCPO]

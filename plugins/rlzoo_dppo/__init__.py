@@ -14,7 +14,7 @@ FLOOR = 1e-8  # minimum of 1 - probability before the logarithm
 
 
 class DPPOTV(ClipPolicy):
-    """Drops a token whose probability moved too far in the direction of its advantage, by total variation.
+    """Drops a token whose probability moved too far in the direction of its advantage, as measured by total variation.
 
     Formula:
         J = sum over the step's tokens of M_t r_t A / (responses x max_length),   r_t = pi_t / pi_rollout_t
@@ -22,16 +22,17 @@ class DPPOTV(ClipPolicy):
         D_t = |pi_t - pi_rollout_t|
 
     Where:
-        pi_rollout is the sampler's probability, the behaviour policy, or pi_old if the sampler reported none. D_t is the
+        pi_rollout is the sampler's probability (the behaviour policy), or pi_old if the sampler reported none. D_t is the
         total variation between the two policies on the binary event "this token or another".
 
     Differences from GRPO:
-        A rare token may double its probability, which GRPO's band forbids. A frequent token may not move by more than 0.15,
-        which that band allows. Advantages are not divided by std and the denominator is constant, as the authors advise.
+        A rare token may double its probability, which GRPO's band forbids. The probability of a frequent token may not move
+        by more than 0.15, which GRPO's band allows. Advantages are not divided by std and the denominator is constant, as
+        the authors advise.
 
     Reference:
-        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879, with delta 0.15 as in its
-        published scripts.
+        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879, with a delta of 0.15 as in its published
+        scripts.
     """
 
     name = "dppo-tv"
@@ -40,11 +41,11 @@ class DPPOTV(ClipPolicy):
     ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose probability moved by more than delta",
-        "ratio/log_ratio_max": "not bounded by this rule, because rare tokens may multiply their probability",
+        "ratio/log_ratio_max": "not bounded by this rule, because the probability of a rare token may grow many times over",
     }
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
-    reduction: Reduction = Field("constant_length", description="how the objective becomes a scalar")
+    advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("constant_length", description="how the objective is reduced to a scalar")
     delta_low: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest decrease of a probability where A < 0")
     delta_high: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest increase of a probability where A > 0")
 
@@ -55,7 +56,7 @@ class DPPOTV(ClipPolicy):
 
 
 class DPPOKL(ClipPolicy):
-    """Drops a token whose probability moved too far in the direction of its advantage, by KL divergence.
+    """Drops a token whose probability moved too far in the direction of its advantage, as measured by KL divergence.
 
     Formula:
         As in `dppo-tv`, with q = pi_rollout_t, p = pi_t and
@@ -68,8 +69,8 @@ class DPPOKL(ClipPolicy):
         The same as for `dppo-tv`.
 
     Reference:
-        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879, with delta 0.05 as in its
-        published scripts.
+        Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879, with a delta of 0.05 as in its published
+        scripts.
     """
 
     name = "dppo-kl"
@@ -78,16 +79,16 @@ class DPPOKL(ClipPolicy):
     ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose divergence is above delta",
-        "ratio/log_ratio_max": "not bounded by this rule, because rare tokens may multiply their probability",
+        "ratio/log_ratio_max": "not bounded by this rule, because the probability of a rare token may grow many times over",
     }
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
-    reduction: Reduction = Field("constant_length", description="how the objective becomes a scalar")
+    advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("constant_length", description="how the objective is reduced to a scalar")
     delta_low: Annotated[float, Width()] = Field(
-        0.05, gt=0, le=100, description="largest divergence of a decrease where A < 0, in nats"
+        0.05, gt=0, le=100, description="largest divergence due to a decrease where A < 0, in nats"
     )
     delta_high: Annotated[float, Width()] = Field(
-        0.05, gt=0, le=100, description="largest divergence of an increase where A > 0, in nats"
+        0.05, gt=0, le=100, description="largest divergence due to an increase where A > 0, in nats"
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -117,5 +118,5 @@ def trust_region(inputs: ClipInputs, divergence: Tensor, delta_low: float, delta
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [DPPOTV, DPPOKL]

@@ -20,13 +20,13 @@ class DRO(ClipPolicy):
         the token counts as clipped.
 
     Differences from GRPO:
-        There is no exponential and no clip; the penalty on every token is the trust region. Advantages are not divided by
-        std, and the mean is over all tokens.
+        There is no exponential and no clip; the penalty on every token acts as the trust region. Advantages are not divided
+        by std, and the mean is over all tokens.
 
     Reference:
         Direct Reward Optimisation, arXiv 2405.19107, per token as in verl's implementation, which leaves beta to the user;
-        0.05 is the example in Tinker's documentation. The paper learns a value function, which the group's mean replaces
-        here.
+        0.05 is the value used in an example in Tinker's documentation. The paper learns a value function, which the group's
+        mean replaces here.
     """
 
     name = "dro"
@@ -35,7 +35,7 @@ class DRO(ClipPolicy):
     learns_without_advantages = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens that are pulled back",
-        "ratio/sigma_token": "times beta, the penalty's gradient that A must exceed",
+        "ratio/sigma_token": "multiplied by beta, this is the penalty's gradient, which A must exceed",
     }
     exempt: ClassVar = {
         "advantages_scale_the_gradient": "the penalty does not grow with the advantage",
@@ -43,8 +43,8 @@ class DRO(ClipPolicy):
         "clipped_means_no_gradient": "the gradient reverses and is never cut",
     }
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     beta: float = Field(0.05, gt=0, le=1e6, description="weight of the penalty")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -58,5 +58,5 @@ class DRO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [DRO]

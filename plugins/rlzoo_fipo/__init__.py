@@ -1,4 +1,4 @@
-"""FIPO: GRPO's clip, with tokens weighted by the policy's change on the tokens after them."""
+"""FIPO: GRPO's clip, with tokens weighted by how the policy changed on the tokens after them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class FIPO(ClipPolicy):
 
     Reference:
         Future-KL Influenced Policy Optimization, arXiv 2603.19835, equations 5 to 8, with the settings of its 32B model:
-        weights in [1, 1.2], half-life 32, clips 0.2 and 0.28, dual clip and safety 10. The dual clip is in the paper's text
-        but not in equation 8. The released code also sets m_k to 0 where A > 0, clips f to [0.8, 1] where the paper sets 1,
-        and drops responses with more than one token above the dual clip.
+        weights in [1, 1.2], a half-life of 32, clips of 0.2 and 0.28, and 10 for both the dual clip and the safety
+        threshold. The dual clip is in the paper's text but not in equation 8. The released code also sets m_k to 0 where A >
+        0, clips f to [0.8, 1] where the paper sets 1, and drops responses with more than one token above the dual clip.
     """
 
     name = "fipo"
@@ -39,10 +39,10 @@ class FIPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "response/length_mean": "the weights should let responses grow",
-        "ratio/sigma_token": "times about the square root of half_life, this is the spread of F; near 0 the rule equals DAPO",
+        "ratio/sigma_token": "multiplied by about sqrt(half_life), this is the spread of F; near 0, the rule equals DAPO",
     }
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
     clip_high: Annotated[float, Width()] = Field(
         0.28, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
@@ -69,7 +69,7 @@ class FIPO(ClipPolicy):
 def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -> Tensor:
     """Compute ``sum_{k >= t} 2^(-(k - t) / half_life) values_k`` over a response's tokens, ``(B, T)``; 0 where masked.
 
-    It sums windows of 1, 2, 4, ... tokens, which cannot overflow for long responses.
+    The sum doubles its window (1, 2, 4, ... tokens), so that it cannot overflow for long responses.
     """
     order = (~response_mask).long().argsort(dim=-1, stable=True)  # move the tokens to the front, in order
     summed = torch.where(response_mask, values, 0.0).gather(-1, order)
@@ -83,5 +83,5 @@ def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [FIPO]

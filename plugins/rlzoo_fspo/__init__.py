@@ -22,13 +22,12 @@ class FSPO(ClipPolicy):
         mean mu L and variance sigma^2 L. `drift` is mu, and a width is z sigma with the same z at every length.
 
     Differences from GRPO:
-        The ratio is that of the response, the product over its tokens, so that a response is clipped as a whole. The width
-        is per sqrt(token) in log space, not a distance from ratio 1.
+        The ratio is that of the whole response, the product of its token ratios, so that a response is clipped as a unit.
+        The width is given per sqrt(token) in log space, not as a distance from a ratio of 1.
 
     Reference:
-        Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift; versions 2
-        and 3 set it to 0, the default here. The paper lists a dual clip, but its value was not found; 0.09 is a default of
-        rlzoo.
+        Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift; versions 2 and 3
+        set it to 0, the default here. The paper lists a dual clip, but we did not find its value; 0.09 is the rlzoo default.
     """
 
     name = "fspo"
@@ -42,8 +41,12 @@ class FSPO(ClipPolicy):
         "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }
 
-    width_low: Annotated[float, Width()] = Field(0.03, gt=0, le=10, description="width of the band below, per sqrt(token)")
-    width_high: Annotated[float, Width()] = Field(0.03, gt=0, le=10, description="width of the band above, per sqrt(token)")
+    width_low: Annotated[float, Width()] = Field(
+        0.03, gt=0, le=10, description="width of the band below its centre, per sqrt(token)"
+    )
+    width_high: Annotated[float, Width()] = Field(
+        0.03, gt=0, le=10, description="width of the band above its centre, per sqrt(token)"
+    )
     drift: float = Field(0.0, ge=-1, le=1, description="centre of the band per token: the mean token log-ratio")
     width_ceiling: Annotated[float | None, Width()] = Field(
         0.09, gt=0, le=10, description="dual clip where A < 0: ceiling of the log-ratio per sqrt(token); null for none"
@@ -64,5 +67,5 @@ class FSPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [FSPO]

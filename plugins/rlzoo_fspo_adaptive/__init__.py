@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, ClipStats, Width, hookimpl, ops
 
-BELOW, ABOVE = 0, 1  # columns of ClipStats: advantages below and above zero
-INERT = 1e-4  # nats; smaller log-ratios say nothing about their spread
+BELOW, ABOVE = 0, 1  # columns of ClipStats, for advantages below and above zero
+INERT = 1e-4  # nats; smaller log-ratios do not show how far they spread
 USUAL = 1.5  # initial width, in root mean squares of the log-ratio
 FOLLOW = 0.05  # fraction of the distance to the current lengths that knots move per update
 FURTHEST = 20.0  # maximum absolute offset, in nats
@@ -38,18 +38,18 @@ class FSPOAdaptive(ClipPolicy):
         L is the response's length, and A is its advantage. An offset is given at a few lengths, the knots, which follow the
         mean lengths of the length bins; it is linear in log L between them. A response between two knots counts for both in
         proportion to its closeness. clip fraction_j is the share weighted in this way. weight_j is the number of responses
-        counted for knot j, divided by the mean over knots and signs, and at most 3. The step is that of online quantile
+        counted for knot j, divided by the mean over knots and signs, and at most 3. This is the step of online quantile
         regression: clipping too few responses narrows the band, and clipping too many widens it. For any distribution of S,
         the weighted mean of clip fraction_j - target over many updates is (change of offset_j) / (rate sum of weight_j),
         while the offset is within its limits of +-20.
 
     Differences from GRPO:
-        The ratio is that of the response, which is clipped as a whole. The setting is the share to clip instead of the width
-        of the band.
+        The ratio is that of the whole response, which is clipped as a unit. The main setting is the share to clip instead of
+        the width of the band.
 
     Reference:
-        A rule of rlzoo, based on length-fair sequence policy optimisation, arXiv 2509.09177, whose band this rule has before
-        the first update. The square root assumes that token log-ratios are independent.
+        This rule originates in rlzoo. It is based on length-fair sequence policy optimisation, arXiv 2509.09177, and starts
+        with that paper's band. The square root assumes that token log-ratios are independent.
     """
 
     name = "fspo-adaptive"
@@ -62,7 +62,7 @@ class FSPOAdaptive(ClipPolicy):
     }
 
     target_clip_fraction: float = Field(0.1, gt=0, lt=0.5, description="share of responses to clip at every length and sign")
-    rate: float = Field(2.0, ge=0, le=10, description="step of the offsets per update; 0 keeps them fixed")
+    rate: float = Field(2.0, ge=0, le=10, description="step size of the offsets in each update; 0 keeps them fixed")
     ceiling_factor: float | None = Field(
         3.0, gt=0, le=1000, description="dual clip where A < 0: ceiling in units of the width below; null for none"
     )
@@ -118,7 +118,7 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(lengths=knots, **offsets)
 
     def _followed(self, length: Tensor) -> Self:
-        """Move the knots towards the lengths of this update, or place them there if there are more lengths."""
+        """Move the knots towards this update's lengths, or place one at each length if there are more."""
         following = torch.tensor(sorted(set(length.tolist())), dtype=torch.float64)
         if len(following) < len(self.lengths):
             return self
@@ -138,7 +138,7 @@ class FSPOAdaptive(ClipPolicy):
         """Return each knot's weight, and its clip fraction minus the target, float64 ``(K,)`` each.
 
         Args:
-            stats: statistics of an update with this policy, which has knots.
+            stats: statistics of an update with this policy, which must have knots.
             sign: `BELOW` or `ABOVE`.
         """
         filled = stats.num_responses[:, sign] > 0
@@ -166,7 +166,7 @@ def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
 
 
 def interpolated(length: Tensor, knots: Sequence[float], values: Sequence[float]) -> Tensor:
-    """Interpolate the values at the knots, at each length, with the shape of ``length``; 0 without knots."""
+    """Interpolate the knots' values at each length; has the shape of ``length``, and is 0 if there are no knots."""
     if not knots:
         return torch.zeros_like(length)
     return (hats(length, knots) @ torch.tensor(values, dtype=torch.float64, device=length.device)).to(length.dtype)
@@ -174,5 +174,5 @@ def interpolated(length: Tensor, knots: Sequence[float], values: Sequence[float]
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [FSPOAdaptive]

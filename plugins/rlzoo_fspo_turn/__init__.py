@@ -1,4 +1,4 @@
-"""FSPO by turn: clips each turn's summed log-ratio to a band that grows with the square root of its length."""
+"""FSPO per turn: clips each turn's summed log-ratio to a band that grows with the square root of its length."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ class FSPOTurn(ClipPolicy):
         advantage. Under the old policy, S_k is approximately normal with mean mu L_k and variance sigma^2 L_k.
 
     Differences from GRPO:
-        The ratio is that of the turn, the product over its tokens. A turn is clipped as a whole, while other turns of the
-        response still count. On a response of one turn, clip and gradient are those of FSPO.
+        The ratio is that of the turn, the product of its token ratios. A turn is clipped as a unit, while other turns of the
+        response still count. On a single-turn response, the clip and the gradient are those of FSPO.
 
     Reference:
-        A rule of rlzoo, which applies the band of length-fair sequence policy optimisation, arXiv 2509.09177, to each turn.
+        This rule originates in rlzoo. It applies the band of length-fair sequence policy optimisation, arXiv 2509.09177, to
+        each turn.
     """
 
     name = "fspo-turn"
@@ -36,15 +37,19 @@ class FSPOTurn(ClipPolicy):
     scope = "token"
     needs: ClassVar = frozenset({"turn_ids"})
     watch: ClassVar = {
-        "clip/fraction_turn_<k>": "flat over the turns of an episode if the band suits the model",
+        "clip/fraction_turn_<k>": "flat across the turns of an episode if the band suits the model",
         "fairness/lre_turn_max": "compare rules only at equal clip/fraction",
         "ratio/sigma_token": "a width divided by it is z; set drift if ratio/mu_token times L_k is not small in comparison",
         "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }
 
-    reduction: Reduction = Field("sequence_mean_token_sum", description="how the objective becomes a scalar")
-    width_low: Annotated[float, Width()] = Field(0.03, gt=0, le=10, description="width of the band below, per sqrt(token)")
-    width_high: Annotated[float, Width()] = Field(0.03, gt=0, le=10, description="width of the band above, per sqrt(token)")
+    reduction: Reduction = Field("sequence_mean_token_sum", description="how the objective is reduced to a scalar")
+    width_low: Annotated[float, Width()] = Field(
+        0.03, gt=0, le=10, description="width of the band below its centre, per sqrt(token)"
+    )
+    width_high: Annotated[float, Width()] = Field(
+        0.03, gt=0, le=10, description="width of the band above its centre, per sqrt(token)"
+    )
     drift: float = Field(0.0, ge=-1, le=1, description="centre of the band per token: the mean token log-ratio")
     width_ceiling: Annotated[float | None, Width()] = Field(
         0.09, gt=0, le=10, description="dual clip where A < 0: ceiling of the log-ratio per sqrt(token); null for none"
@@ -67,5 +72,5 @@ class FSPOTurn(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [FSPOTurn]

@@ -24,8 +24,8 @@ class GPG(ClipPolicy):
         rollout batch, the data is off-policy and the gradient is not corrected.
 
     Reference:
-        Group Policy Gradient, arXiv 2504.02546. The paper's correction for groups without a signal is omitted: it scales
-        the whole step, like the learning rate.
+        Group Policy Gradient, arXiv 2504.02546. The paper's correction for groups without a signal is omitted: it scales the
+        whole step, as the learning rate does.
     """
 
     name = "gpg"
@@ -37,8 +37,8 @@ class GPG(ClipPolicy):
     }
     exempt: ClassVar = {"clipped_means_no_gradient": "nothing is clipped"}
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Weight each token's log-probability; shapes as in `ClipInputs`, objective ``(B, T)``."""
@@ -49,5 +49,5 @@ class GPG(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [GPG]

@@ -24,15 +24,15 @@ class GRPO(ClipPolicy):
         dr-grpo.yaml, reinforce-pp.yaml and dual-clip.yaml.
 
     Reference:
-        DeepSeekMath, arXiv 2402.03300. The clip is from PPO, arXiv 1707.06347. The dual clip is from arXiv 1912.09729, with
-        c = 3 there; it is off by default.
+        DeepSeekMath, arXiv 2402.03300. The clip is from PPO, arXiv 1707.06347. The dual clip is from arXiv 1912.09729, where
+        c = 3; it is off by default.
     """
 
     name = "grpo"
     paper = "arXiv 2402.03300"
     scope = "token"
     watch: ClassVar = {
-        "clip/fraction": "a response adds its share of clipped tokens; usually a few per cent or less",
+        "clip/fraction": "each response contributes its share of clipped tokens; usually a few per cent or less",
         "clip/fraction_dual": "how often dual_clip is active, if it is set",
     }
 
@@ -51,5 +51,5 @@ class GRPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [GRPO]

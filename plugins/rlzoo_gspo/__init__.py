@@ -19,12 +19,12 @@ class GSPO(ClipPolicy):
         S = sum_t log(pi_t / pi_old_t). L is the response's length in tokens, and A is its advantage.
 
     Differences from GRPO:
-        There is one ratio per response, the L-th root of its importance ratio, so that all of its tokens are clipped or
-        none. The band is about a thousand times narrower, because a mean over L tokens moves little.
+        There is one ratio per response, the L-th root of its importance ratio, so that either all of its tokens are clipped
+        or none are. The band is about a thousand times narrower, because a mean over L tokens varies little.
 
     Reference:
-        Group Sequence Policy Optimization, arXiv 2507.18071, with widths 3e-4 and 4e-4 as in its experiments. `dual_clip` is
-        an addition of rlzoo.
+        Group Sequence Policy Optimization, arXiv 2507.18071, with widths of 3e-4 and 4e-4 as in its experiments. `dual_clip`
+        is an addition of rlzoo.
     """
 
     name = "gspo"
@@ -32,7 +32,7 @@ class GSPO(ClipPolicy):
     scope = "sequence"
     watch: ClassVar = {
         "clip/fraction": "0 at the usual width of 0.2; close to 1 with 3e-4 and a small model",
-        "clip/fraction_length_bin_<k>": "falls with length, because a mean over more tokens moves less",
+        "clip/fraction_length_bin_<k>": "falls with length, because a mean over more tokens varies less",
     }
 
     clip_low: Annotated[float, Width()] = Field(3e-4, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
@@ -50,5 +50,5 @@ class GSPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [GSPO]

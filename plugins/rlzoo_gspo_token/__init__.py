@@ -1,4 +1,4 @@
-"""GSPO-token: GSPO's ratio and clip, with a gradient per token."""
+"""GSPO-token: GSPO's ratio and clip, with a gradient for each token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class GSPOToken(ClipPolicy):
-    """Clips the geometric mean of a response's token ratios, and supports advantages per token.
+    """Clips the geometric mean of a response's token ratios, and supports per-token advantages.
 
     Formula:
         J = mean over responses of mean_t min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t),
@@ -18,13 +18,13 @@ class GSPOToken(ClipPolicy):
 
     Where:
         S = sum_t log(pi_t / pi_old_t), L is the response's length in tokens, and sg[.] stops the gradient. Every s_t has the
-        value exp(S / L), but the gradient of its own token only.
+        value exp(S / L), but only the gradient of its own token.
 
     Differences from GRPO:
         The judged ratio is that of the response. Only the advantage and the gradient are per token.
 
     Reference:
-        Group Sequence Policy Optimization, arXiv 2507.18071, section 4.3, with widths 3e-4 and 4e-4 as in its
+        Group Sequence Policy Optimization, arXiv 2507.18071, section 4.3, with widths of 3e-4 and 4e-4 as in its
         experiments.
     """
 
@@ -33,7 +33,7 @@ class GSPOToken(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "clip/fraction": "equal to that of gspo if all tokens of a response have the same advantage",
-        "clip/fraction_length_bin_<k>": "falls with length, because a mean over more tokens moves less",
+        "clip/fraction_length_bin_<k>": "falls with length, because a mean over more tokens varies less",
     }
 
     clip_low: Annotated[float, Width()] = Field(3e-4, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
@@ -42,7 +42,7 @@ class GSPOToken(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's mean log-ratio, token by token; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip each response's mean log-ratio, with per-token gradients; shapes as in `ClipInputs`, objective ``(B, T)``."""
         log_ratio = ops.log_ratio(inputs)
         mean = ops.sequence_mean(log_ratio.detach(), inputs.response_mask)
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=mean)
@@ -51,5 +51,5 @@ class GSPOToken(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [GSPOToken]

@@ -11,7 +11,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class GVPO(ClipPolicy):
-    """Fits the log-ratios of a prompt's responses to their rewards by least squares, both centred in the group.
+    """Fits the log-ratios of a prompt's responses to their rewards by least squares, both centred within the group.
 
     Formula:
         J = mean over prompts of -1 / (2 (G - 1)) sum_i [beta (S_i - mean_j S_j) - (R_i - mean_j R_j)]^2
@@ -26,7 +26,7 @@ class GVPO(ClipPolicy):
         penalty of beta. Rewards are not divided by std.
 
     Reference:
-        Group Variance Policy Optimization, arXiv 2504.19599, with beta 0.1 as in the released code. The released code
+        Group Variance Policy Optimization, arXiv 2504.19599, with a beta of 0.1 as in the released code. The released code
         sums over the prompts of a micro-batch, whereas this rule takes their mean.
     """
 
@@ -37,7 +37,7 @@ class GVPO(ClipPolicy):
     learns_without_advantages = True
     watch: ClassVar = {
         "clip/fraction": "the share of responses that are pulled back; high if beta or the updates are large",
-        "ratio/mu_token": "falls if the fit makes all responses of a group less likely",
+        "ratio/mu_token": "falls if the fit makes all responses in a group less likely",
     }
     exempt: ClassVar = {
         "advantages_scale_the_gradient": "the rule uses rewards instead of advantages",
@@ -45,7 +45,9 @@ class GVPO(ClipPolicy):
         "clipped_means_no_gradient": "the gradient reverses and is never cut",
     }
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages; not in the formula")
+    advantage: Advantage = Field(
+        "group_mean", description="how a group's rewards become advantages; the formula does not use them"
+    )
     beta: float = Field(0.1, gt=0, le=1e6, description="weight of the KL penalty whose optimum is fitted")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -56,12 +58,14 @@ class GVPO(ClipPolicy):
         size = ops.group_sum(torch.ones_like(total), inputs.group_ids)
         pull = self.beta * (total - ops.group_mean(total, inputs.group_ids))
         gap = inputs.rewards - ops.group_mean(inputs.rewards, inputs.group_ids)
-        objective = -(pull - gap).square() * size / (2 * (size - 1).clamp(min=1))  # times size: a mean over responses follows
+        objective = (
+            -(pull - gap).square() * size / (2 * (size - 1).clamp(min=1))
+        )  # multiplied by size, because a mean over responses follows
         ahead = (gap * pull.detach() > 0) & (pull.detach().abs() > gap.abs()) & (inputs.advantages != 0)
         return ClipResult(objective, total.detach(), ahead)
 
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [GVPO]

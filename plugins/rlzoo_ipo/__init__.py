@@ -22,7 +22,7 @@ class IPO(ClipPolicy):
         group.
 
     Differences from GRPO:
-        The bound is on the probability instead of the ratio. A token is dropped on both sides, even if its advantage pushes
+        The bound is on the probability instead of the ratio. A token is dropped on either side, even if its advantage pushes
         it back. Advantages are not divided by std, and the mean is over all tokens.
 
     Reference:
@@ -36,12 +36,12 @@ class IPO(ClipPolicy):
     ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens whose probability moved by more than eps; they have no gradient",
-        "ratio/log_ratio_max": "not bounded by this rule, because rare tokens may multiply their probability",
+        "ratio/log_ratio_max": "not bounded by this rule, because the probability of a rare token may grow many times over",
     }
     exempt: ClassVar = {"only_cuts_outward": "a token is dropped even if its probability moved against its advantage"}
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     eps: Annotated[float, Width()] = Field(0.3, gt=0, le=1, description="largest change of a token's probability")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -56,5 +56,5 @@ class IPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [IPO]

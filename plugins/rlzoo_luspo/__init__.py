@@ -24,7 +24,7 @@ class LUSPO(ClipPolicy):
         over a response's tokens gives the tokens of long responses less weight.
 
     Reference:
-        Length-Unbiased Sequence Policy Optimization, arXiv 2602.05261, with widths 2e-3 and 2.5e-3 as in its section 5.1.
+        Length-Unbiased Sequence Policy Optimization, arXiv 2602.05261, with widths of 2e-3 and 2.5e-3 as in its section 5.1.
     """
 
     name = "luspo"
@@ -51,5 +51,5 @@ class LUSPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [LUSPO]

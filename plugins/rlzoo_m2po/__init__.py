@@ -23,12 +23,13 @@ class M2PO(ClipPolicy):
         beyond tau are clipped. No token is clipped while the mean of (log r_i)^2 is within `threshold`.
 
     Differences from GRPO:
-        All tokens of the step together determine the clip. Nothing is clipped while the policies are close, and only
+        All tokens in the step together determine the clip. Nothing is clipped while the policies are close, and only
         outliers are clipped otherwise. The mean is over all tokens.
 
     Reference:
         Prosperity before Collapse, arXiv 2510.01161, with its threshold of 0.04, as in the authors' code
-        (github.com/Infini-AI-Lab/M2PO). Algorithm 1 of the paper bounds the mean square of the kept tokens, and clips fewer.
+        (github.com/Infini-AI-Lab/M2PO). Algorithm 1 of the paper bounds the mean square of the kept tokens, and clips fewer
+        tokens.
     """
 
     name = "m2po"
@@ -39,7 +40,7 @@ class M2PO(ClipPolicy):
         "ratio/sigma_token": "the threshold bounds its square over the tokens that are pushed outwards",
     }
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     threshold: Annotated[float, Width()] = Field(
         0.04, gt=0, le=400, description="largest mean of the squared token log-ratio, capped at the clip"
     )
@@ -67,11 +68,11 @@ def clip_edge(distances: Tensor, number: Tensor, threshold: float) -> Tensor:
     ascending = distances.flatten().sort().values
     squares = ascending.double().square()
     larger = torch.arange(len(squares) - 1, -1, -1, device=squares.device)
-    capped = squares.cumsum(0) + squares * larger  # sum of squares if all are capped at this one
+    capped = squares.cumsum(0) + squares * larger  # sum of the squares if every distance is capped at this one
     return torch.where(capped <= threshold * number, ascending, 0.0).amax()
 
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [M2PO]

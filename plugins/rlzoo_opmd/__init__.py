@@ -20,11 +20,11 @@ class OPMD(ClipPolicy):
         response counts as clipped.
 
     Differences from GRPO:
-        There is no exponential and no clip; the penalty on the whole response is the trust region.
+        There is no exponential and no clip; the penalty on the whole response acts as the trust region.
 
     Reference:
         Kimi k1.5, arXiv 2501.12599, section 2.3.2, whose reference is the policy at the start of the iteration. The paper
-        does not state tau; 0.1 is a default of rlzoo.
+        does not state tau; 0.1 is the rlzoo default.
     """
 
     name = "opmd"
@@ -33,14 +33,14 @@ class OPMD(ClipPolicy):
     learns_without_advantages = True
     watch: ClassVar = {
         "clip/fraction": "the share of responses that are pulled back",
-        "ratio/mu_token": "times L and tau, the penalty's gradient that A must exceed",
+        "ratio/mu_token": "multiplied by L and tau, this is the penalty's gradient, which A must exceed",
     }
     exempt: ClassVar = {
         "zero_advantage_zero_gradient": "the penalty acts at any advantage",
         "clipped_means_no_gradient": "the gradient reverses and is never cut",
     }
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
+    advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
     tau: float = Field(0.1, gt=0, le=1e6, description="weight of the penalty")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -54,5 +54,5 @@ class OPMD(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [OPMD]

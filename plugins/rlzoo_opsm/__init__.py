@@ -12,7 +12,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class OPSM(ClipPolicy):
-    """Clips every token like PPO, and drops responses with a negative advantage that have become too unlikely.
+    """Clips every token as PPO does, and drops responses with a negative advantage that have become too unlikely.
 
     Formula:
         J = mean over responses of M mean_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A),   r_t = pi_t / pi_old_t
@@ -20,7 +20,7 @@ class OPSM(ClipPolicy):
 
     Where:
         pi_rollout is the sampler's probability, or pi_old if the sampler reported none. The mask therefore includes the
-        mismatch of sampler and trainer.
+        mismatch between sampler and trainer.
 
     Differences from GRPO:
         The mask M is added. A response with a positive advantage is never dropped.
@@ -33,7 +33,7 @@ class OPSM(ClipPolicy):
     paper = "arXiv 2512.02556"
     scope = "token"
     watch: ClassVar = {
-        "clip/fraction_low": "includes dropped responses, with all of their tokens",
+        "clip/fraction_low": "includes all tokens of dropped responses",
         "ratio/log_ratio_min": "the log-ratio of the most suppressed token",
     }
 
@@ -58,5 +58,5 @@ class OPSM(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [OPSM]

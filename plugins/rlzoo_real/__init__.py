@@ -18,15 +18,16 @@ class REAL(ClipPolicy):
         s_i = mean_t log(pi_t / pi_old_t)
 
     Where:
-        A response is good if its reward is above `threshold`. Prompts without both kinds contribute 0 but count in the mean.
+        A response is good if its reward is above `threshold`. Prompts that lack either kind contribute 0 but count in the
+        mean.
 
     Differences from GRPO:
         A classification loss replaces the advantage. The weight of a response is a softmax of its score and at most 1 / tau.
         It is largest for misclassified responses, decreases for well-classified ones, and is never cut.
 
     Reference:
-        Rewards as Labels, arXiv 2602.05630, with tau 0.5 as in the released script. The released code treats a reward of
-        exactly 1 as good and exactly 0 as bad; the threshold is an addition of rlzoo.
+        Rewards as Labels, arXiv 2602.05630, with a tau of 0.5 as in the released script. The released code treats a reward
+        of exactly 1 as good and exactly 0 as bad; the threshold is an rlzoo addition.
     """
 
     name = "real"
@@ -36,7 +37,7 @@ class REAL(ClipPolicy):
     learns_without_advantages = True
     watch: ClassVar = {
         "ratio/mu_token": "the mean score, which may differ from 0",
-        "ratio/sigma_token": "in units of tau, the separation of responses; weights are small beyond 1",
+        "ratio/sigma_token": "in units of tau, how far the responses are separated; weights are small beyond 1",
     }
     exempt: ClassVar = {
         "advantages_scale_the_gradient": "the rule uses rewards instead of advantages",
@@ -44,12 +45,14 @@ class REAL(ClipPolicy):
         "clipped_means_no_gradient": "weights decrease and are never cut",
     }
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages; not in the formula")
+    advantage: Advantage = Field(
+        "group_mean", description="how a group's rewards become advantages; the formula does not use them"
+    )
     tau: float = Field(0.5, ge=1e-3, le=1e3, description="temperature: mean log-ratio at which a weight starts to decrease")
     threshold: float = Field(0.5, ge=-1e6, le=1e6, description="responses with a larger reward are good, all others bad")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Classify each group; shapes as in `ClipInputs`, objective ``(B, 1)`` with its prompt's J for each response."""
+        """Classify each group; shapes as in `ClipInputs`, objective ``(B, 1)``: the J of each response's prompt."""
         assert inputs.group_ids is not None, "real needs group_ids: fill ClipInputs.group_ids"
         assert inputs.rewards is not None, "real needs rewards: fill ClipInputs.rewards"
         score = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
@@ -68,5 +71,5 @@ class REAL(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [REAL]

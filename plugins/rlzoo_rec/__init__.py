@@ -1,4 +1,4 @@
-"""REC: REINFORCE with the clip as a mask on one side, on two sides, or with a ring beyond the band."""
+"""REC: REINFORCE with the clip as a mask: on one side, on both sides, or with a ring beyond the band."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class REC(ClipPolicy):
 
     Reference:
         Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm, arXiv 2509.24203, with the clips of Trinity-RFT: 0.2
-        and 0.2, and 0.6 and 2.0 for the ring. The default is REC-OneSide-NoIS, for which the paper also tests 0.6 and 2.0.
+        and 0.2 for the band, and 0.6 and 2.0 for the ring. The default is REC-OneSide-NoIS, for which the paper also tests
+        0.6 and 2.0.
     """
 
     name = "rec"
@@ -41,10 +42,10 @@ class REC(ClipPolicy):
     }
     exempt: ClassVar = {"only_cuts_outward": "`two-side` masks both sides, and `ring` keeps tokens further out"}
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     side: Literal["one-side", "two-side", "ring"] = Field("one-side", description="which tokens beyond the band are masked")
-    importance: bool = Field(False, description="whether the ratio is a weight")
+    importance: bool = Field(False, description="whether to weight tokens by their ratio")
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the band reaches down to 1 - clip_low")
     clip_high: Annotated[float, Width()] = Field(0.2, gt=0, le=100, description="the band reaches up to 1 + clip_high")
     ring_low: float = Field(0.6, gt=0, lt=1, description="ring: tokens with A > 0 below 1 - ring_low are kept")
@@ -69,5 +70,5 @@ class REC(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [REC]

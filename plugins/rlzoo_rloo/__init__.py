@@ -21,11 +21,11 @@ class RLOO(ClipPolicy):
 
     Differences from GRPO:
         The baseline of the advantage excludes the response itself, and advantages are not divided by std. The ratio is that
-        of the response.
+        of the whole response.
 
     Reference:
         Back to Basics, arXiv 2402.14740, which takes one update per rollout and needs no clip. The clip is that of the RLOO
-        baseline in arXiv 2509.09177, and its default 0.2 is that of TRL's RLOOTrainer. `dual_clip` is an addition of rlzoo.
+        baseline in arXiv 2509.09177, and its default 0.2 is that of TRL's RLOOTrainer. `dual_clip` is an rlzoo addition.
     """
 
     name = "rloo"
@@ -36,7 +36,7 @@ class RLOO(ClipPolicy):
         "fairness/ess": "without a clip, the share of responses that carry the gradient",
     }
 
-    advantage: Advantage = Field("leave_one_out", description="how the rewards of a group become advantages")
+    advantage: Advantage = Field("leave_one_out", description="how a group's rewards become advantages")
     clip_low: Annotated[float | None, Width()] = Field(
         0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0; null for no clip"
     )
@@ -64,5 +64,5 @@ class RLOO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [RLOO]

@@ -26,7 +26,7 @@ class SAPO(ClipPolicy):
         either sign of the advantage.
 
     Reference:
-        Soft Adaptive Policy Optimization, arXiv 2511.20347, with tau 1.0 and 1.05 as in the paper.
+        Soft Adaptive Policy Optimization, arXiv 2511.20347, with taus of 1.0 and 1.05 as in the paper.
     """
 
     name = "sapo"
@@ -46,12 +46,14 @@ class SAPO(ClipPolicy):
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         tau = torch.where(advantages > 0, self.tau_positive, self.tau_negative)
         far = tau * (ops.limited_exp(log_ratio) - 1)
-        gate = torch.where(far > 0, 1 - torch.sigmoid(-far), torch.sigmoid(far))  # equal, but the second rounds to 1 above 17
+        gate = torch.where(
+            far > 0, 1 - torch.sigmoid(-far), torch.sigmoid(far)
+        )  # the forms are equal, but the second rounds to 1 above 17
         objective = advantages * 4 / tau * gate
         return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))
 
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [SAPO]

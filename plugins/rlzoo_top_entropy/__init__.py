@@ -26,9 +26,10 @@ class TopEntropy(ClipPolicy):
         in DAPO. The mean is over the tokens that learn.
 
     Reference:
-        Beyond the 80/20 Rule, arXiv 2506.01939, and the authors' code, with top share 0.2 and clips 0.2 and 0.28. The code
-        uses the entropies of the current model and the top share of each micro-batch. It also has a dual clip, which limits
-        r_t to 10 where A < 0. TRL divides by all tokens, which makes the gradient five times smaller.
+        Beyond the 80/20 Rule, arXiv 2506.01939, and the authors' code, with a top share of 0.2 and clips of 0.2 and 0.28.
+        The code uses the entropies of the current model and the top share of each micro-batch. It also has a dual clip,
+        which limits r_t to 10 where A < 0. TRL divides by all tokens, which makes the gradient five times smaller at the
+        default share.
     """
 
     name = "top-entropy"
@@ -37,7 +38,7 @@ class TopEntropy(ClipPolicy):
     needs: ClassVar = frozenset({"old_entropy"})
     watch: ClassVar = {
         "learner/entropy": "should stay high, because low-entropy tokens are not sharpened",
-        "clip/fraction": "the share of all tokens that are in the top share and clipped; at most `top_share`",
+        "clip/fraction": "the share of all tokens that are both in the top share and clipped; at most `top_share`",
     }
     exempt: ClassVar = {
         "ratio_one_is_reinforce": "only the tokens with the highest entropy have a gradient",
@@ -45,7 +46,7 @@ class TopEntropy(ClipPolicy):
         "clipped_means_held_back": "a token of lower entropy has no gradient and does not count as clipped",
     }
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     top_share: float = Field(0.2, gt=0, le=1, description="share of the step's tokens that learn")
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
     clip_high: Annotated[float, Width()] = Field(
@@ -53,7 +54,7 @@ class TopEntropy(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip the tokens at the top; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip the tokens with the highest entropy; shapes as in `ClipInputs`, objective ``(B, T)``."""
         assert inputs.old_entropy is not None, "top-entropy needs old_entropy: fill ClipInputs.old_entropy"
         mask, number = inputs.response_mask, inputs.response_mask.sum().clamp(min=1)
         ordered = inputs.old_entropy.float().masked_fill(~mask, -torch.inf).flatten().sort(descending=True).values
@@ -70,5 +71,5 @@ class TopEntropy(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [TopEntropy]

@@ -1,4 +1,4 @@
-"""TOPR: tapered off-policy REINFORCE, with truncated importance ratios for wrong responses only."""
+"""TOPR: tapered off-policy REINFORCE, in which only wrong responses have importance ratios, which are truncated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TOPR(ClipPolicy):
     }
     exempt: ClassVar = {"clipped_means_no_gradient": "a response whose weight is capped keeps its gradient"}
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
+    advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Weight each response; shapes as in `ClipInputs`, objective ``(B, 1)``."""
@@ -51,5 +51,5 @@ class TOPR(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [TOPR]

@@ -1,4 +1,4 @@
-"""Turn ratio: clips one ratio per turn of a conversation, the geometric mean of its tokens' ratios."""
+"""Turn ratio: clips one ratio for each turn of a conversation, the geometric mean of its tokens' ratios."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class TurnRatio(ClipPolicy):
         its own advantage. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        All tokens of a turn share one ratio. A response of one turn is judged as in GSPO, with a wider band.
+        All tokens of a turn share one ratio. A single-turn response is judged as in GSPO, with a wider band.
 
     Reference:
-        The ratio per segment of ROLL (github.com/alibaba/ROLL), with its clip of 0.2, and of Workflow-R1, arXiv 2602.01202,
+        The per-segment ratio in ROLL (github.com/alibaba/ROLL), with its clip of 0.2, and in Workflow-R1, arXiv 2602.01202,
         which averages over turns instead of tokens. 0.2 is the usual band of a single token, but a mean over n tokens varies
         by a factor of sqrt(n) less. Narrow the band if nothing is clipped.
     """
@@ -54,5 +54,5 @@ class TurnRatio(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [TurnRatio]

@@ -1,4 +1,4 @@
-"""VESPO: a smooth weight of the response's importance ratio that decreases on both sides of 1."""
+"""VESPO: weights each response by a smooth function of its importance ratio, which decreases far from 1 on both sides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class VESPO(ClipPolicy):
         cut, so nothing counts as clipped. The mean is over all tokens.
 
     Reference:
-        VESPO, arXiv 2602.10693, with (k, lambda) = (2, 3) and (3, 2) as in the published implementation in TRL.
+        VESPO, arXiv 2602.10693, with (k, lambda) = (2, 3) where A >= 0 and (3, 2) where A < 0, as in the published
+        implementation in TRL.
     """
 
     name = "vespo"
@@ -33,11 +34,11 @@ class VESPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "fairness/ess": "the share of responses that carry the gradient",
-        "ratio/sigma_token": "times sqrt(L), this is about the spread of S; phi becomes small beyond 1",
+        "ratio/sigma_token": "multiplied by sqrt(L), this is about the spread of S; phi becomes small beyond 1",
     }
     exempt: ClassVar = {"clipped_means_no_gradient": "the weight decreases and is never cut"}
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     k_positive: float = Field(2.0, ge=0, le=100, description="power of the ratio where A >= 0")
     lambda_positive: float = Field(3.0, ge=0, le=100, description="rate of the decay above 1 where A >= 0")
     k_negative: float = Field(3.0, ge=0, le=100, description="power of the ratio where A < 0")
@@ -56,5 +57,5 @@ class VESPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the policies of this plugin."""
+    """Return the clip policies that this plugin provides."""
     return [VESPO]

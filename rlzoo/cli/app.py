@@ -1,4 +1,4 @@
-"""Registers the commands. Each command imports slow libraries when it is called."""
+"""Registers the commands. Each command imports slow libraries only when it is called."""
 
 from __future__ import annotations
 

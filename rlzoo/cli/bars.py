@@ -19,7 +19,7 @@ from rich.progress import (
 from rlzoo.cli.console import Plain
 
 REFRESHES = 2  # per second
-NARROW = 78  # terminal columns below which bars show less
+NARROW = 78  # terminal width in columns below which bars show less
 MEMORY = 3600.0  # seconds of history for estimating the remaining time: a step of a large model takes minutes
 
 

@@ -26,7 +26,7 @@ def calibrate(
     config: Configs = None,
     set_: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the pilots.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Rollout batches in a pilot.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Rollout batches per pilot.")] = 10,
     pilots: Annotated[int, typer.Option(min=1, max=50, help="Maximum number of pilots.")] = 6,
     output: Annotated[Path | None, typer.Option(help="Config file to write; by default NAME-calibrated.yaml.")] = None,
     plugin: Plugins = None,

@@ -19,7 +19,7 @@ BESIDE = 34  # characters that the lengths and numbers take next to a bar
 
 
 def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
-    """Return a table with a row per non-empty length bin: lengths, a bar with its 95 % interval, and the numbers."""
+    """Return a table with a row per non-empty length bin: lengths, a bar with its 95% interval, and the numbers."""
     rows = table(">", "<", "<", title="clip fraction by response length", show_header=False)
     both = profile.both
     largest = max([0.01, *(high for high in both.high if not math.isnan(high))])
@@ -45,7 +45,7 @@ def clip_in_words(profile: LengthProfile) -> str:
         more += [words] if low > average else []  # False for an empty bin, whose numbers are NaN
         less += [words] if high < average else []
     if not (more or less) or (error and error[0] == 0):  # one of six bins may differ by chance
-        return "Every length was clipped alike, within noise."
+        return "Every length was clipped equally often, within noise."
     found = [f"Clipped {word} often than the average response: {', '.join(bins)}."
              for word, bins in (("more", more), ("less", less)) if bins]  # fmt: skip
     return " ".join([*found, "Other lengths differ within noise."])

@@ -50,7 +50,7 @@ def clips_check(
         has_failed |= any(outcome.status == "fail" for outcome in outcomes)
         try:
             drawn = portrait(made)
-        except Exception:  # a policy that raises has already failed a law
+        except Exception:  # a policy that raises an error has already failed a law
             drawn = None
         if as_json:
             reports.append({**_as_dict(policy, outcomes), "portrait": drawn and as_dict(drawn)})

@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from rlzoo.errors import UserError
 
-ALIKE = 0.75  # of `difflib`: so alike are options that were misspelt
+ALIKE = 0.75  # cutoff of `difflib`, above which an option counts as misspelt
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
 """Maps names that users may try as options to the settings that take a name."""
 
@@ -32,7 +32,7 @@ class Command(TyperCommand):
 
 
 def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> str:
-    """What to write instead: an option that looks alike, or a setting, for which the settings must be imported."""
+    """Return what to write instead: a similar option or a setting; settings are imported only if no option is similar."""
     names = {name.lstrip("-"): name for name in options}
     if close := difflib.get_close_matches(option.lstrip("-"), names, n=1, cutoff=ALIKE):
         return f"; did you mean {names[close[0]]!r}?"

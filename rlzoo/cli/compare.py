@@ -42,7 +42,7 @@ def compare(
 ) -> None:
     """Compare runs by policy: scores with intervals, pairs, fairness by length, time and memory."""
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
-        raise UserError(f"--report {str(report)!r}: give the name of a file, in a folder that exists")
+        raise UserError(f"--report {str(report)!r}: expected the name of a file in an existing folder")
     beside = Path(os.path.commonpath([path.resolve() for path in runs])) / "compare.html"
     page = report or (None if as_json else beside)
     if page:

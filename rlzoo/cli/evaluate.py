@@ -37,10 +37,13 @@ def evaluate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of a response, in tokens.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Responses sampled at once.")] = 64,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each suite.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only this many problems of each suite, from the first.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of local copies, such as gsm8k.jsonl; by default the hub.")] = None,
     chat_template: Annotated[
-        bool | None, typer.Option("--chat-template/--no-chat-template", help="Default: if the tokenizer has one.")
+        bool | None,
+        typer.Option(
+            "--chat-template/--no-chat-template", help="Wrap prompts in the chat template; by default if the tokenizer has one."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,

@@ -42,7 +42,7 @@ def fairness(
         where = f" after step {skip_steps}" if skip_steps else ""
         raise UserError(
             f"{str(run.path)!r} has no response{where} with tokens, an advantage and log-probs that had changed when the model "
-            "was updated on it; with one optimizer step per batch the ratio is 1 and no rule clips"
+            "was updated on it; with one optimizer step per batch, the ratio is 1 and no rule clips"
         )
     names = names_in("--clip", clip, "comma-separated policies; see `rlzoo clips list`") if clip else ()
     rules = [policy_for(run, name, config or [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])

@@ -1,4 +1,4 @@
-"""Starts a run on several processes with Accelerate's launcher, and exits with their exit code."""
+"""Starts a run in several processes with Accelerate's launcher, and exits with their exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlzoo.journal.tracking.description import COMMAND, typed_command
 from rlzoo.lab.sweep import LAUNCHER
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
-"""Environment variable that every launcher of torch sets."""
+"""Environment variable that every torch launcher sets."""
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 

@@ -26,7 +26,7 @@ TAKEN = {
 }  # fmt: skip
 """Class names that would clash with keywords or with imports of the generated module."""
 
-Name = Annotated[str, typer.Argument(help="Name of the new part: lower-case words with hyphens.")]
+Name = Annotated[str, typer.Argument(help="Name of the new plugin: lower-case words with hyphens.")]
 Folder = Annotated[Path, typer.Option(help="Folder in which to create rlzoo-NAME.")]
 
 
@@ -70,7 +70,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
         from rlzoo.hookspecs import API_VERSION
         from rlzoo.zoo import NAME, load_zoo
     if not NAME.fullmatch(name):
-        raise UserError(f"name {name!r}: give lower-case words of letters and digits, joined by hyphens, such as 'my-rule'")
+        raise UserError(f"name {name!r}: expected lower-case words of letters and digits, joined by hyphens, such as 'my-rule'")
     zoo = load_zoo()
     shelf: Shelf[Any] = zoo if kind is POLICY else getattr(zoo, kind.command)
     short, title = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))

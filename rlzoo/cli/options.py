@@ -37,7 +37,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and th
 
 
 def check_rule_names(names: Iterable[str]) -> None:
-    """Raise `UserError` for a rule that is known by a name that no policy has, saying which policy is meant."""
+    """Raise `UserError` for a well-known name of a rule that is not its policy's name; the message names the policy."""
     if "ppo" in names:
         raise UserError("there is no clip policy 'ppo'; did you mean 'grpo', which has PPO's clip?")
 
@@ -46,7 +46,7 @@ def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
     """Split an option's value at commas; raise `UserError` if it contains no name."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
-        raise UserError(f"{option} {text!r}: give {wanted}")
+        raise UserError(f"{option} {text!r}: expected {wanted}")
     return names
 
 

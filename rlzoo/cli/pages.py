@@ -1,4 +1,4 @@
-"""Writes HTML reports, and overwrites nothing but earlier reports."""
+"""Writes HTML reports, and never overwrites anything but earlier reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_page(page: Path) -> None:
         with page.open("rb") as file:
             if MARK in file.read(1000):
                 return
-    raise UserError(f"{str(page)!r} exists and is not a report of rlzoo; name another file with --report, or move it away")
+    raise UserError(f"{str(page)!r} exists and is not an rlzoo report; name another file with --report, or move it away")
 
 
 def write_page(page: Path, text: str) -> None:

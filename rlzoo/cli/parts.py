@@ -1,4 +1,4 @@
-"""`rlzoo advantages` and `rlzoo corrections`: lists, shows and checks what is installed."""
+"""`rlzoo advantages` and `rlzoo corrections`: list, show and check what is installed."""
 
 from __future__ import annotations
 

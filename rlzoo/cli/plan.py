@@ -55,10 +55,10 @@ def _notes(plan: Plan) -> list[str]:
     if not plan.prompts.counted:
         notes.append("the tokenizer is not on this machine: prompt lengths are estimated from the text")
     if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
-        notes.append("the peak is within 10 % of the device's memory: fragmentation and the driver's memory may exceed it")
+        notes.append("the peak is within 10% of the device's memory: fragmentation and the driver's memory may exceed it")
     masters = plan.sharding.stage or config.learner.master_weights or config.learner.lora.rank
     if config.model.dtype == "bfloat16" and not masters:
-        notes.append("bfloat16 weights without float32 copies: updates below 0.4 % of a weight are lost to rounding")
+        notes.append("bfloat16 weights without float32 copies: updates below 0.4% of a weight are lost to rounding")
     if plan.updates == 1:
         notes.append("clip is inert: one update per rollout, so every ratio is 1")
     return notes

@@ -1,4 +1,4 @@
-"""`rlzoo clips portrait`: shows where rules cut and how they weigh gradients, as tables and a picture."""
+"""`rlzoo clips portrait`: shows where rules cut and how they weight gradients, as tables and a picture."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def clips_portrait(
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw where policies cut at each length, and how they weigh a gradient at each ratio."""
+    """Draw where policies cut at each length, and how they weight gradients at each ratio."""
     if output.suffix not in PICTURES:
         raise UserError(
-            f"--output {str(output)!r}: a picture is {' or '.join(PICTURES)}; give a name with one of these endings"
+            f"--output {str(output)!r}: a picture is {' or '.join(PICTURES)}; choose a name with one of these endings"
         )
     with loading():
         from rlzoo.measure import figures

@@ -80,7 +80,7 @@ class Curves:
 
 
 def sparkline(values: Sequence[float], width: int, signs: str) -> str:
-    """Draw values as a row of signs; each sign is the mean of about equally many values.
+    """Draw values as a row of characters; each character shows the mean of about equally many values.
 
     Example:
         >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█")

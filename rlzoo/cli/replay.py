@@ -61,7 +61,7 @@ def replay(
     if match_by_sign and match is None:
         raise UserError("--match-by-sign needs a clip fraction to match; add --match-clip-fraction 0.1")
     if match_by_sign and sweep_width:
-        raise UserError("--match-by-sign and --sweep-width exclude each other; give one of them")
+        raise UserError("--match-by-sign and --sweep-width are mutually exclusive; give only one of them")
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.recorded import RecordedRun
@@ -165,7 +165,7 @@ def rule_tables(result: Study) -> Iterator[Table]:
 
 
 def _by_turns(result: Study) -> Iterator[Table]:
-    """Yield tables of the clip fractions of episodes by turn, and by number of turns."""
+    """Yield tables of clip fractions in episodes, by turn and by number of turns."""
     from rlzoo.fairness import NUM_BINS
     from rlzoo.measure.turns import TurnProfile
 

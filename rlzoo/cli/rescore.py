@@ -18,14 +18,16 @@ def rescore(
     output: Annotated[Path, typer.Option(help="New or empty folder for the new rollout files.")],
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Checkpoint whose log-probs become an update, in place of recorded updates; may be repeated."),
+        typer.Option(help="Checkpoint whose log-probs serve as an update, in place of the recorded updates; may be repeated."),
     ] = None,
     old: Annotated[
         str | None,
-        typer.Option(help="Checkpoint for the old log-probs, or 'sampler' for those it reported; by default as recorded."),
+        typer.Option(
+            help="Checkpoint for the old log-probs, or 'sampler' for those that the sampler reported; by default as recorded."
+        ),
     ] = None,
     ref: Annotated[str | None, typer.Option(help="Checkpoint for the reference log-probs; by default as recorded.")] = None,
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of the weights.")] = "float32",
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the weights.")] = "float32",
     quiet: Quiet = False,
 ) -> None:
     """Compute the log-probs of recorded responses with other checkpoints, and write new rollout files.

@@ -42,7 +42,7 @@ def train(
         bool,
         typer.Option("--allow-changed-plugin", help="With --resume: allow a plugin that has changed since the run started."),
     ] = False,
-    processes: Annotated[int | None, typer.Option(min=1, help="Processes to train with, one for each GPU.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes to train with, one for each GPU.")] = None,
     deepspeed: Annotated[
         str | None,
         typer.Option(metavar="zero2|zero3|FILE", help="ZeRO stage for sharding, or a JSON file with DeepSpeed's settings."),
@@ -145,7 +145,7 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     if changed:
         key = changed[0]
         raise UserError(
-            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a resumed run may only change "
+            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a resumed run may change only "
             f"{', '.join(name.rstrip('.') for name in allowed)}"
         )
 

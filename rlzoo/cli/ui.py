@@ -89,7 +89,7 @@ def ui(
         _open_later(address, path)
     # pass the store in the environment, since every user of this machine can read command lines
     environment = {JOBS: "false"} | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
-    # MLflow's default of four workers and a job queue would import MLflow several times, for one user
+    # MLflow's default of four workers and a job queue would import MLflow several times for a single user
     command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     # by default uvicorn imports the app from the working directory first
     folder = str(importlib.metadata.distribution("mlflow").locate_file("."))

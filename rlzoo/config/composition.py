@@ -14,23 +14,23 @@ from rlzoo.support.reading import SETTINGS, NotReadError, read_text
 
 
 def config_folders() -> list[Path]:
-    """Return the folders of named configs: that of an installed wheel, and that of a checkout."""
+    """Return the folders of named configs: one in an installed wheel, one in a checkout."""
     package = Path(str(resources.files("rlzoo")))
     return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
 
 
 def config_names() -> list[str]:
-    """Return the names of the shipped configs; one in a subfolder includes it, as ``paper/qwen3-1.7b``."""
+    """Return the names of the shipped configs; a name includes the subfolder, as in ``paper/qwen3-1.7b``."""
     files = [(folder, file) for folder in config_folders() for file in folder.rglob("*.yaml")]
     return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
 
 
 def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """Read a config of rlzoo or of a plugin by name, or any config file by path.
+    """Read a config that ships with rlzoo or a plugin by name, or any config file by path.
 
     Args:
         config: name or path of the config.
-        plugins: plugin files and folders whose configs can be named, in addition to those of installed plugins.
+        plugins: plugin files and folders whose configs can be named, in addition to the configs of installed plugins.
     """
     try:
         shipped = [folder / f"{config}.yaml" for folder in config_folders()]
@@ -40,7 +40,7 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
         text = read_text(path, SETTINGS)
     except NotReadError as error:
         raise UserError(f"config {str(path)!r} {error.strerror}") from error
-    except (OSError, ValueError) as error:  # missing, not text, or not a valid file name
+    except (OSError, ValueError) as error:  # the file is missing or not text, or the name is not a valid file name
         names = [*config_names(), *plugin_configs(plugins)]
         hint = did_you_mean(str(config), names)
         raise UserError(f"no config {shown(str(config))} (a file, or one of: {', '.join(names)}){hint}") from error
@@ -49,7 +49,7 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
     except UnreadableError as error:
         raise UserError(f"config {str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"config {str(path)!r} must hold keys and values such as 'steps: 40', not {type(content).__name__}")
+        raise UserError(f"config {str(path)!r} must contain keys and values such as 'steps: 40', not {type(content).__name__}")
     if odd := [key for key in content if not isinstance(key, str)]:
         raise UserError(f"config {str(path)!r}: {shown(odd[0])} is not a key; keys are words, such as steps")
     return content
@@ -61,9 +61,9 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")) or not key.isprintable():
-            raise UserError(f"--set {shown(override)}: write KEY=VALUE, such as learner.lr=1e-5")
+            raise UserError(f"--set {shown(override)}: expected KEY=VALUE, such as learner.lr=1e-5")
         if key.count(".") > DEEPEST:
-            raise UserError(f"--set {shown(override)}: more than {DEEPEST} dots in a key")
+            raise UserError(f"--set {shown(override)}: more than {DEEPEST} dots in the key")
         try:
             value = parse_yaml(text)
         except UnreadableError as error:
@@ -78,7 +78,9 @@ def named_settings(key: str, value: object) -> dict[str, Any]:
     """Return the settings of a layer's policy or task as a dict; a name becomes ``{"name": ...}``, and None becomes ``{}``."""
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping | None) or not isinstance((settings or {}).get("name", ""), str):
-        raise UserError(f"{key}={shown(value)}: give {'a policy' if key == 'clip' else 'a task'} name, or settings with a name")
+        raise UserError(
+            f"{key}={shown(value)}: expected {'a policy' if key == 'clip' else 'a task'} name, or settings with a name"
+        )
     return dict(settings or {})
 
 
@@ -90,7 +92,7 @@ def clip_name(layer: Mapping[str, Any]) -> str | None:
 def listed(plugins: object) -> Sequence[str]:
     """Return the plugins that a layer lists."""
     if not isinstance(plugins, list | tuple | None):
-        raise UserError(f"plugins={shown(plugins)}: give a list of files and folders")
+        raise UserError(f"plugins={shown(plugins)}: expected a list of files and folders")
     return plugins or ()
 
 
@@ -104,7 +106,7 @@ def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     per_clip = layer.get("per_clip") or {}
     changed = per_clip.get(name) or {} if isinstance(per_clip, dict) else None
     if not isinstance(changed, dict):
-        raise UserError(f"per_clip must hold policy names, each with the settings it changes, not {shown(per_clip)}")
+        raise UserError(f"per_clip must map policy names to the settings that each changes, not {shown(per_clip)}")
     return merge(own, changed)
 
 

@@ -43,7 +43,7 @@ from rlzoo.tasks.task import task_names
 from rlzoo.zoo import load_zoo
 
 DEFAULT_RUN = "arithmetic"
-"""The config that is used as the base if no config file sets a model."""
+"""The config that serves as the base if no config file sets a model."""
 
 
 def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
@@ -53,10 +53,10 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
         return value
     settings = named_settings("clip", value)
     if "name" not in settings:
-        raise UserError(f"clip={shown(value)}: give a policy name, or settings with a name")
+        raise UserError(f"clip={shown(value)}: expected a policy name, or settings with a name")
     zoo, name = load_zoo(info.data.get("plugins", ())), settings["name"]
     if name not in zoo and name in config_names():
-        raise UserError(f"clip={name!r} is not a policy but a config: give it with --config {name}")
+        raise UserError(f"clip={name!r} is a config, not a policy: use --config {name}")
     policy = zoo[name]
     try:
         return policy.model_validate({key: item for key, item in settings.items() if key != "name"})
@@ -110,7 +110,7 @@ class RunConfig(Section):
     clip: Annotated[ClipPolicy, BeforeValidator(_build_clip), PlainSerializer(_dump_named)] = Field(
         description="the clip policy: its name, or name and settings"
     )
-    model: ModelConfig = Field(default_factory=ModelConfig, description="which language model is trained")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="the language model to train")
     task: Annotated[Task, BeforeValidator(_build_task), PlainSerializer(_dump_named)] = Field(
         default_factory=lambda: build_task({"name": "arithmetic"}), description="the task: its name, or name and settings"
     )
@@ -142,27 +142,31 @@ class RunConfig(Section):
         if self.rollout.group_size < needed:
             raise UserError(
                 f"rollout.group_size={self.rollout.group_size}: advantage {self.estimator.name!r} compares the responses "
-                f"to one prompt and needs at least {needed}"
+                f"to one prompt and needs at least {needed} of them"
             )
         by_prompts = minibatches_by_prompts(self.learner, self.clip)
         what, each = ("prompts", 1) if by_prompts else ("responses", self.rollout.group_size)
         size = self.rollout.num_prompts * each
         if size < self.learner.num_minibatches:
-            raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the {size} {what} of a step")
+            raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the {size} {what} in a step")
         if "group_ids" in self.clip.needs and not by_prompts:
             raise UserError(
                 f"learner.minibatch_by='responses': {self.clip.name} compares the responses to a prompt, so they must share a "
                 "minibatch; use learner.minibatch_by=prompts"
             )
         if self.rollout.dynamic_sampling and self.rollout.group_size < 2:
-            raise UserError(f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs rollout.group_size of at least 2")
+            raise UserError(
+                f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs a rollout.group_size of at least 2"
+            )
         return self
 
     @model_validator(mode="after")
     def _samples_at_a_temperature_vllm_takes(self) -> Self:
         for name, temperature in (("rollout", self.rollout.temperature), ("eval", self.eval.temperature)):
             if self.rollout.engine == "vllm" and not 0.01 <= temperature <= 2.0:
-                raise UserError(f"{name}.temperature={temperature}: vLLM takes 0.01 to 2; set rollout.engine=hf for others")
+                raise UserError(
+                    f"{name}.temperature={temperature}: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf"
+                )
         return self
 
     @model_validator(mode="after")
@@ -198,7 +202,7 @@ class RunConfig(Section):
             )
         if self.estimator.per_token and self.clip.scope == "sequence":
             raise UserError(
-                f"clip.advantage={name!r}: its values differ by token, but {self.clip.name} takes one per response; "
+                f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts one per response; "
                 "choose another advantage, or a clip policy of scope token or batch"
             )
         return self
@@ -208,13 +212,13 @@ class RunConfig(Section):
         given, clip = f"reward.kl_coef={self.reward.kl_coef}", self.clip
         if self.reward.kl_coef and clip.scope == "sequence":
             raise UserError(
-                f"{given}: makes advantages differ by token, but {clip.name} takes one per response; use learner.kl_coef"
+                f"{given}: it gives per-token advantages, but {clip.name} accepts one per response; use learner.kl_coef"
             )
         if self.reward.kl_coef and not self.estimator.takes_token_rewards:
             kinds = load_zoo(self.plugins).advantages
             allowed = [name for name, kind in kinds.items() if kind.takes_token_rewards and not kind.needs]
             raise UserError(
-                f"{given}: advantage {self.estimator.name!r} has no values per token (allowed: {', '.join(allowed)}); "
+                f"{given}: advantage {self.estimator.name!r} has no per-token values (allowed: {', '.join(allowed)}); "
                 f"set clip.advantage={allowed[0]}"
             )
         return self
@@ -232,7 +236,7 @@ class RunConfig(Section):
         """Compose a run as the command line does; later sources win.
 
         The order is: `DEFAULT_RUN` if no config names a model, each config, ``overrides``, ``settings``. A config's
-        ``per_clip`` section holds settings for single policies; those of the chosen policy apply.
+        ``per_clip`` section holds settings for individual policies; those for the chosen policy apply.
 
         Args:
             configs: names of shipped configs, or files.
@@ -263,11 +267,11 @@ class RunConfig(Section):
             raise UserError(explain(error, cls)) from error
 
     def to_yaml(self, *, with_secrets: bool = False) -> str:
-        """Return the complete configuration as YAML; `compose` on a file with it gives the same run.
+        """Return the complete configuration as YAML; `compose` on a file with this text gives the same run.
 
         Args:
-            with_secrets: include passwords and tokens, for a file that nobody else can read. Otherwise the secrets that
-                `redaction` finds are left out, and must be given again to run from the file.
+            with_secrets: include passwords and tokens, for a file that nobody else can read. Otherwise, the secrets that
+            `redaction` finds are left out, and must be supplied again to run from the file.
         """
         settings = self.model_dump(mode="json")
         return yaml.safe_dump(settings if with_secrets else redact_settings(settings), sort_keys=False)
@@ -276,9 +280,9 @@ class RunConfig(Section):
         """Refuse a configuration in which a secret was replaced by a placeholder.
 
         Raises:
-            UserError: a setting holds a placeholder; the message names the setting and says how to give it.
+            UserError: a setting holds a placeholder; the message names the setting and says how to supply it.
         """
         for key in redacted_keys(self.model_dump(mode="json")):
             raise UserError(
-                f"{key}: holds a secret, which is not kept in config.yaml; give it again, with --set {key}=VALUE or in a config"
+                f"{key}: holds a secret, which config.yaml does not keep; supply it again with --set {key}=VALUE or in a config"
             )

@@ -12,45 +12,45 @@ from rlzoo.reductions import KLEstimator
 
 
 class Section(BaseModel):
-    """A section of the configuration; it is immutable and refuses unknown keys."""
+    """A section of the configuration; it is immutable and rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 class ModelConfig(Section):
-    """Which language model is trained."""
+    """The language model to train."""
 
     path: str = Field(
         "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, or a name on the Hugging Face hub"
     )
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the trained weights")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="data type of the trained weights")
     attn_implementation: str | None = Field(
-        None, description="attention implementation of transformers, such as 'eager'; null: transformers' default"
+        None, description="attention implementation in transformers, such as 'eager'; null: transformers' default"
     )
     chat_template: bool = Field(False, description="wrap prompts in the tokenizer's chat template")
     trust_remote_code: bool = Field(
-        False, description="run Python code that comes with the model; enable it only for a model whose files you have read"
+        False, description="run Python code that comes with the model; enable this only for a model whose files you have read"
     )
 
 
 class VLLMConfig(Section):
-    """How vLLM is run, if it is the sampler."""
+    """How vLLM is run when it is the sampler."""
 
     server: str | None = Field(
         None,
         pattern=r"^https?://[^/\s]+/?$",
-        description="URL of a running server, such as http://127.0.0.1:8000; null: run vLLM in process",
+        description="URL of a running server, such as http://127.0.0.1:8000; null: run vLLM in the trainer's process",
     )
     sync_folder: str | None = Field(
         None,
         description="folder for new weights that both trainer and server can access; null: a temporary one, on one machine",
     )
-    timeout: float = Field(600.0, gt=0, le=86400, description="maximum time for one reply of the server, in seconds")
+    timeout: float = Field(600.0, gt=0, le=86400, description="maximum time for one reply from the server, in seconds")
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="type of vLLM's weights; null: that of the trained model"
+        None, description="data type of vLLM's weights; null: that of the trained model"
     )
     max_model_len: int | None = Field(
-        None, ge=1, description="maximum tokens of prompt and response together; null: the model's limit"
+        None, ge=1, description="maximum number of tokens in prompt and response together; null: the model's limit"
     )
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="in process: share of a GPU's memory for vLLM")
     sleep: bool = Field(True, description="in process on a GPU: free vLLM's memory while the learner works")
@@ -72,19 +72,21 @@ class RolloutConfig(Section):
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")
     max_new_tokens: int = Field(
-        256, ge=1, le=1_000_000, description="maximum tokens that the model writes in a response, over all turns"
+        256, ge=1, le=1_000_000, description="maximum number of tokens that the model writes in a response, over all turns"
     )
     max_turns: int = Field(
-        8, ge=1, le=1000, description="maximum turns of the model in an episode, for a task with an environment"
+        8, ge=1, le=1000, description="maximum number of model turns in an episode, for a task with an environment"
     )
-    max_turn_tokens: int | None = Field(None, ge=1, description="maximum tokens in a turn; null: max_new_tokens")
+    max_turn_tokens: int | None = Field(None, ge=1, description="maximum number of tokens in a turn; null: max_new_tokens")
     max_observation_tokens: int = Field(
         1024,
         ge=1,
         le=1_000_000,
-        description="maximum tokens that an environment writes between two turns; with more, the episode fails",
+        description="maximum number of tokens that an environment writes between two turns; with more, the episode fails",
     )
-    temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; the model's log-probs use it too")
+    temperature: float = Field(
+        1.0, gt=0, le=10, description="sampling temperature, which also applies to the model's log-probs"
+    )
     top_p: float = Field(
         1.0,
         gt=0,
@@ -96,7 +98,9 @@ class RolloutConfig(Section):
         None, ge=1, le=2**31 - 1, description="sample only among this number of most probable tokens; null: no limit"
     )
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
-    dynamic_sampling: int = Field(0, ge=0, le=1000, description="maximum extra rounds to replace groups with equal rewards")
+    dynamic_sampling: int = Field(
+        0, ge=0, le=1000, description="maximum number of extra rounds to replace groups with equal rewards"
+    )
     max_staleness: int = Field(
         0, ge=0, le=1, description="1: sample the next batch while the learner works on this one; 0: do not"
     )
@@ -117,24 +121,26 @@ class RolloutConfig(Section):
 class RewardConfig(Section):
     """How responses are rewarded."""
 
-    overlong_buffer: float = Field(0.0, ge=0, le=1, description="final share of max_new_tokens in which a length penalty grows")
+    overlong_buffer: float = Field(
+        0.0, ge=0, le=1, description="final share of max_new_tokens over which a length penalty grows"
+    )
     overlong_penalty: float = Field(
         1.0, ge=0, le=1e6, description="length penalty at max_new_tokens, subtracted from the reward"
     )
-    overlong_filtering: bool = Field(False, description="responses cut off at max_new_tokens get advantage 0")
-    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of each token's KL to the starting model, in the reward")
+    overlong_filtering: bool = Field(False, description="give responses that are cut off at max_new_tokens an advantage of 0")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the per-token KL to the starting model in the reward")
     max_failed: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="maximum share of responses whose grading may fail; each counts 0, and with more the run ends",
+        description="maximum share of responses whose grading may fail; each counts as reward 0, and the run ends if more fail",
     )
 
 
 class LoraConfig(Section):
     """Train a low-rank update instead of all weights (arXiv 2106.09685), with PEFT."""
 
-    rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: all weights are trained")
+    rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: train all weights")
     alpha: float | None = Field(None, gt=0, description="scale of the update times its rank; null: twice the rank")
     target: str = Field("all-linear", description="modules to adapt: a name for PEFT's target_modules, or 'all-linear'")
 
@@ -143,21 +149,23 @@ class LearnerConfig(Section):
     """How the model is updated."""
 
     lr: float = Field(1e-6, gt=0, le=1, description="AdamW's learning rate")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
-    warmup_updates: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate schedule after warm-up")
+    warmup_updates: int = Field(0, ge=0, description="number of optimizer steps in the linear warm-up")
     weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates")
     max_grad_norm: float | None = Field(
         1.0, gt=0, description="maximum gradient norm, above which gradients are scaled down; null: no limit"
     )
     max_nonfinite: int = Field(
-        10, ge=1, description="consecutive updates with a non-finite gradient that end the run; each of them is skipped"
+        10,
+        ge=1,
+        description="number of consecutive updates with a non-finite gradient after which the run ends; each is skipped",
     )
     rollback_above: float | None = Field(
         None,
         ge=1,
         description="return to the weights of the newest periodic checkpoint after a step whose gradient norm is this many "
-        "times the median of the last 50 steps; null: never",
+        "times the median over the last 50 steps; null: never",
     )
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
     minibatch_by: Literal["responses", "prompts"] | None = Field(
@@ -169,11 +177,11 @@ class LearnerConfig(Section):
     max_tokens_per_micro_batch: int | None = Field(
         None,
         ge=1,
-        description="maximum of rows x longest row in a forward pass; null: 16384 on a GPU, 512 to 3072 on a CPU",
+        description="maximum number of rows x longest row in a forward pass; null: 16384 on a GPU, 512 to 3072 on a CPU",
     )
-    autocast: Literal["none", "bfloat16"] = Field("none", description="type of matrix products")
+    autocast: Literal["none", "bfloat16"] = Field("none", description="data type of matrix products")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0: none")
-    kl_estimator: KLEstimator = Field("k3", description="estimator of the KL per token")
+    kl_estimator: KLEstimator = Field("k3", description="estimator of the per-token KL")
     entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0: none")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw", description="AdamW, or AdamW with 8-bit moments from bitsandbytes"
@@ -229,11 +237,11 @@ class CheckpointConfig(Section):
     """When the model is saved."""
 
     every: int = Field(
-        10, ge=0, description="steps between checkpoints, in addition to those of step 0 and the last step; 0: only those"
+        10, ge=0, description="steps between checkpoints, in addition to those after step 0 and the last step; 0: only those"
     )
     keep: int = Field(2, ge=1, description="number of checkpoints to keep, in addition to the one with the best evaluation")
     keep_for_replay: int = Field(
-        0, ge=0, description="steps between those that save the weights before each update, for replay; 0: none"
+        0, ge=0, description="steps between those in which the weights before each update are saved for replay; 0: none"
     )
 
 

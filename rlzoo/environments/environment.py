@@ -18,11 +18,11 @@ Messages = str | Message | Sequence[Message]
 """What an environment may return: messages, a single message, or the text of a single user message."""
 
 LONGEST_TEXT = 200_000
-"""Largest length of an observation in characters. An environment that returns more has failed."""
+"""Maximum length of an observation, in characters. An environment that returns more has failed."""
 
 
 class Environment(Protocol):
-    """One episode, in which the model and the environment write alternately.
+    """One episode, in which the model and the environment take turns.
 
     Any class with these two methods is an environment. One object is made per episode, with the arguments from the run's
     configuration, and is reset once. The same problem and seed must begin the same episode, because the responses to one
@@ -51,7 +51,7 @@ class Environment(Protocol):
         ...
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
-        """Process the model's text of one turn.
+        """Process the text that the model wrote in one turn.
 
         Returns:
             The next messages for the model, the reward of this turn, whether the episode is over, and an info mapping. Its
@@ -63,7 +63,7 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A call of one episode's environment: the model's text, or the problem and seed that begin the episode."""
+    """A call to one episode's environment: the model's text, or the problem and seed that begin the episode."""
 
     episode: int
     message: str = ""
@@ -73,7 +73,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The checked result of a call of an environment."""
+    """The checked result of a call to an environment."""
 
     messages: tuple[Message, ...] = ()
     reward: float = 0.0
@@ -89,7 +89,7 @@ class Observation:
 
     @classmethod
     def checked(cls, messages: Any, reward: Any = 0.0, done: Any = False, info: Any = None) -> Observation:
-        """Check what an environment returned.
+        """Check what an environment has returned.
 
         Raises:
             ValueError: it does not match the `Environment` interface.
@@ -99,7 +99,7 @@ class Observation:
         elif isinstance(messages, Mapping):
             messages = [messages]
         if not isinstance(messages, Sequence) or not all(_is_message(message) for message in messages):
-            raise ValueError(f"returned {shown(messages)}, not a string or messages with a role and a content")
+            raise ValueError(f"returned {shown(messages)}; expected a string, or messages with a role and content")
         size = sum(len(message["content"]) for message in messages)
         if size > LONGEST_TEXT:
             raise ValueError(f"returned {size:,} characters (at most {LONGEST_TEXT:,})")
@@ -108,12 +108,12 @@ class Observation:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= 1e6:
-            raise ValueError(f"returned the reward {shown(reward)}, not a number between -1e6 and 1e6")
+            raise ValueError(f"returned the reward {shown(reward)}; expected a number between -1e6 and 1e6")
         if done not in (True, False):  # NumPy's booleans compare equal to these
-            raise ValueError(f"returned done={shown(done)}, not True or False")
+            raise ValueError(f"returned done={shown(done)}; expected True or False")
         info = {} if info is None else info
         if not isinstance(info, Mapping) or not isinstance(info.get("state", ""), str):
-            raise ValueError(f"returned the information {shown(info)}, not a mapping whose 'state', if present, is a string")
+            raise ValueError(f"returned the info {shown(info)}; expected a mapping whose 'state', if present, is a string")
         numbers = {str(name): float(value) for name, value in info.items() if isinstance(value, int | float)}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         text = "\n".join(message["content"] for message in messages)

@@ -1,4 +1,4 @@
-"""A game of several turns: find a hidden number from the replies "higher" and "lower"."""
+"""A multi-turn game: find a hidden number from the replies "higher" and "lower"."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Guess:
         if bounds is None or not int(bounds[1]) < number < int(bounds[2]):
             raise ValueError(
                 f"the problem {shown(problem.question)} with the answer {shown(problem.answer)}: the question must name "
-                "bounds, such as 0-100, and the answer a number between them"
+                "bounds, such as 0-100, and the answer must be a number between them"
             )
         self.number, self.low, self.high = number, int(bounds[1]), int(bounds[2])
         self.played = self.wasted = 0
         return problem.question
 
     def step(self, message: str) -> Answer:
-        """Compare the guess of a turn with the hidden number."""
+        """Compare the number guessed in a turn with the hidden number."""
         self.played += 1
         guess = read_guess(message)
         if guess == self.number:
@@ -91,7 +91,7 @@ class Guess:
 
 
 def read_guess(message: str) -> int | None:
-    """Return the number that a turn guesses, or None.
+    """Return the number guessed in a turn, or None if there is none.
 
     Example:
         >>> read_guess("37-100:64"), read_guess("64"), read_guess("37-100")

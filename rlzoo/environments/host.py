@@ -14,7 +14,7 @@ from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
 from rlzoo.types import Problem
 
 MEMORY = 4 * 2**30
-"""Memory limit in bytes of a worker process for environments."""
+"""Memory limit of a worker process for environments, in bytes."""
 
 LOST = "lost"  # reply of a worker that does not know the episode, because it replaced a worker that was stopped
 
@@ -37,7 +37,7 @@ class Host:
         Args:
             make: returns an environment; must be importable by name.
             workers: number of worker processes; 0: run the environments in this process, without any limit.
-            timeout: time limit for one call in seconds.
+            timeout: time limit for one call, in seconds.
             tools: JSON schemas of the functions that the model may call, for its prompt.
         """
         self.make, self.timeout, self.tools = make, timeout, tuple(tools)
@@ -47,7 +47,7 @@ class Host:
         self._next = 0
 
     def begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> tuple[list[int], list[Observation]]:
-        """Begin episodes; returns their numbers and the first observations.
+        """Begin episodes; return their numbers and their first observations.
 
         Args:
             problems: one per episode.
@@ -59,7 +59,7 @@ class Host:
         return numbers, self.call(moves)
 
     def step(self, messages: Mapping[int, str]) -> list[Observation]:
-        """Pass the model's texts to their episodes; returns the environments' observations in the same order."""
+        """Pass the model's texts to their episodes; return the environments' observations in the same order."""
         return self.call([Move(number, message) for number, message in messages.items()])
 
     def end(self, numbers: Sequence[int]) -> None:
@@ -70,7 +70,7 @@ class Host:
                 seat.past.pop(number, None)
 
     def call(self, moves: Sequence[Move]) -> list[Observation]:
-        """Make calls of different episodes; several workers run in parallel."""
+        """Make calls for different episodes; several workers run in parallel."""
         if self._pool is None:
             return [self._alone(move) for move in moves]
         count = len(self._seats)
@@ -103,7 +103,7 @@ class Seat:
         self.past: dict[int, list[tuple[Move, str]]] = {}  # the calls and results of each open episode
 
     def call(self, moves: Sequence[Move]) -> list[Observation]:
-        """Make calls of different episodes, one after the other."""
+        """Make calls for different episodes, one after the other."""
         return [self._one(move) for move in moves]
 
     def _one(self, move: Move) -> Observation:
@@ -116,7 +116,7 @@ class Seat:
             self.past.pop(move.episode, None)
             return Observation(done=True, failure=one_line(str(error)))
         except WorkerStartError as error:
-            reason = str(error).removeprefix("UserError: ")  # the rest already says what to do
+            reason = str(error).removeprefix("UserError: ")  # the rest of the message already says what to do
             raise UserError(f"the environment cannot start: {reason}") from error
         self.past.setdefault(move.episode, []).append((move, answer))
         messages, *rest = json.loads(answer)
@@ -157,7 +157,7 @@ def _called(episodes: dict[int, Environment], make: Make, move: Move) -> Observa
         episodes[move.episode] = make()
         begun = Observation.checked(episodes[move.episode].reset(move.problem, move.seed))
         if not begun.text:
-            raise ValueError("reset returned no text, so the model has nothing to answer")
+            raise ValueError("reset returned no text, so the model has nothing to respond to")
         return begun
     answer: Any = episodes[move.episode].step(move.message)
     if not isinstance(answer, tuple) or len(answer) != 4:

@@ -18,7 +18,7 @@ _ABOUT = ("done", "reward", "metadata")  # fields of every observation
 class OpenEnv:
     """A session with an OpenEnv server: its reset takes the seed, and a field of its actions takes the model's text.
 
-    Whether the same seed begins the same episode depends on the environment on the server.
+    Whether the same seed begins the same episode depends on the server's environment.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class OpenEnv:
             observation: field of the observation for the model; by default the only text in the observation, or else the whole
                 observation as JSON.
             fields: further fields of every action.
-            reset: further arguments of the environment's reset.
-            timeout: time limit for a reply of the server in seconds.
+            reset: further arguments to the environment's reset.
+            timeout: time limit for a reply from the server, in seconds.
         """
         require_extra("openenv", "openenv")
-        from openenv import GenericEnvClient  # here, so that no call's time pays for the import
+        from openenv import GenericEnvClient  # imported here, so that the import does not count against a call's time limit
 
         self._kind = GenericEnvClient
         if not url.startswith(("http://", "https://")):
-            raise UserError(f"task.arguments.url={shown(url)}: give the server's address, for example http://127.0.0.1:8000")
+            raise UserError(f"task.arguments.url={shown(url)}: expected the server's address, such as http://127.0.0.1:8000")
         self.url, self.timeout = url.rstrip("/"), timeout
         self.fields, self.reset_arguments = dict(fields or {}), dict(reset or {})
         self.action = self._action(action)

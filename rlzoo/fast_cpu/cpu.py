@@ -1,4 +1,4 @@
-"""Fast matrix products on CPUs: freed memory is kept, and oneDNN replaces MKL where MKL reaches only half of the rate.
+"""Fast matrix products on CPUs: freed memory is kept, and oneDNN replaces MKL where MKL reaches only half the rate.
 
 torch uses MKL for float32 products. On AMD CPUs, MKL uses AVX2 even if AVX-512 is available. oneDNN, which torch uses for
 bfloat16, supports AVX-512 there.
@@ -27,9 +27,9 @@ PACKED = 2**19
 """Minimum number of elements in a bfloat16 weight for packing to pay off."""
 
 STEADY = 8
-"""Consecutive products with the same number of rows before a weight is packed. Packing costs two to five products."""
+"""Number of consecutive products with the same number of rows before a weight is packed; packing costs two to five products."""
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of malloc.h
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # from malloc.h
 
 
 def prepare_cpu(model: PreTrainedModel) -> None:
@@ -42,7 +42,7 @@ def prepare_cpu(model: PreTrainedModel) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory; otherwise the kernel clears the pages of every large tensor again."""
+    """Let the C library keep freed memory; otherwise the kernel zeroes the pages of every large tensor anew."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
@@ -52,7 +52,7 @@ def keep_freed_memory() -> None:
 
 @functools.cache
 def is_slow_with_mkl() -> bool:
-    """Whether torch uses MKL on an AMD CPU with AVX-512, and oneDNN is available."""
+    """Return whether torch uses MKL on an AMD CPU with AVX-512 while oneDNN is available."""
     if not _has_avx512() or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return False
     processor = Path("/proc/cpuinfo")
@@ -60,12 +60,12 @@ def is_slow_with_mkl() -> bool:
 
 
 def has_onednn() -> bool:
-    """Whether this torch supports oneDNN products."""
+    """Return whether this build of torch supports oneDNN products."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let the model's linear layers use oneDNN; their weights and names do not change."""
+    """Make the model's linear layers use oneDNN; their weights and names do not change."""
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.numel() >= SMALLEST:
             module.__class__ = OneDnnLinear
@@ -106,11 +106,12 @@ class Product:
     """``states @ weight.T + bias`` without a gradient, optimized for many products with a constant weight.
 
     For few rows, a library spends as much time on reordering the weight as on the product. Packing avoids the reordering.
-    MKL packs for one number of rows, so a weight is packed after that number has repeated; oneDNN packs for any number.
+    MKL packs a weight for a fixed number of rows, so a weight is packed once that number has repeated. oneDNN packs for any
+    number of rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> None:
-        """``packs``: whether to keep a packed copy of the weight."""
+        """Store the weight; ``packs`` is whether to keep a packed copy of it."""
         self.weight, self.bias = weight, bias
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = nn.functional.linear
         self._packed: Tensor | None = None  # packed by MKL for this number of rows
@@ -139,7 +140,7 @@ class Product:
 
 
 def has_mkl() -> bool:
-    """Whether this torch supports products with weights that MKL packed."""
+    """Return whether this build of torch supports products with weights packed by MKL."""
     return hasattr(torch.ops.mkl, "_mkl_linear") and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 
 

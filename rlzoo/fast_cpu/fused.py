@@ -1,7 +1,8 @@
-"""One decoding step of a Llama-like model without its modules: joined matrices, and each operation once for all heads.
+"""Runs a decoding step of a Llama-like model without its modules: with joined matrices, and each operation once for all heads.
 
-The cost of a step of a small model is mostly the overhead of its many small operations. This module needs a third of them. It
-computes the same as Llama, Mistral, Qwen2 and Qwen3 of transformers, and is compared with them before it is used.
+Most of the cost of a step in a small model is the overhead of many small operations. This module needs a third of them. It
+computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers, and is compared with them before it
+is used.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Block:
 
 
 class FusedStep:
-    """Computes the next token's logits, from the weights at the time of construction."""
+    """Computes the next token's logits from the weights as they were at construction."""
 
     def __init__(self, model: PreTrainedModel, length: int) -> None:
         decoder, config = model.base_model, model.config
@@ -59,7 +60,7 @@ class FusedStep:
         self.num_key_heads = attention.k_proj.out_features // self.size
         self.scale = float(attention.scaling)
         self.eps = float(config.rms_norm_eps)
-        self.least = torch.tensor(self.eps**0.5)  # root mean square of zeros
+        self.least = torch.tensor(self.eps**0.5)  # the root mean square of zeros, after adding eps
         self.act: Callable[[Tensor], Tensor] = decoder.layers[0].mlp.act_fn
         self.embedding: Tensor = decoder.embed_tokens.weight
         self.norm: Tensor = decoder.norm.weight
@@ -104,7 +105,7 @@ class FusedStep:
             tokens: ``(B,)``.
             positions: ``(B,)`` positions of these tokens, from 0.
             layers: the caches; the keys and values of the tokens are appended to them.
-            mask: bool ``(B, 1, 1, T)``, True where attention is allowed, including the new token; None: everywhere.
+            mask: bool ``(B, 1, 1, T)``, True where attention is allowed, including the new token; None allows it everywhere.
         """
         with torch.autocast(tokens.device.type, enabled=False):
             cos, sin = self.cos[positions], self.sin[positions]
@@ -135,7 +136,7 @@ class FusedStep:
             turned = self._normed(turned, block.head_norm)
         turned = torch.addcmul(turned * cos, turned.roll(self.size // 2, dims=-1), sin)
         all_keys, all_values = cache.update(turned[:, heads:, None], value[:, :, None])
-        # queries that share a key are the rows of one attention
+        # queries that share a key are treated as rows of one attention
         query = turned[:, :heads].reshape(len(states), keys, heads // keys, self.size).to(all_values.dtype)
         attended = functional.scaled_dot_product_attention(
             query, all_keys.to(all_values.dtype), all_values, mask, scale=self.scale
@@ -149,7 +150,7 @@ def _times(states: Tensor, matrices: tuple[Product, ...]) -> Tensor:
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """Whether `FusedStep` supports the model: plain linear layers, no adapter, and angles that are known in advance."""
+    """Return whether `FusedStep` supports the model: plain linear layers, no adapter, and rotary angles known in advance."""
     if type(model).__name__ not in MODELS:
         return False
     rope = getattr(model.config, "rope_parameters", None) or {}

@@ -5,8 +5,8 @@ processes need the cores too, a thread spins on its core while the thread that i
 several times as long. libgomp has a second, shorter spin for processes with more threads than cores. While other processes need
 the cores, this module holds one additional, sleeping libgomp thread, so that all threads use the shorter spin.
 
-The way threads wait does not change results. The number of threads would, so it stays the same: a run computes the same bits
-under any load.
+How threads wait does not change the results. The number of threads would, so it stays the same, and a run computes the same
+bits under any load.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pathlib import Path
 import psutil
 
 SPINS = 300_000
-"""Iterations that a thread spins before it sleeps; libgomp's default."""
+"""Number of iterations for which a thread spins before it sleeps; libgomp's default."""
 
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": str(SPINS)}
-"""With enough cores, threads spin as usual; without, they do not spin at all. libgomp's default for the second case is 100."""
+"""With enough cores, threads spin as usual; with too few, they do not spin at all. libgomp's default for the latter is 100."""
 
 INTERVAL = 0.25
 """Seconds between two measurements of the load."""
@@ -36,10 +36,10 @@ OTHERS = 0.25
 
 
 def prepare_waiting() -> None:
-    """Set both waits in environment variables, which libgomp reads when torch is imported.
+    """Set both waiting behaviours in environment variables, which libgomp reads when torch is imported.
 
-    Settings of the user are kept. Nothing is set if torch comes with another OpenMP runtime, which interprets the variables
-    differently.
+    The user's own settings are kept. Nothing is set if torch comes with another OpenMP runtime, which interprets the
+    variables differently.
     """
     if not any(name in os.environ for name in SETTINGS) and _torch_has_libgomp():
         os.environ.update(SETTINGS)
@@ -53,7 +53,7 @@ def _torch_has_libgomp() -> bool:
 
 @contextmanager
 def waiting_by_load(threads: int) -> Iterator[None]:
-    """Inside the block, threads sleep while they wait for each other as long as other processes need their cores.
+    """Inside the block, make threads sleep while they wait for each other, for as long as other processes need their cores.
 
     Does nothing without libgomp or ``/proc``, or with a single thread.
 
@@ -75,7 +75,7 @@ def waiting_by_load(threads: int) -> Iterator[None]:
 
 
 def _watch(libraries: list[ctypes.CDLL], threads: int, done: threading.Event) -> None:
-    """Hold one more thread while other processes need the cores."""
+    """Hold one additional thread while other processes need the cores."""
     more: _MoreThreads | None = None
     before = _clocks()
     while not done.wait(INTERVAL):
@@ -101,7 +101,7 @@ def _clocks() -> tuple[float, float]:
 
 
 class _MoreThreads:
-    """Holds one thread more per libgomp than operations use; the thread sleeps until it is released."""
+    """Holds one more thread per copy of libgomp than operations use; the thread sleeps until it is released."""
 
     def __init__(self, libraries: list[ctypes.CDLL]) -> None:
         self._released = threading.Event()
@@ -120,10 +120,12 @@ class _MoreThreads:
 
 
 def _libgomps() -> list[ctypes.CDLL]:
-    """Return the loaded copies of libgomp; several libraries bring their own."""
+    """Return the loaded copies of libgomp; several libraries ship their own."""
     try:
         _clocks()
         paths = {mapped.path for mapped in psutil.Process().memory_maps() if "libgomp" in Path(mapped.path).name}
     except (OSError, psutil.Error):
         return []
-    return [ctypes.CDLL(path) for path in sorted(paths) if Path(path).is_file()]  # not one that was replaced since then
+    return [
+        ctypes.CDLL(path) for path in sorted(paths) if Path(path).is_file()
+    ]  # skip a file that was replaced in the meantime

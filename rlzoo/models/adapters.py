@@ -54,7 +54,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 @contextlib.contextmanager
 def without_adapter(model: PreTrainedModel) -> Iterator[None]:
-    """Disable the adapter inside the block, which restores the starting model."""
+    """Disable the adapter inside the block, so that the model computes what the starting model would."""
     model.disable_adapters()
     try:
         yield

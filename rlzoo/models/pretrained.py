@@ -105,7 +105,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any, set[str]]:
-    """Load model and tokenizer; also returns the names of weights that the checkpoint lacks."""
+    """Load the model and its tokenizer; also return the names of the weights that the checkpoint lacks."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -194,7 +194,7 @@ def _write_converted(weights: Path, folder: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings and progress bars of transformers and the hub inside the block."""
+    """Silence the warnings and progress bars of transformers and the hub inside the block."""
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging

@@ -74,7 +74,7 @@ class AnyVLLMSampler(Sampler):
         temperature = draws.temperature
         self._check_length(max(map(len, rows), default=0), draws.limit)
         if not 0.01 <= temperature <= 2.0:  # vLLM rejects some values and silently raises others
-            raise UserError(f"temperature={temperature}: vLLM takes 0.01 to 2; set rollout.engine=hf for others")
+            raise UserError(f"temperature={temperature}: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf")
         truncation = draws.truncation or Truncation()
         assert draws.truncation is None or truncation.top_k is not None, "RolloutConfig requires it"
         return [

@@ -59,12 +59,12 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
 
 
 def is_tensors(name: str, own: str) -> bool:
-    """Return whether a file in the folder of `write_tensors` is its own, finished or not."""
+    """Return whether a file in the folder that `write_tensors` uses was written by it, finished or not."""
     return name == own or UNFINISHED_TENSORS.fullmatch(name) is not None
 
 
 def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
-    """Remove some of the files below a folder, and then empty folders.
+    """Remove selected files below a folder, and then the folders that are empty.
 
     Args:
         folder: the folder; links in it are neither followed nor removed.
@@ -79,7 +79,7 @@ def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Gives each rule one colour, the same in the terminal, in reports and in MLflow's charts."""
+"""Gives each rule one colour, which is the same in the terminal, in reports and in MLflow's charts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ PALETTE = (
     *("#445461", "#5f7281", "#8396a5", "#93320b", "#be501e", "#de7921", "#f2be88", "#115026", "#277c43", "#3ba65e"),
     *("#8ddda8", "#9e102c", "#c82d4c", "#e65b77", "#f792a6", "#0e538b", "#2272b4", "#4299e0", "#8acaff"),
 )
-"""MLflow's colours of runs."""
+"""The colours that MLflow gives to runs."""
 
 
 def rule_colour(label: str) -> str:
     """Return the colour of a rule, ``#rrggbb``.
 
-    MLflow picks the colour of a group of runs by a checksum of the group's tag and value, and its pages offer no other way to
-    set it. The same checksum is computed here. Several rules may have the same colour.
+    MLflow derives the colour of a group of runs from a checksum of the group's tag and value, and its pages offer no other
+    way to set the colour. The same checksum is computed here. Several rules may have the same colour.
 
     Args:
-        label: the rule's name, which settings may follow after a space.
+        label: the rule's name, optionally followed by a space and settings.
     """
     first = second = 0
     for character in f"tag.{RULE_TAG}.{label.partition(' ')[0]}":

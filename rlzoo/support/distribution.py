@@ -1,4 +1,4 @@
-"""The installed distribution of rlzoo, and checks for conflicts with another project of the same import name."""
+"""The installed distribution of rlzoo, and checks for conflicts with another project that has the same import name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 DISTRIBUTION = "rlzoo-llm"
-"""Name on PyPI, where `rlzoo` is another project that installs its own package `rlzoo` into the same folder."""
+"""Name on PyPI, where `rlzoo` is another project, which installs its own package `rlzoo` into the same folder."""
 
 REPAIR = f"pip uninstall rlzoo && pip install --force-reinstall --no-deps {DISTRIBUTION}"
 

@@ -15,7 +15,7 @@ BLOCK = 256  # number of probabilities per block; a draw finds its block first, 
 
 
 def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0) -> Tensor:
-    """Return random numbers in [0, 1), float64 ``(rows, num_tokens)``, that depend only on seed, row and turn."""
+    """Return random numbers in [0, 1), float64 ``(rows, num_tokens)``, that depend only on the seed, the row and the turn."""
     turns = [turn] if turn else []
     return torch.from_numpy(np.stack([np.random.default_rng([seed, row, *turns]).random(num_tokens) for row in rows]))
 
@@ -29,7 +29,7 @@ class Truncation:
     ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge of top-p, higher ids are kept first.
 
     Example:
-        ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps tokens with at least 90 % of the probability.
+        ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps tokens with at least 90% of the probability.
     """
 
     top_p: float = 1.0  # in (0, 1]
@@ -56,9 +56,9 @@ class Truncation:
 
 
 def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Draw the token of each row at which the cumulative probabilities exceed the row's random number.
+    """Draw in each row the token at which the cumulative probability exceeds the row's random number.
 
-    The result depends only on the row's logits and number, and not on other rows or the sampling process.
+    The result depends only on the row's logits and number, and not on other rows or on the process that samples.
 
     Args:
         logits: ``(B, V)``.
@@ -82,7 +82,7 @@ def _at_once(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_blocks(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw like `_at_once`, but find the block first and then the token."""
+    """Draw as `_at_once` does, but find the block first and then the token."""
     largest = logits.amax(dim=-1, keepdim=True)
     masses = (logits - largest).exp()  # unnormalised probabilities
     blocks = torch.nn.functional.pad(masses, (0, -masses.shape[-1] % BLOCK)).view(len(masses), -1, BLOCK)
@@ -97,7 +97,7 @@ def _by_blocks(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
-    """Return where the cumulative sums ``(B, N)`` first exceed ``(B, 1)``, or where they stop growing."""
+    """Return where the cumulative sums ``(B, N)`` first exceed ``wanted``, ``(B, 1)``, or where they stop growing."""
     last = (sums < sums[:, -1:]).sum(dim=-1, keepdim=True)
     return torch.minimum(torch.searchsorted(sums, wanted, right=True), last)
 
@@ -105,7 +105,7 @@ def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
 class OwnDraws:
     """A logits processor that draws every token with `draw` and records its log-probability.
 
-    It applies the temperature and the truncation, so that log-probabilities are those of the sampling distribution.
+    It applies the temperature and the truncation, so that the log-probabilities are those of the sampling distribution.
     """
 
     def __init__(self, uniforms: Tensor, temperature: float, truncation: Truncation | None = None) -> None:

@@ -14,7 +14,7 @@ _USUAL = gc.get_threshold()  # Python's default, unless it was changed before th
 
 
 def collect_seldom() -> None:
-    """Collect after 50,000 new objects instead of hundreds, because most objects made during imports are kept."""
+    """Collect after 50,000 new objects instead of hundreds, because most objects created by imports are kept."""
     gc.set_threshold(*_WHILE_LOADING)
 
 

@@ -1,4 +1,4 @@
-"""Removes secrets from logs, files and output: passwords in URLs, tokens, and values with secret-like names."""
+"""Removes secrets from logs, files and output: passwords in URLs, tokens, and values whose names are secret-like."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _SHAPES = re.compile(
 def redact(text: str) -> str:
     """Replace everything in a text that is or looks like a secret.
 
-    This covers user and password in URLs, values of names such as ``api_key=``, tokens of known formats, and the values of
-    environment variables that have secret-like names or contain a URL with a password.
+    This covers users and passwords in URLs, values that follow names such as ``api_key=``, tokens in known formats, and the
+    values of environment variables that have secret-like names or contain a URL with a password.
 
     Example:
         >>> redact("postgresql://me:hunter2@host/db refused api_key=abc")

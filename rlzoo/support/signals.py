@@ -22,13 +22,13 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether a signal has asked the run to stop, and which one."""
+    """Records whether a signal has asked the run to stop, and which one."""
 
     signal: int | None = None
     since: float = 0.0  # from `time.monotonic`
 
     def end(self, message: str) -> NoReturn:
-        """Stop like the signal: KeyboardInterrupt after Ctrl-C, otherwise SystemExit.
+        """Stop as the signal would: with KeyboardInterrupt after Ctrl-C, otherwise with SystemExit.
 
         On ranks that received no signal, behaves as after SIGTERM.
         """

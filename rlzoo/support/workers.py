@@ -32,7 +32,7 @@ class WorkerStartError(Exception):
 
 
 class Worker:
-    """Calls one function in another process, which starts with the first call and is replaced when it has ended.
+    """Calls one function in another process, which starts with the first call and is replaced if it ends.
 
     The process has the parent's import path, ends with the parent, receives no Ctrl-C, and prints to stderr. Timeouts use the
     monotonic clock. Calls are thread-safe.

@@ -47,7 +47,7 @@ def test_unknown_key_names_the_closest(refused):
 
 
 def test_override_without_a_value(refused):
-    assert refused("train", "--set", "learner.lr") == "--set 'learner.lr': write KEY=VALUE, such as learner.lr=1e-5"
+    assert refused("train", "--set", "learner.lr") == "--set 'learner.lr': expected KEY=VALUE, such as learner.lr=1e-5"
 
 
 def test_out_of_range_width(refused):
@@ -61,7 +61,7 @@ def test_mistyped_value(refused):
 
 def test_group_of_one_with_leave_one_out(refused):
     assert refused("train", "--clip", "rloo", "--set", "rollout.group_size=1") == (
-        "rollout.group_size=1: advantage 'leave_one_out' compares the responses to one prompt and needs at least 2"
+        "rollout.group_size=1: advantage 'leave_one_out' compares the responses to one prompt and needs at least 2 of them"
     )
 
 
@@ -73,10 +73,10 @@ def test_token_mean_with_a_sequence_policy(refused):
 
 def test_kl_in_the_reward_needs_advantages_by_token(refused):
     assert refused("train", "--clip", "gspo", "--set", "reward.kl_coef=0.1") == (
-        "reward.kl_coef=0.1: makes advantages differ by token, but gspo takes one per response; use learner.kl_coef"
+        "reward.kl_coef=0.1: it gives per-token advantages, but gspo accepts one per response; use learner.kl_coef"
     )
     assert refused("train", "--clip", "grpo", "--set", "reward.kl_coef=0.1") == (
-        "reward.kl_coef=0.1: advantage 'group_norm' has no values per token (allowed: batch_norm, raw); "
+        "reward.kl_coef=0.1: advantage 'group_norm' has no per-token values (allowed: batch_norm, raw); "
         "set clip.advantage=batch_norm"
     )
 
@@ -87,7 +87,7 @@ def test_shaping_out_of_range(refused):
     assert refused("train", "--set", "reward.overlong=1").endswith("; did you mean 'overlong_buffer'?")
     one = ("--set", "rollout.group_size=1", "--set", "clip.advantage=raw")
     line = refused("train", *one, "--set", "rollout.dynamic_sampling=2")
-    assert line == "rollout.dynamic_sampling=2: needs rollout.group_size of at least 2"
+    assert line == "rollout.dynamic_sampling=2: needs a rollout.group_size of at least 2"
 
 
 def test_missing_config_file(refused):
@@ -101,7 +101,7 @@ def test_malformed_config_file(refused, tmp_path):
     file.write_text("steps: 3\nlearner: [1, 2\n")
     assert refused("train", "--config", file).startswith(f"config '{file}' is not valid YAML: line 3 ")
     file.write_text("just words")
-    assert refused("train", "--config", file) == f"config '{file}' must hold keys and values such as 'steps: 40', not str"
+    assert refused("train", "--config", file) == f"config '{file}' must contain keys and values such as 'steps: 40', not str"
 
 
 def math_run(file):
@@ -164,7 +164,7 @@ def test_no_steps(refused):
 
 def test_more_minibatches_than_responses(refused):
     line = refused("train", "--set", "learner.num_minibatches=999")
-    assert line == "learner.num_minibatches=999: more than the 256 responses of a step"
+    assert line == "learner.num_minibatches=999: more than the 256 responses in a step"
 
 
 def test_reward_that_is_not_there(refused):

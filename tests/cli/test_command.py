@@ -31,7 +31,7 @@ def test_commands_without_settings_suggest_their_own_options(refused, tmp_path):
     [
         (["--clip", "FSPO"], "did you mean 'fspo'?"),
         (["--clip", "ppo"], "did you mean 'grpo', which has PPO's clip?"),
-        (["--clip", "dapo"], "give it with --config dapo"),
+        (["--clip", "dapo"], "use --config dapo"),
         (["--clip", "gspo,fspo"], "compare several with: rlzoo sweep --clip gspo,fspo"),
         (["--set", "lr=1"], "did you mean 'learner.lr'?"),
         (["--set", "learner.learning_rate=1"], "did you mean 'learner.lr'?"),

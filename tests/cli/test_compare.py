@@ -70,4 +70,4 @@ def test_a_report_replaces_a_report_and_nothing_else(refused, runs, tmp_path):
 
 def test_a_report_with_nowhere_to_go_is_refused_before_the_work(refused, runs, tmp_path):
     for wrong in (tmp_path, tmp_path / "none" / "page.html"):
-        assert "in a folder that exists" in refused("compare", runs, "--report", wrong)
+        assert "in an existing folder" in refused("compare", runs, "--report", wrong)

@@ -244,9 +244,9 @@ def test_vllm_without_room_for_weights_and_a_response_is_refused(rlzoo, model):
     ("arguments", "start"),
     [
         (["--clip", "fspo", *settings("clip.reduction=token_mean")], "clip: "),
-        (["--clip", "fspo", *settings("reward.kl_coef=0.1")], "reward.kl_coef=0.1: makes advantages differ by token"),
+        (["--clip", "fspo", *settings("reward.kl_coef=0.1")], "reward.kl_coef=0.1: it gives per-token advantages"),
         (["--config", "reinforce-pp", *settings("clip.advantage=leave_one_out")], "reward.kl_coef=0.01: advantage"),
-        (["--clip", "dapo"], "clip='dapo' is not a policy but a config"),
+        (["--clip", "dapo"], "clip='dapo' is a config, not a policy"),
         (["--clip", "rloo", *settings("rollout.group_size=1")], "rollout.group_size=1: advantage 'leave_one_out'"),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_mistake_is_told_in_one_line(refused, tmp_path):
     line = refused("eval", "embedded", "--suite", "aritmetic")
     assert line.startswith("unknown suite 'aritmetic' (allowed: gsm8k, math500, amc23, aime24, aime25, arithmetic)")
     assert line.endswith("; did you mean 'arithmetic'?")
-    assert refused("eval", "embedded", "--suite", ",") == "--suite ',': give comma-separated suites, such as gsm8k,math500"
+    assert refused("eval", "embedded", "--suite", ",") == "--suite ',': expected comma-separated suites, such as gsm8k,math500"
     assert "no gsm8k.jsonl or gsm8k_test.jsonl in --data" in refused("eval", "embedded", "--suite", "gsm8k", "--data", tmp_path)
     assert refused("eval", "embeded", *QUICK).endswith("; did you mean 'embedded'?")
     assert refused("eval", "embedded", *QUICK, "--temperature", "0") == (

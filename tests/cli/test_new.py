@@ -24,7 +24,7 @@ OURS = f"rlzoo-llm {version('rlzoo-llm')}"
 @pytest.mark.parametrize("name", ["My-Rule", "my_rule", "1-rule", "my--rule", "my-", "my rule", "../my-rule", ""])
 def test_new_refuses_a_name_that_is_none(refused, name):
     assert refused("clips", "new", name) == (
-        f"name {name!r}: give lower-case words of letters and digits, joined by hyphens, such as 'my-rule'"
+        f"name {name!r}: expected lower-case words of letters and digits, joined by hyphens, such as 'my-rule'"
     )
 
 

@@ -85,7 +85,7 @@ def test_tables_fit_into_eighty_columns(rlzoo, run, monkeypatch, capfd):
 def test_replay_refuses_what_it_cannot_read(refused, run, tmp_path):
     assert "is neither a run directory nor a folder with rollout files" in refused("replay", tmp_path, "--clip", "fspo")
     assert "unknown clip policy 'fsop'" in refused("replay", run, "--clip", "fsop")
-    assert "give comma-separated policies" in refused("replay", run, "--clip", ",")
+    assert "expected comma-separated policies" in refused("replay", run, "--clip", ",")
 
 
 def test_the_clip_fraction_is_matched_for_either_sign(rlzoo, run):

@@ -91,7 +91,7 @@ class Weighted(ClipPolicy):
     name, paper, scope = "weighted", "none", "token"
     exempt: ClassVar = {"clipped_means_no_gradient": "a capped token keeps its gradient"}
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     cap: Annotated[float, Width()] = Field(1.3, gt=0, le=100, description="largest weight")
 
     def __call__(self, inputs):
@@ -124,7 +124,7 @@ class Shared(ClipPolicy):
 
     name, paper, scope = "shared", "none", "batch"
 
-    reduction: Reduction = Field("token_mean", description="how the objective becomes a scalar")
+    reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     factor: Annotated[float, Width()] = Field(1.5, gt=0, le=100, description="the edge, in mean distances from 1")
 
     def __call__(self, inputs):
@@ -220,7 +220,7 @@ class Soft(ClipPolicy):
     name, paper, scope = "soft", "none", "token"
     exempt: ClassVar = {"clipped_means_no_gradient": "the weight fades and is never cut"}
 
-    advantage: Advantage = Field("group_mean", description="how the rewards of a group become advantages")
+    advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
     softness: float = Field(2.0, gt=0, le=100, description="how soon the weight fades")
 
     def __call__(self, inputs):

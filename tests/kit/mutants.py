@@ -583,7 +583,7 @@ class UnknownEstimator(Token):
     """Names an estimator that does not exist."""
 
     name = "unknown-estimator"
-    advantage: Literal["grpo_norm"] = Field("grpo_norm", description="how the rewards of a group become advantages")
+    advantage: Literal["grpo_norm"] = Field("grpo_norm", description="how a group's rewards become advantages")
 
 
 @register
@@ -591,7 +591,7 @@ class UnknownReduction(Token):
     """Names a reduction that does not exist."""
 
     name = "unknown-reduction"
-    reduction: str = Field("mean", description="how the objective becomes a scalar")
+    reduction: str = Field("mean", description="how the objective is reduced to a scalar")
 
 
 @register

@@ -151,7 +151,7 @@ def test_a_rule_that_compares_a_group_draws_minibatches_by_prompts(tmp_path):
     assert config.learner.minibatch_by is None
     with pytest.raises(UserError, match=r"use learner\.minibatch_by=prompts"):
         RunConfig.compose(clip="centred-in-groups", plugins=[path], overrides=["learner.minibatch_by=responses"])
-    with pytest.raises(UserError, match="more than the 2 prompts of a step"):
+    with pytest.raises(UserError, match="more than the 2 prompts in a step"):
         RunConfig.compose(
             clip="centred-in-groups", plugins=[path], overrides=["rollout.num_prompts=2", "learner.num_minibatches=3"]
         )

@@ -59,7 +59,7 @@ def test_without_vllm_the_refusal_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("key", ["rollout.temperature", "eval.temperature"])
 def test_temperatures_that_vllm_does_not_take_are_refused_at_the_start(key):
-    assert refusal(f"{key}=2.5") == f"{key}=2.5: vLLM takes 0.01 to 2; set rollout.engine=hf for others"
+    assert refusal(f"{key}=2.5") == f"{key}=2.5: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf"
 
 
 def test_an_address_is_an_address():

@@ -71,7 +71,7 @@ def test_whatever_the_model_writes_costs_its_turn_and_no_more(message):
 
 @pytest.mark.parametrize(("question", "answer"), [("guess: ", "3"), ("guess 0-10: ", "10"), ("guess 0-10: ", "x")])
 def test_a_problem_that_is_no_game_is_refused(question, answer):
-    with pytest.raises(ValueError, match="the question must name bounds, such as 0-100, and the answer a number between them"):
+    with pytest.raises(ValueError, match="bounds, such as 0-100, and the answer must be a number between them"):
         Guess().reset(Problem(question, answer), 0)
 
 

@@ -39,8 +39,8 @@ class Stranger(ClipPolicy):
     watch: ClassVar = {"clip/fraction": "approaches a tenth"}
     exempt: ClassVar[Mapping[str, str]] = {"compiles": "an example of a reason"}
 
-    advantage: Advantage = Field("leave_one_out", description="how the rewards of a group become advantages")
-    reduction: Reduction = Field("sequence_mean", description="how the objective becomes a scalar")
+    advantage: Advantage = Field("leave_one_out", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("sequence_mean", description="how the objective is reduced to a scalar")
     width_low: Annotated[float, Width()] = Field(0.1, gt=0, le=10, description="width of the band below")
     width_high: Annotated[float, Width()] = Field(0.1, gt=0, le=10, description="width of the band above")
     ceiling: float | None = Field(None, gt=0, le=10, description="dual clip; null for none")

@@ -66,7 +66,7 @@ def test_draws_follow_the_whole_distribution(pair):
 
 @pytest.mark.parametrize("temperature", [2.5, 0.001])
 def test_a_temperature_that_vllm_does_not_take_is_refused(pair, temperature):
-    with pytest.raises(UserError, match=f"temperature={temperature}: vLLM takes 0.01 to 2"):
+    with pytest.raises(UserError, match=f"temperature={temperature}: vLLM accepts 0.01 to 2"):
         pair.sampler.sample(PROMPTS, 1, seed=0, temperature=temperature)
 
 
