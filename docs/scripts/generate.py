@@ -126,8 +126,13 @@ def watch(name: str) -> str:
 
 
 def docstring(name: str) -> str:
-    """Return a policy's docstring, as `rlzoo clips show` prints it."""
-    return f"```text\n{inspect.getdoc(load_zoo()[name])}\n```"
+    """Return a policy's docstring as Markdown: its formula, which is code, and its other sections as prose that wraps."""
+    first, *sections = re.split(r"^(\w[\w ]*):$", inspect.getdoc(load_zoo()[name]) or "", flags=re.MULTILINE)
+    parts = [f"**{first.strip()}**"]
+    for title, text in zip(sections[::2], sections[1::2], strict=True):
+        body = inspect.cleandoc(text)
+        parts.append(f"```text\n{body}\n```" if title == "Formula" else f"*{title}:* {' '.join(body.split())}")
+    return "\n\n".join(parts)
 
 
 def command_line() -> str:
