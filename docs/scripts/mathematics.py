@@ -14,8 +14,8 @@ from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 from math_core import LatexError, LatexToMathML
 
-INLINE = r"(?<![\\$\w])\$(?![\s$])([^$\n]*?[^\s$\\]|[^\s$\\])\$(?![\w$])"
-"""As on GitHub: no space within the dollars, and no letter or digit beside them."""
+INLINE = r"(?<![\\$\w])\$(?![\s$])([^$\n]*?[^\s$\\]|[^\s$\\])\$(?![\w$])([.,;:)]*)"
+"""As on GitHub: no space within the dollars, and no letter or digit beside them. Punctuation stays on the formula's line."""
 CONVERTER = LatexToMathML()
 
 
@@ -29,7 +29,8 @@ class Mathematics(Extension):
 
 class _Inline(InlineProcessor):
     def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # type: ignore[override]  # noqa: N802
-        return self.md.htmlStash.store(mathml(m[1])), m.start(0), m.end(0)
+        text = f'<span class="formula-inline">{mathml(m[1])}{m[2]}</span>'
+        return self.md.htmlStash.store(text), m.start(0), m.end(0)
 
 
 def display(source: str, *_: Any, **__: Any) -> str:
