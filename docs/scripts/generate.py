@@ -7,11 +7,13 @@ imports.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -28,6 +30,7 @@ from rlzoo.cli.clips import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
 from rlzoo.corrections import Correction
+from rlzoo.learner.learner import Learner
 from rlzoo.tasks import Task
 from rlzoo.tasks.episodes import EnvironmentTask
 from rlzoo.tasks.guess import GuessTask
@@ -35,6 +38,7 @@ from rlzoo.tasks.recurrence import RecurrenceTask
 from rlzoo.tasks.retries import RetriesTask
 from rlzoo.tasks.tools import ToolTask
 from rlzoo.testing import LAWS
+from rlzoo.training.loop import steps
 from rlzoo.types import ClipBand, ClipInputs, ClipResult
 from rlzoo.zoo import Shelf, load_zoo
 
@@ -94,6 +98,7 @@ TOPICS = {
     "Seed, steps and output": ("seed", "steps", "output"),
 }
 """Sections of the configuration reference, in the words in which a reader searches, and the keys in them."""
+LOOPS = {"steps": steps, "accumulate": Learner.accumulate}
 NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -180,6 +185,15 @@ def docstring(name: str) -> str:
         body = inspect.cleandoc(text)
         parts.append(f"```text\n{body}\n```" if title == "Formula" else f"*{title}:* {' '.join(body.split())}")
     return "\n\n".join(parts)
+
+
+def excerpt(name: str) -> str:
+    """Return the loop of a function in `LOOPS`, without the indentation of the function."""
+    source = textwrap.dedent(inspect.getsource(LOOPS[name]))
+    function = ast.parse(source)
+    loop = next(node for node in ast.walk(function) if isinstance(node, ast.For))
+    lines = source.splitlines()[loop.lineno - 1 : loop.end_lineno]
+    return "```python\n" + textwrap.dedent("\n".join(lines)) + "\n```"
 
 
 def command_line() -> str:
@@ -333,7 +347,14 @@ def trainers() -> str:
 def part(name: str) -> str:
     """Return the text of one generated part."""
     kind, _, argument = name.partition(" ")
-    makers = {"parameters": parameters, "docstring": docstring, "watch": watch, "task": task, "arguments": arguments}
+    makers = {
+        "parameters": parameters,
+        "docstring": docstring,
+        "watch": watch,
+        "task": task,
+        "arguments": arguments,
+        "excerpt": excerpt,
+    }
     if kind in makers:
         return makers[kind](argument)
     plain = {

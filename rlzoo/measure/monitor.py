@@ -147,7 +147,7 @@ class Monitor:
             tables = [ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes))]
             self.alarms.restore(alarms)
         except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"--resume: {str(folder / FILE)!r} is not what a run writes: {error}") from error
+            raise UserError(f"--resume: {str(folder / FILE)!r} is damaged: {error}") from error
         self._tables.extend(tables)
 
     def profile(self) -> LengthProfile | None:

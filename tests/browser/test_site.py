@@ -115,6 +115,8 @@ def test_formulas_have_the_font_with_mathematical_tables(page, address):
     page.goto(f"{address}policies/fspo/")
     page.locator("math[display=block]").first.wait_for()
     page.evaluate("document.fonts.ready")
-    assert page.evaluate("""[...document.fonts].some(font => font.family.includes("STIX Two Math") && font.status === "loaded")""")
+    assert page.evaluate(
+        """[...document.fonts].some(font => font.family.includes("STIX Two Math") && font.status === "loaded")"""
+    )
     brace = page.locator("math[display=block] mo", has_text="{").first.bounding_box()
     assert brace["height"] > 40  # it stretches over both cases

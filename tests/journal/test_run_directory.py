@@ -529,8 +529,8 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
         ({"num_optimizer_steps": 15}, "it has taken 16 steps, not 15"),
         ({"num_optimizer_steps": 17}, "has taken 17 optimizer steps in 16 updates"),
         ({"seconds": -1.0}, "seconds"),
-        ({"alarms": {"bad_steps": {}, "raised": ["mine"]}}, "is not what a run writes"),
-        ({"alarms": {}}, "is not what a run writes"),
+        ({"alarms": {"bad_steps": {}, "raised": ["mine"]}}, "is damaged"),
+        ({"alarms": {}}, "is damaged"),
         ({"scheduler": {}}, "the learning-rate schedule"),
         ({"scheduler": {"last_epoch": 16}}, "the learning-rate schedule"),
     ],
@@ -584,7 +584,7 @@ def test_what_the_monitor_remembers_is_checked(run, content):
     folder = run / "checkpoints" / "step-000004"
     (folder / "state" / "monitor.safetensors").write_bytes(content)
     seal(folder)
-    refuses(run, "monitor.safetensors' is not what a run writes")
+    refuses(run, "monitor.safetensors' is damaged")
 
 
 def test_the_settings_of_a_rule_that_does_not_adapt_are_checked(run):
