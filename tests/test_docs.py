@@ -48,6 +48,7 @@ def test_each_policy_has_its_page_and_changelog_line(name):
     for part in ("docstring", "parameters", "watch"):
         assert f"<!-- generated: {part} {name} -->" in page
     assert f"`{name}`" in (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"```math\n(?:(?!<!-- generated).)*<!-- generated: docstring {name} -->", page, re.DOTALL), "no formula"
     for part in ("Formula:", "Where:", "Differences from GRPO:", "Reference:"):
         assert part in policy.__doc__
 

@@ -50,6 +50,19 @@ def test_links_in_code_are_no_links_and_comments_do_not_reach_the_site():
     assert pages.rewritten(Path("docs/how-to/vllm.md"), text) == expected
 
 
+@pytest.mark.parametrize("page", links.markdown_files(), ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_every_fence_names_its_language(page):
+    fences = re.findall(r"^ *(`{3,})([^`\n]*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    opening, unnamed = None, 0
+    for ticks, language in fences:
+        if opening is None:
+            opening, unnamed = ticks, unnamed + (not language.strip())
+        elif ticks == opening and not language.strip():
+            opening = None
+    assert opening is None
+    assert unnamed == 0, "use bash, console, python, yaml or text"
+
+
 def test_every_link_and_anchor_of_the_repositorys_pages_holds():
     assert list(links.markdown_problems(links.markdown_files())) == []
 

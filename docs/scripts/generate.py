@@ -7,13 +7,16 @@ imports.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from html import escape
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from rlzoo.cli.clips import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
 from rlzoo.corrections import Correction
+from rlzoo.learner.learner import Learner
 from rlzoo.tasks import Task
 from rlzoo.tasks.episodes import EnvironmentTask
 from rlzoo.tasks.guess import GuessTask
@@ -34,6 +38,7 @@ from rlzoo.tasks.recurrence import RecurrenceTask
 from rlzoo.tasks.retries import RetriesTask
 from rlzoo.tasks.tools import ToolTask
 from rlzoo.testing import LAWS
+from rlzoo.training.loop import steps
 from rlzoo.types import ClipBand, ClipInputs, ClipResult
 from rlzoo.zoo import Shelf, load_zoo
 
@@ -47,6 +52,53 @@ TASKS: dict[str, type[Task]] = {
     "retries": RetriesTask,
     "tools": ToolTask,
 }
+TOPICS = {
+    "Learning rate and optimizer": (
+        "learner.lr",
+        "learner.schedule",
+        "learner.warmup_updates",
+        "learner.weight_decay",
+        "learner.betas",
+        "learner.optimizer",
+    ),
+    "Batch size and group size": (
+        "rollout.num_prompts",
+        "rollout.group_size",
+        "learner.num_minibatches",
+        "learner.minibatch_by",
+        "learner.num_epochs",
+        "learner.max_tokens_per_micro_batch",
+        "rollout.batch_size",
+        "rollout.dynamic_sampling",
+    ),
+    "Gradient clipping and skipped updates": ("learner.max_grad_norm", "learner.max_nonfinite", "learner.rollback_above"),
+    "KL penalty": ("learner.kl_*", "reward.kl_coef"),
+    "Entropy bonus": ("learner.entropy_coef",),
+    "Temperature and response length": (
+        "rollout.temperature",
+        "rollout.max_new_tokens",
+        "rollout.max_turn*",
+        "rollout.max_obs*",
+    ),
+    "Reward": ("reward.overlong_*", "reward.max_failed"),
+    "Sampler and vLLM": ("rollout.engine", "rollout.max_staleness", "correction", "rollout.vllm.*"),
+    "Clip policy, task and plugins": ("clip", "task", "plugins"),
+    "Model": ("model.*",),
+    "LoRA": ("learner.lora.*",),
+    "Precision and memory": (
+        "learner.autocast",
+        "learner.master_weights",
+        "learner.gradient_checkpointing",
+        "learner.packing",
+    ),
+    "Evaluation": ("eval.*",),
+    "Checkpoints": ("checkpoint.*",),
+    "Tracking with MLflow": ("tracking.*",),
+    "Processes, DeepSpeed and offload": ("launch.*",),
+    "Seed, steps and output": ("seed", "steps", "output"),
+}
+"""Sections of the configuration reference, in the words in which a reader searches, and the keys in them."""
+LOOPS = {"steps": steps, "accumulate": Learner.accumulate}
 NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -126,8 +178,22 @@ def watch(name: str) -> str:
 
 
 def docstring(name: str) -> str:
-    """Return a policy's docstring, as `rlzoo clips show` prints it."""
-    return f"```text\n{inspect.getdoc(load_zoo()[name])}\n```"
+    """Return a policy's docstring as Markdown: its formula, which is code, and its other sections as prose that wraps."""
+    first, *sections = re.split(r"^(\w[\w ]*):$", inspect.getdoc(load_zoo()[name]) or "", flags=re.MULTILINE)
+    parts = [f"**{first.strip()}**"]
+    for title, text in zip(sections[::2], sections[1::2], strict=True):
+        body = inspect.cleandoc(text)
+        parts.append(f"```text\n{body}\n```" if title == "Formula" else f"*{title}:* {' '.join(body.split())}")
+    return "\n\n".join(parts)
+
+
+def excerpt(name: str) -> str:
+    """Return the loop of a function in `LOOPS`, without the indentation of the function."""
+    source = textwrap.dedent(inspect.getsource(LOOPS[name]))
+    function = ast.parse(source)
+    loop = next(node for node in ast.walk(function) if isinstance(node, ast.For))
+    lines = source.splitlines()[loop.lineno - 1 : loop.end_lineno]
+    return "```python\n" + textwrap.dedent("\n".join(lines)) + "\n```"
 
 
 def command_line() -> str:
@@ -138,18 +204,33 @@ def command_line() -> str:
 
 
 def configuration() -> str:
-    """Return every key of a run's configuration, except those of the policy and the task."""
-    return "\n".join(["| key | default | meaning |", "|---|---|---|", *_keys(RunConfig, "")])
+    """Return every key of a run's configuration, except those of the policy and the task, in one section for each topic.
+
+    Raises:
+        ValueError: a key belongs to no topic or to several.
+    """
+    rows = dict(_keys(RunConfig, ""))
+    sections, left = [], dict(rows)
+    for title, patterns in TOPICS.items():
+        keys = [key for key in rows if any(fnmatchcase(key, pattern) for pattern in patterns)]
+        if not keys or not left.keys() >= set(keys):
+            raise ValueError(f"TOPICS[{title!r}] has no key, or a key of another topic: {keys}")
+        table = ["| key | default | meaning |", "|---|---|---|", *(left.pop(key) for key in keys)]
+        sections.append("\n".join([f"### {title}\n", *table]))
+    if left:
+        raise ValueError(f"no topic has {', '.join(left)}: add them to TOPICS")
+    return "\n\n".join(sections)
 
 
-def _keys(section: type[BaseModel], prefix: str) -> list[str]:
+def _keys(section: type[BaseModel], prefix: str) -> list[tuple[str, str]]:
     rows = []
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel) and f"{prefix}{name}" not in ("clip", "task"):
             rows += _keys(inner, f"{prefix}{name}.")
         else:
-            rows.append(f"| `{prefix}{name}` | {_shown(field.default)} | {escape(field.description or '', quote=False)} |")
+            meaning = escape(field.description or "", quote=False)
+            rows.append((f"{prefix}{name}", f"| `{prefix}{name}` | {_shown(field.default)} | {meaning} |"))
     return rows
 
 
@@ -266,7 +347,14 @@ def trainers() -> str:
 def part(name: str) -> str:
     """Return the text of one generated part."""
     kind, _, argument = name.partition(" ")
-    makers = {"parameters": parameters, "docstring": docstring, "watch": watch, "task": task, "arguments": arguments}
+    makers = {
+        "parameters": parameters,
+        "docstring": docstring,
+        "watch": watch,
+        "task": task,
+        "arguments": arguments,
+        "excerpt": excerpt,
+    }
     if kind in makers:
         return makers[kind](argument)
     plain = {

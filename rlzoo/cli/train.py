@@ -124,7 +124,7 @@ def run_to_resume(output: Path | None) -> tuple[Path]:
     if output is None:
         raise UserError("--resume needs --output with the directory of the run")
     if not (output / "config.yaml").is_file():
-        raise UserError(f"--resume: {str(output)!r} holds no run: it has no config.yaml")
+        raise UserError(f"--resume: {str(output)!r} is not a run directory: it has no config.yaml")
     return (output / "config.yaml",)
 
 

@@ -1,1 +1,1 @@
-"""What a run writes: its directory, checkpoints, recorded rollouts and MLflow."""
+"""Persists a run: the run directory, checkpoints, recorded rollouts and the upload to MLflow."""

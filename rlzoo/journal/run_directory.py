@@ -182,7 +182,7 @@ class RunDirectory:
             UserError: there is no run, another process has the lock, or a name of the run's files is taken by another kind.
         """
         if not (path / "config.yaml").is_file():
-            raise UserError(f"--resume: {str(path)!r} holds no run: it has no config.yaml")
+            raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")
         _check_kinds(path)
         directory = cls(path, is_writer)
         try:

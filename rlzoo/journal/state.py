@@ -104,7 +104,7 @@ def newest_state(run: Path) -> Path | None:
         UserError: there is no run, its checkpoints are missing or all damaged, or the newest belongs to another run.
     """
     if not (run / "config.yaml").is_file():
-        raise UserError(f"--resume: {str(run)!r} holds no run: it has no config.yaml")
+        raise UserError(f"--resume: {str(run)!r} is not a run directory: it has no config.yaml")
     damaged, own = "", identity(run)
     found = [(step, folder) for step, folder in numbered(run) if (folder / "state" / FILE).exists()]
     for step, folder in reversed(found):

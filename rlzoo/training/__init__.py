@@ -1,1 +1,1 @@
-"""Training: the loop, what follows a step, stopping and resuming."""
+"""Trains a model: the training loop, evaluation, logging and checkpoints after a step, stopping and resuming."""

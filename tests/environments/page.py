@@ -31,7 +31,7 @@ def write_file(title, folder):
 
 def train(title, folder, model, changed=()):
     """Run a section's command in a folder, with another model; returns the run directory and the metrics of both its steps."""
-    (command,) = re.findall(r"```\n(rlzoo train .*?)```", section(title), re.DOTALL)
+    (command,) = re.findall(r"```bash\n(rlzoo train .*?)```", section(title), re.DOTALL)
     for before, after in [("model.path=smollm2", f"model.path={model}"), *changed]:
         assert before in command
         command = command.replace(before, after)

@@ -65,7 +65,7 @@ def test_going_on_from_a_checkpoint_gives_the_uninterrupted_run(name, tmp_path):
 
 
 def test_without_a_run_there_is_nothing_to_go_on_with(tmp_path):
-    with pytest.raises(UserError, match=r"--resume: .* holds no run: it has no config.yaml"):
+    with pytest.raises(UserError, match=r"--resume: .* is not a run directory: it has no config.yaml"):
         rlzoo.train(config("fspo", tmp_path), resume=True)
 
 
