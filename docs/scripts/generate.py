@@ -76,6 +76,7 @@ TOPICS = {
     "Entropy bonus": ("learner.entropy_coef",),
     "Temperature and response length": (
         "rollout.temperature",
+        "rollout.top_*",
         "rollout.max_new_tokens",
         "rollout.max_turn*",
         "rollout.max_obs*",
@@ -94,7 +95,7 @@ TOPICS = {
     "Evaluation": ("eval.*",),
     "Checkpoints": ("checkpoint.*",),
     "Tracking with MLflow": ("tracking.*",),
-    "Processes, DeepSpeed and offload": ("launch.*",),
+    "Processes, DeepSpeed, FSDP2 and offload": ("launch.*",),
     "Seed, steps and output": ("seed", "steps", "output"),
 }
 """Sections of the configuration reference, in the words in which a reader searches, and the keys in them."""
