@@ -52,7 +52,7 @@ def parse_devices(text: str) -> Devices:
     sheet = next((sheet for sheet in DATA_SHEETS if sheet.lower() == (name or "").lower()), None)
     if match is None or (name and sheet is None):
         hint = did_you_mean(name, DATA_SHEETS) if name else ""
-        allowed = f"expected a value such as 8xH100, 2x24GB or 2x24GB@165 (TFLOP/s); names:  {', '.join(DATA_SHEETS)}"
+        allowed = f"expected a value such as 8xH100, 2x24GB or 2x24GB@165 (TFLOP/s); names: {', '.join(DATA_SHEETS)}"
         raise UserError(f"--devices {text!r}: {allowed}{hint}")
     count = int(match["count"])
     if sheet is None:

@@ -94,7 +94,7 @@ def check_disk(plan: Plan) -> None:
         need = {name: shown(size) for name, size in {**plan.disk, "all": sum(plan.disk.values())}.items()}
         raise UserError(
             f"output directory {str(folder)!r}: {need['all']} are needed (checkpoints {need['checkpoints']}, "
-            f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}), but only {shown(free)} are free;  "
+            f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}), but only {shown(free)} are free; "
             "choose another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
         )
 
