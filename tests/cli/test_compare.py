@@ -60,7 +60,7 @@ def test_a_report_replaces_a_report_and_nothing_else(refused, runs, tmp_path):
     mine = tmp_path / "thesis.html"
     mine.write_text("<!doctype html><html><head><title>mine</title></head></html>")
     for command in (("compare", runs), ("replay", runs / "fspo-0", "--clip", "rloo")):
-        assert "is not a report of rlzoo" in refused(*command, "--report", mine)
+        assert "is not an rlzoo report" in refused(*command, "--report", mine)
     assert "mine" in mine.read_text()
     page = tmp_path / "page.html"
     for _ in range(2):
