@@ -13,6 +13,7 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 from math_core import LatexError, LatexToMathML
+from pymdownx.superfences import SuperFencesException
 
 INLINE = r"(?<![\\$\w])\$(?![\s$])([^$\n]*?[^\s$\\]|[^\s$\\])\$(?![\w$])([.,;:)]*)"
 """As on GitHub: no space within the dollars, and no letter or digit beside them. Punctuation stays on the formula's line."""
@@ -42,12 +43,12 @@ def mathml(latex: str, *, display: bool = False) -> str:
     """Convert LaTeX to MathML.
 
     Raises:
-        ValueError: the LaTeX cannot be converted.
+        SuperFencesException: the LaTeX cannot be converted. After any other exception, a fence would silently remain code.
     """
     try:
         return CONVERTER.convert_with_local_state(latex, displaystyle=display)
     except LatexError as error:
-        raise ValueError(f"cannot convert the formula {latex!r}: {error}") from error
+        raise SuperFencesException(f"cannot convert the formula {latex!r}: {error}") from error
 
 
 def makeExtension(**settings: Any) -> Mathematics:  # noqa: N802
