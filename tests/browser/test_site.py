@@ -22,7 +22,7 @@ SEARCHES = {
     "KL": "reference/configuration/#kl-penalty",
     "entropy": "reference/configuration/#entropy-bonus",
     "lora": "reference/configuration/#lora",
-    "deepspeed": "reference/configuration/#processes-deepspeed-and-offload",
+    "deepspeed": "reference/configuration/#processes-deepspeed-fsdp2-and-offload",
     "clip fraction": "reference/metrics/#clip-fraction",
     "LRE": "explanation/length-fairness/#what-lre-is",
     "resume": "how-to/stop-and-resume/#resume",
