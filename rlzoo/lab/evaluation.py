@@ -38,7 +38,7 @@ from rlzoo.types import Problem
 
 logger = logging.getLogger("rlzoo")
 
-UNUSED = {"num_prompts": True, "dynamic_sampling": True, "max_staleness": True, "vllm": {"in_flight": True}}
+UNUSED: dict[str, Any] = {"num_prompts": True, "dynamic_sampling": True, "max_staleness": True, "vllm": {"in_flight": True}}
 """Rollout settings that only training uses."""
 
 Told = Callable[[str, int, int, dict[str, float]], None]
