@@ -29,7 +29,7 @@ KEPT = ("kept_ids", "kept_sizes")  # int32
 OPTIONAL = ("rewards", "advantages", "turn_ids", "finished", "policy_versions", *PER_TOKEN, *KEPT)
 INTEGERS = ("token_ids", "sequence_lengths", "group_ids", "turn_ids", "policy_versions")
 FLAGS = ("response_mask", "finished")
-FACTS = ("step", "temperature", "max_length", "num_steps", "seed", "rule", "model", "writer")
+FACTS = ("step", "learner_version", "temperature", "max_length", "num_steps", "seed", "rule", "model", "writer")
 MOST_BYTES = 2**40  # maximum size of a file in bytes
 MOST_CELLS = 2**27  # maximum size of the padded tensors: number of responses times the longest length
 LARGEST_STEP = 10**9
@@ -76,7 +76,7 @@ class RecordedStep:
     advantages: Tensor | None = None  # (R,) float32, or (M,) if they differ between tokens
     turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; if None, every gap in the mask starts a turn
     finished: Tensor | None = None  # (R,) bool; False if cut off at a limit
-    policy_versions: Tensor | None = None  # (R,) int64: optimizer-step count of the weights that sampled the response
+    policy_versions: Tensor | None = None  # (R,) int64, or (M,): optimizer-step count of the weights that sampled it
     rollout_log_probs: Tensor | None = None  # (M,) float32, in nats, as reported by the sampler
     old_log_probs: Tensor | None = None  # (M,) under the trainer's model before the first update on the batch
     ref_log_probs: Tensor | None = None  # (M,) under the reference model
@@ -84,6 +84,7 @@ class RecordedStep:
     kept_ids: Tensor | None = None  # (K,) int32: the sets of tokens from which top-k and top-p drew, token by token
     kept_sizes: Tensor | None = None  # (M,) int32: size of each token's set; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
+    learner_version: int | None = None  # optimizer-step count before the first update; less policy_versions: staleness
     temperature: float = 1.0  # the logits behind all log-probs are divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed
@@ -156,7 +157,7 @@ class RecordedStep:
         chosen = present if response_mask is None else response_mask.bool().cpu() & present
         before = prompt_mask.bool().cpu()
         both = torch.cat([before, present], 1)
-        for name in (*PER_TOKEN, "turn_ids", "advantages"):
+        for name in (*PER_TOKEN, "turn_ids", "advantages", "policy_versions"):
             value = values.get(name)
             if value is not None and value.ndim == 2:
                 values[name] = (
@@ -322,7 +323,7 @@ def _check(step: RecordedStep) -> None:
     num_chosen = int(step.response_mask.sum())
     widest = int((sizes - step.prompt_lengths).max())
     _require(number * widest <= MOST_CELLS, f"{number} responses of up to {widest} tokens are too many for one step")
-    for name in ("group_ids", "rewards", "finished", "policy_versions"):
+    for name in ("group_ids", "rewards", "finished"):
         value = getattr(step, name)
         _require(
             value is None or len(value) == number,
@@ -346,6 +347,10 @@ def _check(step: RecordedStep) -> None:
     if step.advantages is not None:
         found = len(step.advantages)
         what = f"advantages has {found} values for {number} responses with {num_chosen} tokens that the model chose"
+        _require(found in (number, num_chosen), what)
+    if step.policy_versions is not None:
+        found = len(step.policy_versions)
+        what = f"policy_versions has {found} values for {number} responses with {num_chosen} tokens that the model chose"
         _require(found in (number, num_chosen), what)
     for index, update in enumerate(step.updates):
         _check_update(step, index, update)
@@ -386,6 +391,7 @@ def _check_log_probs(name: str, values: Tensor) -> None:
 def _check_facts(step: RecordedStep) -> None:
     for name, least, most in (
         ("step", 0, LARGEST_STEP),
+        ("learner_version", 0, 2**63),
         ("max_length", 1, 2**40),
         ("num_steps", 1, LARGEST_STEP),
         ("seed", 0, 2**63),

@@ -112,13 +112,14 @@ class Rollout:
     rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 if the model did not choose it
     text: str
     finished: bool  # False if cut off at a limit
-    policy_version: int  # optimizer-step count of the weights that sampled it
+    policy_version: int  # optimizer-step count of the weights that sampled it, or its first token
     reward: float = 0.0
     turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
     opening: str = ""  # in an episode, the environment's first message
     failure: str = ""  # in an episode whose environment failed, the reason
     numbers: Mapping[str, float] = field(default_factory=dict)  # metrics from an episode's environment
     kept: KeptSets | None = None  # one set per response token; None if responses were sampled from the whole vocabulary
+    token_versions: tuple[int, ...] = ()  # policy_version of each response token; empty if they are all the same
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -132,6 +133,12 @@ class Rollout:
         for turn in self.turns:
             lines += [f"model: {turn.text}", *([f"environment: {turn.observation}"] if turn.observation else [])]
         return "\n".join(lines) if self.turns else self.text
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Optimizer steps of the weights that sampled each token that the model chose."""
+        every = self.token_versions or (self.policy_version,) * len(self.response_ids)
+        return tuple(version for start, end in self.spans for version in every[start:end])
 
     @property
     def length(self) -> int:
@@ -150,6 +157,14 @@ class RolloutGroup:
     def is_mixed(self) -> bool:
         """Whether the rewards differ; if not, comparing the responses gives no signal."""
         return len({rollout.reward for rollout in self.rollouts}) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedBatch:
+    """A batch that was sampled ahead, as a checkpoint stores it."""
+
+    first: int  # number of training problems before its own
+    rollouts: list[Rollout] | None  # of all processes, without rewards; None: not sampled yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,18 @@ def _build_task(value: object, info: ValidationInfo) -> Task:
 def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
     if isinstance(value, Correction):
         return value
+    if value in ("auto", {"name": "auto"}):
+        value = _usual_correction(info.data.get("clip"), info.data.get("rollout"))
     if value in (None, "none", {"name": "none"}):
         return None
     return load_zoo(info.data.get("plugins", ())).corrections.build("correction", value)
+
+
+def _usual_correction(clip: ClipPolicy | None, rollout: RolloutConfig | None) -> dict[str, Any] | None:
+    """Return the settings of the correction for ``correction=auto``: none unless responses are several steps old."""
+    if clip is None or rollout is None or rollout.max_staleness < 2 or clip.ratio_to_sampler:
+        return None
+    return {"name": "tis", "pool": "token" if clip.scope == "token" else "sum"}
 
 
 def _dump_named(model: ClipPolicy | Task | Correction) -> dict[str, Any]:
@@ -117,7 +126,10 @@ class RunConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
     reward: RewardConfig = Field(default_factory=RewardConfig, description="how responses are rewarded")
     correction: Annotated[Correction | None, BeforeValidator(_build_correction), PlainSerializer(_dump_correction)] = Field(
-        None, description="the correction for differences between sampler and trainer: its name, or name and settings"
+        "auto",
+        validate_default=True,
+        description="the correction for differences between sampler and trainer: its name, or name and settings; none: no "
+        "correction; auto: tis with rollout.max_staleness above 1, otherwise none",
     )
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
@@ -167,6 +179,21 @@ class RunConfig(Section):
                 raise UserError(
                     f"{name}.temperature={temperature}: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _updates_in_flight_where_that_is_possible(self) -> Self:
+        rollout = self.rollout
+        if rollout.vllm.in_flight and (rollout.engine != "vllm" or rollout.vllm.server is None or rollout.max_staleness < 2):
+            raise UserError(
+                "rollout.vllm.in_flight=true: needs rollout.engine=vllm, a rollout.vllm.server and rollout.max_staleness of at "
+                "least 2"
+            )
+        if rollout.vllm.in_flight and self.task.host is not None:
+            raise UserError(
+                f"rollout.vllm.in_flight=true: task {self.task.name!r} has several turns, which are played one batch after the "
+                "other; use rollout.vllm.in_flight=false"
+            )
         return self
 
     @model_validator(mode="after")

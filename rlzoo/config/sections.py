@@ -54,6 +54,11 @@ class VLLMConfig(Section):
     )
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="in process: share of a GPU's memory for vLLM")
     sleep: bool = Field(True, description="in process on a GPU: free vLLM's memory while the learner works")
+    in_flight: bool = Field(
+        False,
+        description="on a server, with rollout.max_staleness above 1: sample all batches of the queue at once, and update the "
+        "weights while they are sampled, so that one response may come from several versions of the weights",
+    )
     enforce_eager: bool = Field(False, description="disable CUDA graphs: vLLM starts sooner and samples more slowly")
 
 
@@ -102,7 +107,11 @@ class RolloutConfig(Section):
         0, ge=0, le=1000, description="maximum number of extra rounds to replace groups with equal rewards"
     )
     max_staleness: int = Field(
-        0, ge=0, le=1, description="1: sample the next batch while the learner works on this one; 0: do not"
+        0,
+        ge=0,
+        le=1000,
+        description="number of batches that are sampled ahead while the learner works: the batch of a step is sampled with "
+        "the weights from this many steps before; 0: none",
     )
     vllm: VLLMConfig = Field(default_factory=VLLMConfig, description="how vLLM is run")
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlzoo import ops
 from rlzoo.config.run_config import RunConfig
@@ -15,11 +16,11 @@ from rlzoo.learner.learner import Update
 from rlzoo.recording import RecordedStep, UpdateLogProbs
 from rlzoo.support.distribution import version
 from rlzoo.support.redaction import redact_settings
-from rlzoo.types import RolloutGroup
+from rlzoo.types import Rollout, RolloutGroup
 
 
 def recorded_step(
-    config: RunConfig, batch: ScoredBatch, groups: Sequence[RolloutGroup], updates: Sequence[Update]
+    config: RunConfig, batch: ScoredBatch, groups: Sequence[RolloutGroup], updates: Sequence[Update], learner_version: int
 ) -> RecordedStep:
     """Build the contents of a rollout file.
 
@@ -43,11 +44,12 @@ def recorded_step(
         advantages=advantages[:, 0] if advantages.shape[-1] == 1 else advantages[mask],
         turn_ids=batch.turn_ids[mask],
         finished=batch.finished,
-        policy_versions=torch.tensor([rollout.policy_version for group in groups for rollout in group.rollouts]),
+        policy_versions=policy_versions([rollout for group in groups for rollout in group.rollouts]),
         rollout_log_probs=batch.rollout_log_probs[mask],
         **({} if batch.kept is None else {"kept_ids": batch.kept.ids, "kept_sizes": batch.kept.sizes.int()}),
         **{name: values[mask] for name, values in scores.items() if values is not None},
         updates=tuple(UpdateLogProbs(update.rows, update.log_probs[mask[update.rows]]) for update in updates),
+        learner_version=learner_version,
         temperature=config.rollout.temperature,
         max_length=config.rollout.max_new_tokens,
         num_steps=config.steps,
@@ -56,6 +58,13 @@ def recorded_step(
         model=config.model.path,
         writer=f"rlzoo {version()}",
     )
+
+
+def policy_versions(rollouts: Sequence[Rollout]) -> Tensor:
+    """Return the version of the weights that sampled each response, or each token if one response has several."""
+    if any(rollout.token_versions for rollout in rollouts):
+        return torch.tensor([version for rollout in rollouts for version in rollout.versions])
+    return torch.tensor([rollout.policy_version for rollout in rollouts])
 
 
 def transcripts(groups: Sequence[RolloutGroup], batch: ScoredBatch, updates: Sequence[Update]) -> Iterator[dict[str, Any]]:
@@ -79,6 +88,7 @@ def transcripts(groups: Sequence[RolloutGroup], batch: ScoredBatch, updates: Seq
                 "clipped": clipped[row],
                 "finished": rollout.finished,
                 "policy_version": rollout.policy_version,
+                **({"policy_version_last": rollout.token_versions[-1]} if rollout.token_versions else {}),
                 **({"opening": rollout.opening, "turns": [asdict(turn) for turn in rollout.turns]} if rollout.turns else {}),
                 **({"failure": rollout.failure} if rollout.failure else {}),
             }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from rlzoo.errors import UserError, first_mistake
 from rlzoo.journal.manifest import damage
 from rlzoo.support.parsing import parse_json
-from rlzoo.types import Rollout
+from rlzoo.types import QueuedBatch, Rollout
 
 FILE = "state.json"
 IDENTITY = "run.json"
@@ -31,12 +31,13 @@ class RunState:
     next_problem: NonNegativeInt  # training problems sampled so far
     num_nonfinite: NonNegativeInt  # latest updates in a row without a finite gradient
     scheduler: dict[str, Any]
-    ahead: list[Rollout] | None  # responses that were sampled ahead for the next step
     alarms: dict[str, Any]
     data: str  # hash of the training problems
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # training time so far
     run: str  # ID of the run
     periodic: bool = True  # False: saved because the run was stopped, or at its end
+    queue: list[QueuedBatch] = field(default_factory=list)  # batches that were sampled ahead for the next steps
+    ahead: list[Rollout] | None = None  # the responses of the next step, in checkpoints of earlier versions
 
     def write(self, folder: Path) -> None:
         """Write the state to a folder of a checkpoint."""
@@ -55,16 +56,20 @@ class RunState:
         except (OSError, ValidationError) as error:
             what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
             raise UserError(f"{str(folder / FILE)!r} is not a valid run state: {what}") from error
-        for rollout in state.ahead or ():
+        for rollout in (
+            rollout for rollouts in (state.ahead, *(batch.rollouts for batch in state.queue)) for rollout in rollouts or ()
+        ):
             is_matched = len(rollout.response_ids) == len(rollout.rollout_log_probs) > -bool(rollout.failure)
             if rollout.kept is not None:
                 is_matched &= rollout.kept.is_consistent and rollout.kept.num_tokens == len(rollout.response_ids)
             is_matched &= (
                 all(0 <= start < end <= len(rollout.response_ids) for start, end in rollout.spans) or not rollout.turns
             )
-            is_positive = min(*rollout.prompt_ids, *rollout.response_ids, rollout.policy_version, 0) == 0
-            if not is_matched or not is_positive or rollout.policy_version > state.num_optimizer_steps:
-                raise UserError(f"{str(folder / FILE)!r} is not a valid run state: inconsistent response in 'ahead'")
+            is_matched &= not rollout.token_versions or len(rollout.token_versions) == len(rollout.response_ids)
+            versions = (rollout.policy_version, *rollout.token_versions)
+            is_positive = min(*rollout.prompt_ids, *rollout.response_ids, *versions, 0) == 0
+            if not is_matched or not is_positive or max(versions) > state.num_optimizer_steps:
+                raise UserError(f"{str(folder / FILE)!r} is not a valid run state: inconsistent response in 'queue'")
         return state
 
 

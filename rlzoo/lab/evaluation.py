@@ -38,7 +38,8 @@ from rlzoo.types import Problem
 
 logger = logging.getLogger("rlzoo")
 
-UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}  # rollout settings that only training uses
+UNUSED: dict[str, Any] = {"num_prompts": True, "dynamic_sampling": True, "max_staleness": True, "vllm": {"in_flight": True}}
+"""Rollout settings that only training uses."""
 
 Told = Callable[[str, int, int, dict[str, float]], None]
 """Called with the suite, the number of problems answered, the total number of problems, and the means so far."""

@@ -71,6 +71,15 @@ ALARMS = (
         "drift is no longer negligible: log-ratios of long responses are centred {value:+.2f} standard deviations from 0, "
         "more than 0.5 for {patience} steps; lower learner.lr, or centre the band if the policy has a drift setting",
     ),
+    Alarm(
+        "mismatch",
+        "mismatch/log_ratio_abs_mean",
+        lambda value: value > 0.1,
+        3,
+        "sampler and trainer have drifted apart: their log-probs differ by {value:.2f} nats per token, more than 0.1 for "
+        "{patience} steps; lower rollout.max_staleness or learner.lr; with rollout.max_staleness=0, compare "
+        "model.dtype and rollout.vllm.dtype",
+    ),
 )
 
 

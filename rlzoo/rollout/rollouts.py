@@ -1,11 +1,12 @@
-"""Samples and grades groups of rollouts, divided among processes and optionally one batch ahead."""
+"""Samples and grades groups of rollouts, divided among processes, with a queue of batches that are sampled ahead."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,15 @@ from rlzoo.support.draws import Truncation
 from rlzoo.support.seeds import EVALUATION, ROLLOUT, step_seed
 from rlzoo.tasks import Task
 from rlzoo.tasks.grading import checked_reward
-from rlzoo.types import Problem, Rollout, RolloutGroup
+from rlzoo.types import Problem, QueuedBatch, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 logger = logging.getLogger("rlzoo")
+
+Weights = Callable[[], Iterable[tuple[str, Tensor]]]
+"""Returns the current weights, unsharded; all processes call it together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Sampled:
     num_rounds: int  # rounds of sampling
     num_dropped: int  # groups with equal rewards that were dropped
     failed: float = 0.0  # share of all sampled responses whose grading failed
+    learner_version: int = 0  # optimizer steps of the weights that learn from them, before the first update
 
 
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
@@ -63,14 +68,28 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A round of sampling that runs in the background."""
+    """A batch of the queue, which the background thread samples."""
 
+    step: int  # that learns from it
+    first: int  # number of training problems before its own
     problems: list[Problem]  # those of all processes
-    rollouts: Future[list[Rollout]]  # those of this process
+    rollouts: Future[list[Rollout]] | None = None  # those of this process; None: not begun
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its rollouts are there; waits for sampling that has begun."""
+        if self.rollouts is None:
+            return False
+        wait([self.rollouts])
+        return not self.rollouts.cancelled() and self.rollouts.exception() is None
 
 
 class Rollouts:
-    """Samples and grades the batches of a run; every process gets the same results."""
+    """Samples and grades the batches of a run; every process gets the same results.
+
+    With ``rollout.max_staleness`` = k > 0, step s leaves the batches of the next k steps in a queue. One background thread
+    samples them in order. The batch of step s is sampled with the weights at the beginning of step max(1, s - k).
+    """
 
     def __init__(self, config: RunConfig, task: Task, sampler: Sampler, accelerator: Accelerator) -> None:
         self.config = config
@@ -82,69 +101,113 @@ class Rollouts:
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.next_problem = 0  # number of training problems sampled so far, including dropped ones
         self._failed: list[float] = []  # share of responses whose grading failed, for each round of a step
-        self._ahead: Ahead | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
+        self._queue: deque[Ahead] = deque()
+        self._loaded = -1  # optimizer steps of the sampler's weights; -1: unknown
+        self._has_failed = False  # whether a batch of the queue failed, so that those behind it are not sampled
+        num_threads = config.rollout.max_staleness if sampler.in_flight else 1
+        self._thread = ThreadPoolExecutor(num_threads, thread_name_prefix="sampler")
 
-    def take(self, step: int, version: int) -> Sampled:
+    def take(self, step: int, newest: Callable[[], int]) -> Sampled:
         """Return the batch of one step: ``num_prompts`` groups of ``group_size`` rollouts.
 
         Args:
             step: number of the step, starting at 1.
-            version: number of optimizer steps behind the sampler's weights.
+            newest: gives the sampler the newest weights, and returns the number of optimizer steps behind them. It is called
+                before sampling that the queue has not done: without a queue, and for the extra rounds of dynamic sampling.
         """
         settings, self._failed = self.config.rollout, []
-        sampled = collect(lambda turn: self._round(step, turn, version), settings.num_prompts, settings.dynamic_sampling)
+        sampled = collect(lambda turn: self._round(step, turn, newest), settings.num_prompts, settings.dynamic_sampling)
         return replace(sampled, failed=fmean(self._failed))
 
-    def look_ahead(self, step: int, version: int) -> None:
-        """Start sampling a later step's batch in the background."""
-        problems = self._next_problems()
-        self._ahead = Ahead(problems, self._thread.submit(self._train_rollouts, problems, step, 0, version))
+    def look_ahead(self, step: int, version: int, weights: Weights) -> None:
+        """Fill the queue with the batches of the steps after this one, and start sampling them in the background.
+
+        Args:
+            step: number of the current step, whose batch has been taken.
+            version: number of optimizer steps behind the current weights.
+            weights: returns the current weights. They are copied to CPU memory if older batches are still being sampled.
+        """
+        settings = self.config.rollout
+        while len(self._queue) < min(settings.max_staleness, self.config.steps - step):
+            first, problems = self._next_problems()
+            self._queue.append(Ahead(step + len(self._queue) + 1, first, problems))
+        waiting = [place for place, batch in enumerate(self._queue) if batch.rollouts is None]
+        if not waiting:
+            return
+        copied: dict[str, Tensor] | None = None
+        if len(waiting) == len(self._queue) or self.sampler.in_flight:
+            self.update_weights(version, weights)
+        elif self.sampler.needs_weights:
+            copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights()}
+        for place in waiting:
+            batch = self._queue[place]
+            self._queue[place] = replace(batch, rollouts=self._thread.submit(self._sample_ahead, batch, version, copied))
+
+    def update_weights(self, version: int, weights: Weights) -> None:
+        """Give the sampler these weights if it has others; waits for background sampling, unless it updates in flight."""
+        if not self.sampler.in_flight:
+            self.settle()
+        if self.sampler.needs_weights and version != self._loaded:
+            self._load(version, weights())
 
     def settle(self) -> None:
-        """Wait for background sampling to end, so that the sampler's weights can be changed."""
-        if self._ahead is not None:
-            self._ahead.rollouts.result()
+        """Wait for background sampling to end. A failure is raised by `take`, when its batch is needed."""
+        wait([batch.rollouts for batch in self._queue if batch.rollouts is not None])
 
     def forget_ahead(self) -> None:
-        """Drop the batch that was sampled ahead; its problems are sampled again."""
-        if self._ahead is not None:
-            self._ahead.rollouts.exception()  # waits for the sampling
-            self.next_problem, self._ahead = self.next_problem - len(self._ahead.problems), None
+        """Drop all responses that were sampled ahead; their problems are sampled again with other weights."""
+        for batch in self._queue:
+            if batch.rollouts is not None:
+                batch.rollouts.cancel()
+        self.settle()
+        self._queue = deque(replace(batch, rollouts=None) for batch in self._queue)
+        self._has_failed, self._loaded = False, -1
 
-    def sampled_ahead(self) -> list[Rollout] | None:
-        """Wait for the batch that is sampled ahead, and return its rollouts from all processes; None if there is none."""
-        return None if self._ahead is None else gather(self.accelerator, self._ahead.rollouts.result())
+    def queued(self) -> list[QueuedBatch]:
+        """Wait for the batches of the queue, and return them with the rollouts of all processes; failed ones have none."""
+        batches = []
+        for batch in self._queue:
+            own = batch.rollouts.result() if batch.rollouts is not None and batch.is_sampled else None
+            parts = gather(self.accelerator, [own])
+            found = [part for part in parts if part is not None]
+            rollouts = [rollout for part in found for rollout in part] if len(found) == len(parts) else None
+            batches.append(QueuedBatch(batch.first, rollouts))
+        return batches
 
-    def restore(self, next_problem: int, ahead: list[Rollout] | None) -> None:
-        """Restore the position of a checkpoint."""
+    def restore(self, step: int, next_problem: int, queue: list[QueuedBatch]) -> None:
+        """Restore the position of a checkpoint that was saved after a step."""
         number, size = self.config.rollout.num_prompts, self.config.rollout.group_size
         self.next_problem = next_problem
-        if ahead is not None:
-            problems = self.task.train_problems(next_problem - number, number)
-            start, end = self._share(number)
-            own = ahead[start * size : end * size]
-            self._ahead = Ahead(problems, self._thread.submit(lambda: own))
+        start, end = self._share(number)
+        for place, saved in enumerate(queue, start=1):
+            rollouts: Future[list[Rollout]] | None = None
+            if saved.rollouts is not None:
+                rollouts = Future()
+                rollouts.set_result(saved.rollouts[start * size : end * size])
+            self._queue.append(Ahead(step + place, saved.first, self.task.train_problems(saved.first, number), rollouts))
 
-    def position(self) -> tuple[int, Ahead | None]:
+    def position(self) -> tuple[int, tuple[Ahead, ...]]:
         """Return the current position, for `go_back`."""
-        return self.next_problem, self._ahead
+        return self.next_problem, tuple(self._queue)
 
-    def go_back(self, position: tuple[int, Ahead | None]) -> None:
-        """Return to a position; a batch whose sampling ahead failed is sampled again."""
-        self.next_problem, self._ahead = position
-        if self._ahead is not None and self._ahead.rollouts.exception() is not None:
-            self.forget_ahead()
+    def go_back(self, position: tuple[int, tuple[Ahead, ...]]) -> None:
+        """Return to a position; batches whose sampling ahead failed are sampled again."""
+        self.next_problem, queue = position
+        self._queue = deque(batch if batch.is_sampled else replace(batch, rollouts=None) for batch in queue)
+        self._has_failed = False
 
-    def evaluate(self, version: int) -> dict[str, float]:
+    def evaluate(self, newest: Callable[[], int]) -> dict[str, float]:
         """Return the mean reward on held-out problems and its sampling error; empty if ``eval.num_problems`` is 0.
 
         All evaluations with the same ``seed`` use the same random numbers, in every step and for every rule. Other seeds use
         other random numbers, so that the spread over seeds includes the sampling error.
+
+        Args:
+            newest: see `take`.
         """
         if not self.held_out:
             return {}
-        self.settle()
+        version = newest()
         settings, seed = self.config.eval, step_seed(self.config.seed, EVALUATION, 0)
         rollouts = self._sample(self.held_out, settings.num_samples, settings.temperature, seed, version)
         groups = self._graded(self.held_out, rollouts, settings.num_samples)
@@ -156,21 +219,38 @@ class Rollouts:
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.sampler.close()
 
-    def _round(self, step: int, turn: int, version: int) -> list[RolloutGroup]:
+    def _round(self, step: int, turn: int, newest: Callable[[], int]) -> list[RolloutGroup]:
         """Return graded responses to the next training problems; each round of a step has its own random seed."""
-        if turn == 0 and self._ahead is not None:
-            ahead, self._ahead = self._ahead, None
-            problems, rollouts = ahead.problems, ahead.rollouts.result()
+        batch = self._queue.popleft() if turn == 0 and self._queue else None
+        problems = self._next_problems()[1] if batch is None else batch.problems
+        if batch is not None and batch.rollouts is not None:
+            rollouts = batch.rollouts.result()
         else:
-            problems = self._next_problems()
-            rollouts = self._train_rollouts(problems, step, turn, version)
+            rollouts = self._train_rollouts(problems, step, turn, newest())
         return self._graded(problems, rollouts, self.config.rollout.group_size)
 
-    def _next_problems(self) -> list[Problem]:
-        number = self.config.rollout.num_prompts
-        problems = self.task.train_problems(self.next_problem, number)
+    def _next_problems(self) -> tuple[int, list[Problem]]:
+        """Return the number of training problems so far, and the problems of the next batch."""
+        first, number = self.next_problem, self.config.rollout.num_prompts
         self.next_problem += number
-        return problems
+        return first, self.task.train_problems(first, number)
+
+    def _load(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._loaded = -1  # after a failure, the sampler's weights are unknown
+        self.sampler.update_weights(weights, version)
+        self._loaded = version
+
+    def _sample_ahead(self, batch: Ahead, version: int, weights: dict[str, Tensor] | None) -> list[Rollout]:
+        """Sample a batch of the queue, in the background thread; after a failure, the batches behind it are left out."""
+        if self._has_failed:
+            raise CancelledError
+        try:
+            if weights is not None and version != self._loaded:
+                self._load(version, weights.items())
+            return self._train_rollouts(batch.problems, batch.step, 0, version)
+        except BaseException:
+            self._has_failed = True
+            raise
 
     def _train_rollouts(self, problems: list[Problem], step: int, turn: int, version: int) -> list[Rollout]:
         settings = self.config.rollout

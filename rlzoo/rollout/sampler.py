@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Drawn(NamedTuple):
     tokens: Sequence[int]
     log_probs: Sequence[float]
     kept: KeptSets | None = None  # at least one set per token until the first end token; None without a truncation
+    versions: Sequence[int] = ()  # of the weights, for each token; empty if the caller knows the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Sampler(ABC):
 
     needs_weights = False
     """Whether it has its own weights, which `update_weights` replaces; otherwise it reads the trained model."""
+    in_flight = False
+    """Whether `sample` may run in several threads, and `update_weights` while they sample."""
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class Sampler(ABC):
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
         self.chat_template = chat_template
+        self._tokenizing = threading.Lock()  # a tokenizer must not be used in two threads at once
 
     @property
     def context(self) -> int:
@@ -109,24 +114,28 @@ class Sampler(ABC):
             policy_version: recorded in every rollout.
             first_row: number of responses of the batch that precede these on other processes, which offsets the random numbers.
         """
-        encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
+        with self._tokenizing:
+            encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
         rows = [ids for ids in encoded for _ in range(samples)]
         numbers = range(first_row, first_row + len(rows))
         draws = Draws(seed, numbers, self.max_new_tokens, temperature, truncation=truncation)
         drawn = self.draw(rows, draws)
-        return [self._rollout(ids, each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
+        with self._tokenizing:
+            return [self._rollout(ids, each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
 
     def _rollout(self, prompt_ids: Ids, drawn: Drawn, policy_version: int) -> Rollout:
         """Cut the response after its first end token, which is kept even if it is the padding token."""
         response_ids, finished = self.ended(drawn.tokens)
+        versions = tuple(drawn.versions[: len(response_ids)])
         return Rollout(
             prompt_ids=prompt_ids,
             response_ids=response_ids,
             rollout_log_probs=tuple(drawn.log_probs[: len(response_ids)]),
             text=self.text(response_ids),
             finished=finished,
-            policy_version=policy_version,
+            policy_version=versions[0] if versions else policy_version,
             kept=None if drawn.kept is None else drawn.kept.first(len(response_ids)),
+            token_versions=versions if len(set(versions)) > 1 else (),
         )
 
     def ended(self, drawn: Sequence[int]) -> tuple[Ids, bool]:
@@ -147,8 +156,13 @@ class Sampler(ABC):
         return Conversation(self)
 
     @abstractmethod
-    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the weights; names and shapes are those of the model's ``state_dict``."""
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
+        """Replace the weights; names and shapes are those of the model's ``state_dict``.
+
+        Args:
+            weights: names and tensors.
+            version: number of optimizer steps behind the weights.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -195,7 +209,7 @@ class HFSampler(Sampler):
         self.needs_weights = own_weights
         self.way: Way = way or quickest_way(self.model)
 
-    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Copy the weights into the sampler's own model."""
         assert self.needs_weights, "this sampler reads the trained model"
         own = self.model.state_dict()

@@ -199,7 +199,7 @@ class VLLMSampler(AnyVLLMSampler):
             drawn.append(Drawn(tokens, log_probs, kept))
         return drawn
 
-    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Replace the weights and reset the prefix cache."""
         self._wake()
         iterator = vllm_weights(weights, self.model.config, self.head_size)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,9 +21,10 @@ from rlzoo.config.sections import VLLMConfig
 from rlzoo.errors import RunError, UserError, shown
 from rlzoo.rollout.sampler import Drawn, Draws, Ids
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
-from rlzoo.rollout.vllm_sampler import AnyVLLMSampler
+from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
 from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files
 from rlzoo.support.replies import bounded_pool
+from rlzoo.types import KeptSets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,8 +49,55 @@ class SilentServerError(UserError):
     """The server cannot be reached, times out or fails, so that a retry may succeed."""
 
 
+class Gate:
+    """Counts the requests to a server, and keeps them out while its weights change."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._condition = threading.Condition()
+        self._is_open = True
+        self._num_inside = 0
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Wait until the gate is open; it does not close completely before the block ends."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_open)
+            self._num_inside += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._num_inside -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def closed(self, abort: Callable[[], None]) -> Iterator[None]:
+        """Let nothing more in, call ``abort`` until everything inside has ended, and then run the block."""
+        with self._changing:
+            with self._condition:
+                self._is_open = False
+            try:
+                while not self._is_empty(0.0):
+                    abort()
+                    self._is_empty(0.05)
+                yield
+            finally:
+                with self._condition:
+                    self._is_open = True
+                    self._condition.notify_all()
+
+    def _is_empty(self, seconds: float) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: self._num_inside == 0, seconds)
+
+
 class ServerSampler(AnyVLLMSampler):
-    """Samples with the server at ``settings.server``, where the model is called ``served``."""
+    """Samples with the server at ``settings.server``, where the model is called ``served``.
+
+    With ``settings.in_flight``, its weights change while it samples. The responses in progress are aborted, and continued with
+    the new weights from the tokens that they have, so that every token and its log-prob belong to one known version.
+    """
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, *, served: str, **common: Any
@@ -58,6 +107,11 @@ class ServerSampler(AnyVLLMSampler):
         super().__init__(model, tokenizer, settings, **common)
         assert settings.server is not None, "the server's address"
         self.served = served
+        self.in_flight = settings.in_flight
+        self.version = 0  # optimizer steps of the server's weights
+        self.gate = Gate()
+        self.restarts = 0  # times that the weights were loaded again because the server had not answered
+        self.gone: RunError | None = None
         # no keep-alive: the server would close the connection while the learner works
         self.http = bounded_pool(
             settings.server,
@@ -78,30 +132,76 @@ class ServerSampler(AnyVLLMSampler):
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """Request all responses, ``batch_size`` at a time; see `Sampler.draw`."""
-        requests = self._requests(rows, draws)
-
-        def draw_one(ids: Ids, request: dict[str, Any]) -> Drawn:
-            body = {"model": self.served, "prompt": list(ids), "return_token_ids": True, **request}
-            if draws.truncation is not None:
-                body["return_tokens_as_token_ids"] = True
-            (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
-            kept = None
-            if draws.truncation is not None:
-                kept = self._kept(_by_token_id(each) for each in choice["logprobs"]["top_logprobs"])
-            return Drawn(choice["token_ids"], choice["logprobs"]["token_logprobs"], kept)
+        requests, truncates = self._requests(rows, draws), draws.truncation is not None
 
         def draw_all() -> list[Drawn]:
             with ThreadPoolExecutor(self.batch_size) as pool:
-                answers = [pool.submit(draw_one, *each) for each in zip(rows, requests, strict=True)]
+                answers = [pool.submit(self._draw_one, *each, truncates) for each in zip(rows, requests, strict=True)]
                 try:
                     return [answer.result() for answer in answers]
                 finally:
                     pool.shutdown(wait=False, cancel_futures=True)  # after a failure, drop the remaining requests
 
         # retry all requests: a restarted server may have answered some of them with its initial weights
-        return self._patiently(draw_all)
+        return self._draw_in_flight(draw_all) if self.in_flight else self._patiently(draw_all)
 
-    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def _draw_one(self, ids: Ids, request: dict[str, Any], truncates: bool) -> Drawn:
+        """Draw one response, and continue it if it is aborted for an update of the weights."""
+        tokens: list[int] = []
+        log_probs: list[float] = []
+        versions: list[int] = []
+        kept: list[KeptSets] = []
+        limit, seed, is_done = request["max_tokens"], request["seed"], False
+        while not is_done:
+            left = {"prompt": [*ids, *tokens], "max_tokens": limit - len(tokens), "seed": seed}
+            body = {"model": self.served, "return_token_ids": True, **request, **left}
+            if truncates:
+                body["return_tokens_as_token_ids"] = True
+            with self.gate.passing():
+                version = self.version
+                (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
+            if choice["token_ids"]:  # none if it was aborted before the first token
+                tokens += choice["token_ids"]
+                log_probs += choice["logprobs"]["token_logprobs"]
+                if truncates:
+                    kept.append(self._kept(_by_token_id(each) for each in choice["logprobs"]["top_logprobs"]))
+            versions += [version] * (len(tokens) - len(versions))
+            seed = request_seed(seed, 0, 1)  # other random numbers for the tokens that follow
+            is_done = choice.get("finish_reason") != "abort" or len(tokens) >= limit
+        return Drawn(tokens, log_probs, KeptSets.join(kept) if truncates else None, versions if self.in_flight else ())
+
+    def _draw_in_flight(self, draw_all: Callable[[], list[Drawn]]) -> list[Drawn]:
+        """Draw all responses, and draw them again if the server had to be given its weights again meanwhile."""
+        while True:
+            restarts = self.restarts
+            try:
+                drawn = draw_all()
+            except SilentServerError as error:
+                self._recover(restarts, error)
+                continue
+            if restarts == self.restarts:
+                return drawn
+
+    def _recover(self, restarts: int, error: SilentServerError) -> None:
+        """Give a server that did not answer its weights again, unless another thread has done so."""
+        with self.gate.closed(self._abort):
+            if self.gone is not None:
+                raise self.gone
+            if restarts == self.restarts:
+                logger.warning("%s; loading the weights again", error)
+                try:
+                    self._patiently(self._load)
+                except RunError as gone:
+                    self.gone = gone
+                    raise
+                self.restarts += 1
+
+    def _abort(self) -> None:
+        """End all requests; the server returns the tokens that it has drawn."""
+        with suppress(SilentServerError):  # then the requests fail as well
+            self._ask("POST", "/abort_requests", json={}, hint="; rollout.vllm.in_flight needs vLLM 0.32 or newer")
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Write the weights to the folder, make the server load them and reset its prefix cache.
 
         All processes call this, because each may hold a shard of the weights. Only the main process contacts the server, and
@@ -111,7 +211,7 @@ class ServerSampler(AnyVLLMSampler):
 
         processes = PartialState()
         if processes.is_main_process:
-            self._write_and_load(vllm_weights(weights, self.model.config, self.head_size))
+            self._write_and_load(vllm_weights(weights, self.model.config, self.head_size), version)
         else:
             for _ in weights:
                 pass
@@ -126,13 +226,22 @@ class ServerSampler(AnyVLLMSampler):
             with suppress(OSError):  # the folder has other files
                 self.folder.rmdir()
 
-    def _write_and_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def _write_and_load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
+        if self.in_flight:
+            with self.gate.closed(self._abort):
+                self._write(tensors)
+                self.version = version
+        else:
+            self._write(tensors)
+            self.version = version
+
+    def _write(self, tensors: dict[str, Tensor]) -> None:
         from safetensors.torch import save_file
 
         self._forget_weights()
         # a new name every time, because another machine may still see an old file under its name
         self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept for a restarted server
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
         try:
             self.weights.mkdir(parents=True)
             save_file(tensors, self.weights / "model.safetensors", metadata={"format": "pt"})
@@ -217,6 +326,8 @@ class ServerSampler(AnyVLLMSampler):
         if on_cpu and found["scheduler_config"]["enable_chunked_prefill"]:
             raise self._error("uses chunked prefill, which fails on the CPU; start it with --no-enable-chunked-prefill")
         self.head_size = (cpu_head_size if on_cpu else head_size)(self.model.config)
+        if self.in_flight:
+            self._abort()
 
     def _ask(self, method: str, path: str, hint: str = "", **request: Any) -> dict[str, Any]:
         """Send a request and return the reply's JSON object, empty without a body; every failure is a UserError."""

@@ -56,6 +56,11 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
             f"rollout.num_prompts={rollout.num_prompts}: fewer than the {number} processes, so some would have nothing "
             f"to sample; set it to at least {number}"
         )
+    if rollout.engine == "vllm" and rollout.vllm.server and rollout.max_staleness > 1 and number > 1:
+        raise UserError(
+            f"rollout.max_staleness={rollout.max_staleness}: with a vLLM server, {number} processes would change its weights "
+            "at different times; use 0 or 1, one process, or another rollout.engine"
+        )
     if here:
         check_launcher(config.launch)
         for problem in missing_libraries(config):

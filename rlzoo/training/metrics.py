@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,9 +64,9 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
     if config.rollout.dynamic_sampling:
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
     if config.rollout.max_staleness:
-        taken = sum(not update.skipped for update in updates)
-        versions = [rollout.policy_version for group in sampled.groups for rollout in group.rollouts]
-        metrics["rollout/staleness"] = run.learner.num_optimizer_steps - taken - sum(versions) / len(versions)
+        versions = [rollout.versions or (rollout.policy_version,) for group in sampled.groups for rollout in group.rollouts]
+        metrics["rollout/staleness"] = sampled.learner_version - sum(map(fmean, versions)) / len(versions)
+        metrics["rollout/staleness_max"] = float(sampled.learner_version - min(map(min, versions)))
     return metrics
 
 

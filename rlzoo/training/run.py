@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from rlzoo.rollout.rollouts import Rollouts, Sampled
 from rlzoo.tasks import Task
 from rlzoo.training.checks import usual_output
 from rlzoo.training.completions import completion_page
+from rlzoo.types import QueuedBatch
 
 logger = logging.getLogger("rlzoo")
 
@@ -119,7 +122,6 @@ class Run:
         self.saved = -1  # step of the last checkpoint
         self.attempted = 0  # step that was started last
         self.is_clean = True  # the state is still that of the last completed step
-        self._given = -1  # optimizer steps of the sampler's weights; -1 before the first update
 
     def _restore(self, folder: Path | None) -> None:
         """Restore the state from a checkpoint, or start at step 0 if there is none."""
@@ -141,30 +143,40 @@ class Run:
                 f"--resume: the learning-rate schedule in {str(folder)!r} is not this run's schedule after {updates} updates"
             )
         self.learner.num_nonfinite = state.num_nonfinite
-        self.rollouts.restore(state.next_problem, state.ahead)
+        self.rollouts.restore(state.step, state.next_problem, self._queue(state))
         self.monitor.restore(folder, state.alarms)
         self.done, self.saved, self._before = state.step, state.step, state.seconds
         self.accelerator.wait_for_everyone()
         self.metrics = self.directory.cut_after(state.step)
-        if self.rollouts.sampler.needs_weights:
-            self.rollouts.sampler.update_weights(self.learner.weights())
-        self._given = state.num_optimizer_steps
+        self._newest()
+
+    def _queue(self, state: RunState) -> list[QueuedBatch]:
+        """The batches that were sampled ahead; earlier versions had at most one, of the last problems."""
+        if state.ahead is None:
+            return state.queue
+        return [QueuedBatch(state.next_problem - self.config.rollout.num_prompts, state.ahead)]
 
     def _check(self, state: RunState, folder: Path, updates: int) -> None:
         """Refuse a state that this run cannot have written, even if its checksums match."""
-        rollout, problem = self.config.rollout, ""
-        rounds = state.step + (state.ahead is not None)
+        rollout, problem, queue = self.config.rollout, "", self._queue(state)
+        rounds, size = state.step + len(queue), rollout.num_prompts * rollout.group_size
+        numbers = {len(batch.rollouts) for batch in queue if batch.rollouts is not None}
+        firsts = [batch.first for batch in queue] + [state.next_problem]
         if state.step > self.config.steps:
             problem = f"is of step {state.step}, and the run has {self.config.steps} (steps)"
         elif state.num_optimizer_steps > updates:
             problem = f"has taken {state.num_optimizer_steps} optimizer steps in {updates} updates"
         elif state.next_problem % rollout.num_prompts or state.next_problem < rounds * rollout.num_prompts:
-            size = rollout.num_prompts
-            problem = f"has sampled {state.next_problem} problems, which is not {rounds} or more whole rounds of {size}"
+            number = rollout.num_prompts
+            problem = f"has sampled {state.next_problem} problems, which is not {rounds} or more whole rounds of {number}"
         elif not rollout.dynamic_sampling and state.next_problem != rounds * rollout.num_prompts:
             problem = f"has sampled {state.next_problem} problems, not {rounds * rollout.num_prompts}"
-        elif state.ahead is not None and len(state.ahead) != rollout.num_prompts * rollout.group_size:
-            problem = f"holds {len(state.ahead)} responses, not {rollout.num_prompts * rollout.group_size}"
+        elif len(queue) > rollout.max_staleness:
+            problem = f"holds {len(queue)} batches, more than rollout.max_staleness={rollout.max_staleness}"
+        elif numbers - {size}:
+            problem = f"holds {(numbers - {size}).pop()} responses, not {size}"
+        elif any(first + rollout.num_prompts > following for first, following in itertools.pairwise(firsts)):
+            problem = f"holds batches of the problems from {', '.join(map(str, firsts[:-1]))}, which overlap"
         if problem:
             raise UserError(f"--resume: checkpoint {str(folder)!r} {problem}; it does not belong to this run; move it away")
 
@@ -197,35 +209,34 @@ class Run:
             self.directory.save_weights(self.attempted, index, kept_weights(self.learner.weights(), keep=self.is_main))
 
     def sample(self, step: int) -> Sampled:
-        """Sample and grade the responses of a step.
+        """Sample and grade the responses of a step, and start sampling those of later steps.
 
-        If they were sampled ahead, only the groups that dynamic sampling adds are sampled now. Old weights are never
-        sampled from again, so checkpoints do not store them.
+        If they were sampled ahead, only the groups that dynamic sampling adds are sampled now. A checkpoint waits for the
+        batches that were begun, so it does not store older weights.
         """
-        version = self._give_weights()
-        sampled = self.rollouts.take(step, version)
-        if self.config.rollout.max_staleness and step < self.config.steps:
-            self.rollouts.look_ahead(step + 1, version)
+        version = self.learner.num_optimizer_steps
+        if self.rollouts.sampler.in_flight:
+            self._newest()
+        sampled = replace(self.rollouts.take(step, self._newest), learner_version=version)
+        self.rollouts.look_ahead(step, version, self.learner.weights)
         return sampled
 
     def record(self, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> None:
         """Write the responses and log-probs of a step to the run directory: as text, for replay, and as a page for MLflow."""
         if self.is_main:
             texts = transcripts(sampled.groups, batch, updates)
-            self.directory.record_rollouts(texts, recorded_step(self.config, batch, sampled.groups, updates))
+            step = recorded_step(self.config, batch, sampled.groups, updates, sampled.learner_version)
+            self.directory.record_rollouts(texts, step)
             tracking = self.config.tracking
             if tracking.mlflow and tracking.completions and updates and self.is_drawn(batch.step):
                 page = completion_page(self.config, self.tokenizer, sampled.groups, batch, updates)
                 for name in (f"completions/step-{batch.step:06d}.html", "completions.html"):  # the second is the newest page
                     self.directory.save_page(page, name)
 
-    def _give_weights(self) -> int:
-        """Update the sampler's weights, and return the number of optimizer steps behind them."""
+    def _newest(self) -> int:
+        """Give the sampler the current weights, and return the number of optimizer steps behind them."""
         version = self.learner.num_optimizer_steps
-        if self.rollouts.sampler.needs_weights and version != self._given:
-            self.rollouts.settle()
-            self.rollouts.sampler.update_weights(self.learner.weights())
-            self._given = version
+        self.rollouts.update_weights(version, self.learner.weights)
         return version
 
     @cached_property
@@ -267,12 +278,12 @@ class Run:
             next_problem=self.rollouts.next_problem,
             num_nonfinite=self.learner.num_nonfinite,
             scheduler=self.learner.scheduler.state_dict(),
-            ahead=self.rollouts.sampled_ahead(),
             alarms=self.monitor.alarms.state(),
             data=self.data,
             seconds=self.seconds,
             run=self.directory.identity,
             periodic=self.is_due(step, self.config.checkpoint.every),
+            queue=self.rollouts.queued(),
         )
 
     def complete(self, step: int) -> None:
@@ -308,7 +319,7 @@ class Run:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current weights on the held-out problems."""
-        return self.rollouts.evaluate(self._give_weights())
+        return self.rollouts.evaluate(self._newest)
 
     @property
     def seconds(self) -> float:

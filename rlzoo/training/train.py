@@ -96,6 +96,7 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     config, after = run.config, AfterStep(run, tracker, stop, observer, stage)
     run.directory.summarise(run.summary(finished=False))
     _warn_of_an_inert_clip(config)
+    _report_staleness(config)
     try:
         if not run.metrics:
             after(0, {})
@@ -119,6 +120,23 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which a resumed run repeats
     tracker.conclude(config.steps, whole | speed, {"warnings": ", ".join(run.monitor.alarms.raised)})
     return RunResult(run.directory.path, run.metrics, profile)
+
+
+def _report_staleness(config: RunConfig) -> None:
+    steps, correction = config.rollout.max_staleness, config.correction
+    if steps < 2:
+        return
+    if correction is not None:
+        settings = ", ".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in correction.model_dump().items()
+        )
+        applied = f"correction={correction.name} ({settings}) weights them; correction=none switches it off"
+    elif config.clip.ratio_to_sampler:
+        applied = f"the ratio of {config.clip.name} is to the sampler, so no correction is needed"
+    else:
+        applied = "no correction weights them (correction=none)"
+    logger.info("rollout.max_staleness=%d: responses are up to %d steps old; %s", steps, steps, applied)
 
 
 def _warn_of_an_inert_clip(config: RunConfig) -> None:

@@ -20,6 +20,7 @@ from rlzoo.config.sections import LaunchConfig
 from rlzoo.processes import deal, deepspeed_settings
 from tests.off_policy import make_model
 from tests.processes.worker import RULES, three_updates
+from tests.training.short import lines
 
 ROOT = Path(__file__).parents[2]
 CASES = {
@@ -345,3 +346,19 @@ def test_two_launchers_with_a_config_file_are_one_run(one_process, tmp_path):
     for got, expected in zip(metrics(tmp_path / "run"), metrics(one_process), strict=True):
         for name in expected.keys() & {"reward/mean", "learner/grad_norm", "learner/objective", "eval/accuracy"}:
             assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.long
+def test_two_processes_with_a_queue_sample_and_learn_what_one_does(train, tmp_path):
+    """The batches of later steps are sampled in background threads of both, with copies of earlier weights."""
+    overrides = [*QUICK, "rollout.max_staleness=2", "eval.every=2"]
+    for name, options in (("one", ()), ("two", ("--processes", "2"))):
+        done = train("ddp", tmp_path / name, *options, "--steps", "5", overrides=overrides)
+        assert done.returncode == 0, done.stderr
+    for step in range(1, 6):
+        one, two = (lines(tmp_path / name / "rollouts" / f"{step:06d}.jsonl") for name in ("one", "two"))
+        assert [row["response"] for row in two] == [row["response"] for row in one]
+        assert [row["policy_version"] for row in two] == [row["policy_version"] for row in one]
+    for got, expected in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
+        for name in ("learner/grad_norm", "mismatch/weight_mean", "rollout/staleness", "eval/accuracy"):
+            assert got.get(name) == pytest.approx(expected.get(name), rel=1e-3, abs=1e-5), name

@@ -38,12 +38,15 @@ class StandIn(ThreadingHTTPServer):
         self.top_log_probs = None  # of each token's most probable tokens
         self.varies = False  # whether every other response is longer
         self.lock = threading.Lock()
+        self.holds = threading.Event()  # while set, responses wait for an abort after their first token
+        self.aborted = threading.Event()
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.by_path = {
             "/v1/models": (200, {"data": [{"id": "embedded"}]}),
             "/server_info": (200, {"vllm_config": copy.deepcopy(INFO)}),
             "/collective_rpc": (200, {"results": [None]}),
             "/reset_prefix_cache": (200, {"success": True}),
+            "/abort_requests": (200, {"status": "aborted"}),
         }
 
 
@@ -57,6 +60,8 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/collective_rpc" and isinstance(answer, tuple) and answer[0] == 200:
             self.server.loads.append(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
             self.server.has_weights = True
+        if path == "/abort_requests":
+            self.server.aborted.set()
         if answer is None:
             time.sleep(1.5)
         elif answer == "restart":
@@ -77,6 +82,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.has_weights = False
         token = 5 if self.server.has_weights else 4
         longer = 3 * (self.server.varies and self.server.asked % 2)
+        if self.server.holds.is_set() and failure is None:
+            self.server.aborted.wait(10)
+            return 200, {"choices": [{"token_ids": [token], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "abort"}]}
         log_probs = [-1.0] * (1 + longer) + [-0.5]
         choices = [{"token_ids": [token] * (1 + longer) + [1], "logprobs": {"token_logprobs": log_probs}}]
         choices[0]["logprobs"]["top_logprobs"] = self.server.top_log_probs

@@ -3,11 +3,14 @@
 A small server replaces vLLM's; tests/vllm has the real one.
 """
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import rlzoo
+from rlzoo import RunConfig
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.errors import RunError, UserError
 from rlzoo.models.pretrained import load_pretrained
@@ -63,6 +66,64 @@ def test_what_the_server_refuses_is_not_asked_again(server, sampler):
     with pytest.raises(UserError, match=r"with 400: .*too long"):
         sampler.sample(["3+5="], 1, seed=1)
     assert server.asked == 1
+
+
+@pytest.fixture
+def in_flight(server):
+    model, tokenizer = load_pretrained("embedded", "float32")
+    settings = VLLMConfig(server=server.address, in_flight=True)
+    made = ServerSampler(
+        model, tokenizer, end_ids=frozenset({1}), max_new_tokens=8, served="embedded", settings=settings, batch_size=4
+    )
+    made.update_weights(model.state_dict().items())
+    yield made
+    made.close()
+
+
+def test_weights_that_change_in_flight_are_those_of_the_tokens_that_follow(server, in_flight):
+    server.aborted.clear()
+    server.holds.set()
+    weights = in_flight.model.state_dict().items()
+    with ThreadPoolExecutor(3) as pool:
+        batches = [pool.submit(in_flight.sample, ["3+5="] * 4, 2, seed=seed) for seed in (1, 2)]
+        while server.asked < 8:  # two batches of four requests at a time
+            time.sleep(0.01)
+        before = len(server.loads)
+        pool.submit(lambda: (server.aborted.wait(10), server.holds.clear()))
+        in_flight.update_weights(weights, version=7)
+        rollouts = [rollout for batch in batches for rollout in batch.result(20)]
+    assert len(server.loads) == before + 1
+    versions = [rollout.versions for rollout in rollouts]
+    assert versions.count((0, 7, 7)) == 8  # one token before, and two after
+    assert versions.count((7, 7)) == 8  # requested after
+    assert [rollout.policy_version for rollout in rollouts] == [row[0] for row in versions]
+    assert all(len(rollout.rollout_log_probs) == len(rollout.response_ids) == rollout.length for rollout in rollouts)
+
+
+def test_a_server_that_comes_back_gets_the_weights_again_in_flight(server, in_flight, caplog):
+    server.failures = [None, None, "restart", "restart"]
+    with ThreadPoolExecutor(2) as pool:
+        batches = [pool.submit(in_flight.sample, ["3+5="] * 6, 2, seed=seed) for seed in (1, 2)]
+        tokens = {rollout.response_ids[0] for batch in batches for rollout in batch.result(20)}
+    assert tokens == {5}, "sampled by the weights it was started with"
+    assert "loading the weights again" in caplog.text
+
+
+def test_a_server_that_stays_away_in_flight_ends_in_one_line(server, in_flight):
+    server.failures = ["error"] * 1000
+    server.by_path["/collective_rpc"] = (500, {"error": "the engine is dead"})
+    with ThreadPoolExecutor(2) as pool:
+        batches = [pool.submit(in_flight.sample, ["3+5="], 1, seed=seed) for seed in (1, 2)]
+        for batch in batches:
+            with pytest.raises(RunError, match=r"answers /collective_rpc with 500: .*dead"):
+                batch.result(20)
+
+
+@pytest.mark.parametrize("overrides", [("rollout.max_staleness=1",), ("rollout.engine=hf",), ("rollout.vllm.server=null",)])
+def test_weights_change_in_flight_only_on_a_server_behind_a_queue(overrides):
+    given = ["rollout.engine=vllm", "rollout.vllm.server=http://127.0.0.1:1", "rollout.max_staleness=2"]
+    with pytest.raises(UserError, match=r"in_flight=true: needs rollout.engine=vllm, a rollout.vllm.server and"):
+        RunConfig.compose(clip="grpo", overrides=[*given, "rollout.vllm.in_flight=true", *overrides])
 
 
 def test_a_run_whose_server_stays_away_stops_where_it_can_go_on(server, tmp_path):

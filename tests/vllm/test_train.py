@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
+from rlzoo.models.pretrained import load_pretrained
 from rlzoo.recording import RecordedStep
 
 EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"  # the same model with another name
@@ -166,3 +167,38 @@ def test_two_processes_play_the_episodes_of_one(tmp_path, where, request):
     one, two = ([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs)
     for name in ("learner/grad_norm", "learner/objective", "eval/accuracy", "env/turns_mean"):
         assert two[2][name] == pytest.approx(one[2][name], rel=1e-3, abs=1e-6)
+
+
+def test_weights_updated_in_flight_are_known_for_every_token(tmp_path, embedded_server):
+    """Every token's log-prob is that of the checkpoint of its version, also where one response has several versions."""
+    overrides = [
+        f"rollout.vllm.server={embedded_server}", "rollout.max_staleness=4", "rollout.vllm.in_flight=true",
+        "rollout.max_new_tokens=200", "rollout.temperature=1.5", "rollout.batch_size=4", "task.num_operands_max=9",
+        "checkpoint.every=1", "checkpoint.keep=99",
+    ]  # fmt: skip
+    run = train(tmp_path, *overrides, options=("--steps", "10"))
+    steps = [RecordedStep.load(run / "rollouts" / f"{number:06d}.safetensors") for number in range(1, 11)]
+    folders = {step.learner_version: run / "checkpoints" / f"step-{step.step - 1:06d}" for step in steps}
+    model, _ = load_pretrained("embedded")
+    num_mixed, worst = 0, 0.0
+    for number, step in enumerate(steps):
+        per_token = len(step.policy_versions) == int(step.lengths.sum())
+        every = step.policy_versions if per_token else step.policy_versions.repeat_interleave(step.lengths)
+        versions = every.split(step.lengths.tolist())
+        assert int(every.min()) >= steps[max(0, number - 4)].learner_version
+        assert int(every.max()) <= step.learner_version
+        num_mixed += sum(len(row.unique()) > 1 for row in versions)
+        for version in sorted(set(every.tolist())):
+            model.load_state_dict(load_file(folders[version] / "model.safetensors"), strict=False)
+            sequences = step.token_ids.split(step.sequence_lengths.tolist())
+            for ids, reported, row in zip(
+                sequences, step.rollout_log_probs.split(step.lengths.tolist()), versions, strict=True
+            ):
+                with torch.no_grad():
+                    logits = model(input_ids=ids[None]).logits[0].float() / 1.5
+                rescored = logits.log_softmax(-1)[:-1].gather(-1, ids[1:, None])[-len(reported) :, 0]
+                worst = max([worst, *(rescored - reported)[row == version].abs().tolist()])
+    assert worst < 1e-4
+    assert num_mixed > 0, "the test needs responses that were updated in flight"
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["rollout/staleness_max"] for row in metrics[1:]) > 4
