@@ -16,7 +16,7 @@ from examples.gpu.rows import Row
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "reference" / "gpu.md"
 DATA = PAGE.with_suffix(".json")
-NOT_YET = "**Not yet run on a GPU.** Every row below is from a CPU, in small. The command that changes this:"
+NOT_YET = "**Not yet run on a GPU.** Every row below is from a CPU, at a small scale. The following command changes this:"
 RUN = "The rows of GPUs below come from this command:"
 TITLES = {
     "correctness": "Correctness",
