@@ -118,7 +118,7 @@ class ServerSampler(AnyVLLMSampler):
             REPLY_BYTES + (BYTES_PER_TOKEN + BYTES_PER_LOG_PROB * self.num_log_probs) * self.max_new_tokens,
             settings.timeout,
             headers={"Connection": "close"},
-            maxsize=self.batch_size,
+            maxsize=self.batch_size * (64 if settings.in_flight else 1),  # then several batches are drawn at once
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout),
             retries=False,
         )

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -30,8 +31,21 @@ def config(folder, *overrides, steps=7, clip="fspo"):
 
 @pytest.fixture(scope="module")
 def queued(tmp_path_factory):
+    update, done = HFSampler.update_weights, []
+
+    def late(self, weights, version=0):  # loads copied weights when the learner has changed its own
+        number, end = len(done), time.monotonic() + 1  # an evaluation waits for the queue, and so must not be waited for
+        while threading.current_thread() is not threading.main_thread() and len(done) == number and time.monotonic() < end:
+            time.sleep(0.01)
+        update(self, weights, version)
+
     # the evaluation after step 4 uses the sampler between two batches
-    return rlzoo.train(config(tmp_path_factory.mktemp("queue") / "run", "eval.every=4", "learner.lr=1e-3"))
+    overrides = ("eval.every=4", "checkpoint.every=4", "checkpoint.keep_for_replay=1", "learner.lr=1e-3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HFSampler, "update_weights", late)
+        return rlzoo.train(
+            config(tmp_path_factory.mktemp("queue") / "run", *overrides), observer=lambda step, metrics: done.append(step)
+        )
 
 
 def recorded(result, step):
@@ -48,7 +62,7 @@ def test_the_batch_of_a_step_is_sampled_with_the_weights_of_the_schedule(queued)
         assert set(step.policy_versions.tolist()) == {version}
         assert queued.metrics[number]["rollout/staleness"] == versions[number - 1] - version
         assert queued.metrics[number]["rollout/staleness_max"] == versions[number - 1] - version
-        model.load_state_dict(load_file(queued.path / "checkpoints" / f"step-{after:06d}" / "model.safetensors"), strict=False)
+        model.load_state_dict(load_file(queued.path / "replay" / f"{after + 1:06d}-0.safetensors"), strict=False)
         sequences = step.token_ids.split(step.sequence_lengths.tolist())
         sizes = step.lengths.tolist()
         with torch.no_grad():
@@ -148,7 +162,7 @@ def test_a_batch_that_fails_ends_the_run_once_when_it_is_needed_and_can_be_sampl
 
 
 def test_a_signal_stops_the_run_and_it_resumes_as_if_it_had_not(queued, tmp_path):
-    settings = ("eval.every=4", "learner.lr=1e-3")
+    settings = ("eval.every=4", "checkpoint.every=4", "checkpoint.keep_for_replay=1", "learner.lr=1e-3")
 
     def interrupt(step, metrics):
         if step == 3:

@@ -91,6 +91,7 @@ def test_weights_that_change_in_flight_are_those_of_the_tokens_that_follow(serve
         before = len(server.loads)
         pool.submit(lambda: (server.aborted.wait(10), server.holds.clear()))
         in_flight.update_weights(weights, version=7)
+        assert server.aborted.is_set(), "the weights changed while responses were drawn"
         rollouts = [rollout for batch in batches for rollout in batch.result(20)]
     assert len(server.loads) == before + 1
     versions = [rollout.versions for rollout in rollouts]
