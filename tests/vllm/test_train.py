@@ -173,7 +173,7 @@ def test_weights_updated_in_flight_are_known_for_every_token(tmp_path, embedded_
     """Every token's log-prob is that of the checkpoint of its version, also where one response has several versions."""
     overrides = [
         f"rollout.vllm.server={embedded_server}", "rollout.max_staleness=4", "rollout.vllm.in_flight=true",
-        "rollout.max_new_tokens=200", "rollout.temperature=1.5", "rollout.batch_size=4", "task.num_operands_max=9",
+        "rollout.max_new_tokens=200", "rollout.temperature=1.5", "rollout.batch_size=1", "task.num_operands_max=9",
         "checkpoint.every=1", "checkpoint.keep=99",
     ]  # fmt: skip
     run = train(tmp_path, *overrides, options=("--steps", "10"))
