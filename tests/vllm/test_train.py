@@ -174,11 +174,11 @@ def test_weights_updated_in_flight_are_known_for_every_token(tmp_path, embedded_
     overrides = [
         f"rollout.vllm.server={embedded_server}", "rollout.max_staleness=4", "rollout.vllm.in_flight=true",
         "rollout.max_new_tokens=200", "rollout.temperature=1.5", "rollout.batch_size=1", "task.num_operands_max=9",
-        "checkpoint.every=1", "checkpoint.keep=99",
+        "checkpoint.keep_for_replay=1", "checkpoint.every=0",  # a checkpoint would wait for the queue
     ]  # fmt: skip
     run = train(tmp_path, *overrides, options=("--steps", "10"))
     steps = [RecordedStep.load(run / "rollouts" / f"{number:06d}.safetensors") for number in range(1, 11)]
-    folders = {step.learner_version: run / "checkpoints" / f"step-{step.step - 1:06d}" for step in steps}
+    files = {step.learner_version: run / "replay" / f"{step.step:06d}-0.safetensors" for step in steps}
     model, _ = load_pretrained("embedded")
     num_mixed, worst = 0, 0.0
     for number, step in enumerate(steps):
@@ -189,7 +189,7 @@ def test_weights_updated_in_flight_are_known_for_every_token(tmp_path, embedded_
         assert int(every.max()) <= step.learner_version
         num_mixed += sum(len(row.unique()) > 1 for row in versions)
         for version in sorted(set(every.tolist())):
-            model.load_state_dict(load_file(folders[version] / "model.safetensors"), strict=False)
+            model.load_state_dict(load_file(files[version]), strict=False)
             sequences = step.token_ids.split(step.sequence_lengths.tolist())
             for ids, reported, row in zip(
                 sequences, step.rollout_log_probs.split(step.lengths.tolist()), versions, strict=True
