@@ -1,4 +1,4 @@
-"""Imports the user's code by ``module:name``, also from the current directory."""
+"""Imports the user's code by ``module:name``, including code in the current directory."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rlzoo.tasks.grading import Grader
 from rlzoo.types import Problem
 
 RewardFunction = Callable[[Problem, str], Any]
-"""Returns a number, or with ``async def`` an awaitable number."""
+"""Returns a number or, with ``async def``, an awaitable that yields one."""
 
 
 def import_named(setting: str, reference: str, form: str) -> Any:
     """Return the object that ``module:name`` refers to.
 
     Args:
-        setting: the setting that holds the reference, for errors.
+        setting: the setting that holds the reference, for error messages.
         reference: ``module:name``; the module may have dots.
-        form: the expected form with an example, for errors.
+        form: the expected form with an example, for error messages.
 
     Raises:
-        UserError: the reference has another form, or the module or the name is not found.
+        UserError: the reference has the wrong form, or the module or name is not found.
     """
     key = f"{setting}={shown(reference)}"
     module_name, _, name = reference.partition(":")
@@ -51,7 +51,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
 
 
 def import_reward(reference: str) -> RewardFunction:
-    """Return the function named by ``module:function``; modules in the current directory are found, too.
+    """Return the function named by ``module:function``; modules in the current directory are found as well.
 
     Raises:
         UserError: the module or function is not found, or cannot be called with (problem, response).
@@ -77,7 +77,7 @@ def reward_worker(reference: str, timeout: float, concurrency: int = 1) -> Grade
 
     Up to ``concurrency`` calls of an ``async def`` function run at once.
     """
-    # imported before the first call, so that the import does not count against its time
+    # imported before the first call, so that the import does not count against its time limit
     start = partial(import_reward, reference)
     if is_coroutine_function(start()):
         return AsyncGrader(start, timeout, concurrency)
