@@ -92,7 +92,7 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
     earlier = AcceleratorState._shared_state.get("distributed_type")
     if earlier is DistributedType.DEEPSPEED and launch.deepspeed is None:
         raise UserError(
-            "launch.deepspeed=null: an earlier run of this process used DeepSpeed, which stays set up until the process ends; "
+            "launch.deepspeed=null: an earlier run in this process used DeepSpeed, which stays active until the process ends; "
             "set launch.deepspeed to zero2 or zero3, or start this run in a separate process"
         )
     for state in (AcceleratorState, GradientState, PartialState):
@@ -108,7 +108,7 @@ def check_launch(launch: LaunchConfig) -> None:
         )
     if launch.fsdp and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         raise UserError(
-            f"launch.fsdp=true needs torch 2.13 or newer, and torch {torch.__version__} is installed; upgrade it, or use "
+            f"launch.fsdp=true needs torch 2.13 or newer, but torch {torch.__version__} is installed; upgrade it, or use "
             "launch.deepspeed=zero3"
         )
     if launch.deepspeed is None and launch.offload != "none":

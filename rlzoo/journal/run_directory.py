@@ -383,7 +383,7 @@ def _check_kinds(path: Path) -> None:
     wrong += [path / name for name in FOLDERS + MORE_FOLDERS if os.path.lexists(path / name) and not (path / name).is_dir()]
     for place in wrong:
         kind, other = ("a folder", "a file") if place.is_dir() else ("not a folder", "a folder")
-        raise UserError(f"--resume: {str(place)!r} is {kind}, and a run writes {other} there; move it away")
+        raise UserError(f"--resume: {str(place)!r} is {kind}, but a run writes {other} there; move it away")
 
 
 def _megabytes(size: int) -> str:
@@ -413,7 +413,7 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
                 break
             raise UserError(f"{str(file)!r} line {number}: not JSON: {error}") from error
         if not isinstance(row, dict) or type(row.get("step")) is not int:
-            raise UserError(f"{str(file)!r} line {number}: {shown(row)} is not a row of metrics with a step")
+            raise UserError(f"{str(file)!r} line {number}: {shown(row)} is not an object of metrics with an integer 'step'")
         other = next((key for key, value in row.items() if type(value) not in (int, float)), None)
         if other is not None:
             raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")

@@ -42,7 +42,7 @@ class ArithmeticTask(Task):
         if not any(side != first for side in sides):
             raise UserError(
                 f"task.operand_max={self.operand_max} with up to task.num_operands_max={self.num_operands_max} numbers "
-                "gives too few questions for a training and an evaluation split; raise one of them"
+                "gives too few questions for training and evaluation splits; raise one of the two settings"
             )
 
     def train_problems(self, start: int, count: int) -> list[Problem]:

@@ -111,7 +111,7 @@ async def _outcome(function: AsyncFunction, call: tuple[Any, ...], timeout: floa
                 except Exception as error:
                     if not is_transient(error):
                         return 0.0, reason(error), False
-                    last = f"; the last try failed with {reason(error)}"
+                    last = f"; the last attempt failed with {reason(error)}"
                 await asyncio.sleep(random.uniform(pause / 2, pause))
                 pause = min(2 * pause, LONGEST_PAUSE)
     except TimeoutError:

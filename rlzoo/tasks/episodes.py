@@ -96,7 +96,7 @@ class EnvironmentTask(EpisodeTask):
         if missing:
             raise UserError(f"{key}: has no method {missing[0]!r}; an environment has reset(problem, seed) and step(message)")
         if not callable(made):
-            raise UserError(f"{key}: is of type {type(made).__name__}, not a class or a function")
+            raise UserError(f"{key}: expected a class or a function, but this is of type {type(made).__name__}")
 
     @property
     def make(self) -> Callable[[], Environment]:

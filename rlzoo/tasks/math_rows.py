@@ -65,7 +65,7 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
     try:
         yield from _parquet_rows(path) if path.endswith(".parquet") else _json_rows(path)
     except FileNotFoundError:
-        raise UserError(f"{path!r} is not a file (looked for from {Path.cwd()})") from None
+        raise UserError(f"{path!r} is not a file (looked for it from {Path.cwd()})") from None
     except UserError:
         raise
     except Exception as error:  # not text, not Parquet, or an impossible file name; pyarrow has its own errors
@@ -132,7 +132,7 @@ def _used(place: str, columns: Sequence[str]) -> list[str]:
 
 def _problem(place: str, row: Any) -> Problem:
     if not isinstance(row, Mapping):
-        raise UserError(f"{place}: a {type(row).__name__}, not an object with columns")
+        raise UserError(f"{place}: expected an object with columns, but this is a {type(row).__name__}")
     question = _first(row, _ASKING)
     if isinstance(question, list):  # a list of messages
         asked = _said(question, "user")

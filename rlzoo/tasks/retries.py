@@ -39,10 +39,12 @@ class RetriesTask(EpisodeTask):
         """Also build the other task, so that a mistake in it is reported before a run starts."""
         for field in ("reward", "template"):
             if getattr(self, field) != type(self).model_fields[field].default:
-                raise UserError(f"task.{field}: the other task asks and grades; set task.inner.{field} instead")
+                raise UserError(
+                    f"task.{field}: the other task asks the questions and grades the answers; set task.inner.{field} instead"
+                )
         super().model_post_init(context)
         if self.task.host is not None:
-            raise UserError(f"task.inner.name={self.task.name!r}: already has several turns; choose a single-turn task")
+            raise UserError(f"task.inner.name={self.task.name!r}: this is already a multi-turn task; choose a single-turn task")
 
     @cached_property
     def task(self) -> Task:

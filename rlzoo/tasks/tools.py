@@ -38,7 +38,9 @@ class ToolTask(EpisodeTask):
                 raise UserError(f"task.{field}: belongs to the task that asks the questions; set task.problems.{field} instead")
         super().model_post_init(context)
         if self._asking.host is not None:
-            raise UserError(f"task.problems: task {self._asking.name!r} already has several turns; choose a single-turn task")
+            raise UserError(
+                f"task.problems: task {self._asking.name!r} is already a multi-turn task; choose a single-turn task"
+            )
         _ = self.schemas
         self.make()  # checks and prepares the tools
 
@@ -155,7 +157,7 @@ def import_tool(reference: str) -> Tool:
     tool = import_named("task.tools", reference, FORM)
     key = f"task.tools={shown(reference)}"
     if not inspect.isfunction(tool):
-        raise UserError(f"{key}: is a {type(tool).__name__}, not a function")
+        raise UserError(f"{key}: expected a function, but this is of type {type(tool).__name__}")
     return tool
 
 

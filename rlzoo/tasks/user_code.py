@@ -34,7 +34,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
     module_name, _, name = reference.partition(":")
     parts = [*module_name.split("."), name]
     if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
-        raise UserError(f"{key}: must look like {form}")
+        raise UserError(f"{key}: expected {form}")
     here = str(Path.cwd())
     if here not in sys.path:  # unlike python -m, an installed command does not look in the current directory
         sys.path.append(here)
@@ -63,7 +63,8 @@ def import_reward(reference: str) -> RewardFunction:
             f"{key}: the worker process cannot import the main script; move the function to another file in the same folder"
         )
     if not callable(function):
-        raise UserError(f"{key}: is a {type(function).__name__}, not a function (problem, response) -> float")
+        found = type(function).__name__
+        raise UserError(f"{key}: expected a function (problem, response) -> float, but this is of type {found}")
     try:
         inspect.signature(function).bind(Problem("", ""), "")
     except (TypeError, ValueError) as error:
