@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionInputs:
-    """Inputs to a correction, before the first optimizer step on a batch of B responses of up to T tokens; in nats.
+    """Inputs to a correction before the first optimizer step on a batch of B responses of up to T tokens; log-probs in nats.
 
     Example:
         >>> mask = torch.tensor([[True, True]])
@@ -68,9 +68,9 @@ class Correction(BaseModel, ABC):
         return self.per_token
 
     def __call__(self, inputs: CorrectionInputs) -> Tensor:
-        """Compute non-negative, detached float32 weights, ``(B, 1)``, or ``(B, T)`` if they are per token."""
+        """Compute non-negative, detached float32 weights of shape ``(B, 1)``, or ``(B, T)`` if they are per token."""
         return self.weigh(inputs).detach().float()
 
     @abstractmethod
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
-        """Compute the weights, ``(B, 1)`` or ``(B, T)``; see `__call__`."""
+        """Compute the weights, of shape ``(B, 1)`` or ``(B, T)``; see `__call__`."""

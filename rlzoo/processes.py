@@ -1,4 +1,4 @@
-"""Sets up training on several processes: the accelerator, checks of the launch, and the split of rows among ranks."""
+"""Sets up training in several processes: the accelerator, checks of the launch, and the split of rows among ranks."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 
     Args:
         launch: requested launch settings.
-        learner: with autocast, matrix products are in bfloat16; under DeepSpeed, so are the weights, with float32 master
-            weights.
+        learner: with autocast, matrix products are in bfloat16; under DeepSpeed, so are the weights, and the master weights
+            are in float32.
         dtype: data type of the model's weights.
 
     Raises:
@@ -78,7 +78,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 
 
 def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
-    """Give the next accelerator its own settings, without changing earlier accelerators of this process.
+    """Give the next accelerator its own settings, without changing earlier accelerators in this process.
 
     Accelerate keeps one state per process and refuses a second accelerator with another precision. An existing process group
     is reused.
@@ -92,7 +92,7 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
     earlier = AcceleratorState._shared_state.get("distributed_type")
     if earlier is DistributedType.DEEPSPEED and launch.deepspeed is None:
         raise UserError(
-            "launch.deepspeed=null: an earlier run of this process used DeepSpeed, which stays set up until the process ends; "
+            "launch.deepspeed=null: an earlier run in this process used DeepSpeed, which stays active until the process ends; "
             "set launch.deepspeed to zero2 or zero3, or start this run in a separate process"
         )
     for state in (AcceleratorState, GradientState, PartialState):
@@ -108,7 +108,7 @@ def check_launch(launch: LaunchConfig) -> None:
         )
     if launch.fsdp and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         raise UserError(
-            f"launch.fsdp=true needs torch 2.13 or newer, and torch {torch.__version__} is installed; upgrade it, or use "
+            f"launch.fsdp=true needs torch 2.13 or newer, but torch {torch.__version__} is installed; upgrade it, or use "
             "launch.deepspeed=zero3"
         )
     if launch.deepspeed is None and launch.offload != "none":
@@ -155,7 +155,7 @@ def check_launcher(launch: LaunchConfig) -> None:
 
 
 def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:
-    """Return DeepSpeed's configuration: the named stage or file, completed with the learner's settings.
+    """Return DeepSpeed's configuration: the named stage or file, completed by the learner's settings.
 
     Raises:
         UserError: DeepSpeed is not installed, the file does not exist, or it contains settings that belong to the learner.
@@ -239,7 +239,7 @@ def _prepare_environment() -> None:
 
 
 def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
-    """Check that the accelerator matches the launch settings; misconfigured launches can silently train on one process."""
+    """Check that the accelerator matches the launch settings; misconfigured launches can silently train in one process."""
     from accelerate.utils import DistributedType
 
     started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -258,7 +258,7 @@ def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
 
     Args:
         rows: ``(R,)`` row numbers.
-        lengths: length in tokens of every row.
+        lengths: length of every row in tokens.
         num_shares: number of processes.
 
     Returns:

@@ -53,13 +53,13 @@ def own_state(folder: Path, run: Path) -> RunState | None:
 
 
 def own_checkpoints(run: Path, until: int) -> list[tuple[RunState, Path]]:
-    """The complete checkpoints of this run up to a step, in order."""
+    """The complete checkpoints of this run up to the given step, in order."""
     found = [(own_state(folder, run), folder) for step, folder in numbered(run) if step <= until]
     return [(state, folder) for state, folder in found if state is not None]
 
 
 def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> None:
-    """Remove old checkpoints; keep the last ``keep``, the last periodic one and the one with the best score.
+    """Remove old checkpoints, except the last ``keep``, the last periodic one and the one with the best score.
 
     A checkpoint that was saved because the run was stopped is kept until there is a newer one.
     """
@@ -88,7 +88,7 @@ def discard(folder: Path, run: Path) -> None:
 
 
 def _remove_discarded(doomed: Path, folder: Path) -> None:
-    """Remove the sealed files, and give a folder with other files its original name."""
+    """Remove the sealed files, and give a folder that contains other files its original name."""
     if doomed.is_dir() and not doomed.is_symlink():
         remove_sealed(doomed)
     if os.path.lexists(folder) and os.path.lexists(doomed):
@@ -101,7 +101,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
     """Give a complete checkpoint its final name.
 
     An older checkpoint of this run with that name is removed: it is either damaged, because the run was resumed from an
-    earlier one, or contains weights from within a step. Anything else with that name is renamed.
+    earlier one, or contains weights from the middle of a step. Anything else with that name is renamed.
     """
     if own_state(folder, run) is not None or _is_own_stop(folder, run):
         discard(folder, run)
@@ -113,7 +113,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 def tidy(run: Path) -> None:
     """Remove the temporary and partially removed files and checkpoints of a killed process of this run.
 
-    Only names with the ID of this run are removed. User files may have any other name.
+    Only paths whose names contain the ID of this run are removed. User files may have any other name.
     """
     key = identity(run)
     figures = [path for path in (run / "figures").rglob("*") if path.is_dir()]
@@ -140,14 +140,14 @@ def remove_unfinished(path: Path, name: str) -> None:
 
 
 def forget_older_stops(run: Path, newest: Path) -> None:
-    """Remove weights that were saved within earlier steps."""
+    """Remove weights that were saved in the middle of earlier steps."""
     for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
         if folder != newest and _is_own_stop(folder, run):
             discard(folder, run)
 
 
 def set_aside(path: Path, name: str = "") -> None:
-    """Rename a path that rlzoo did not write to a free name; ``name`` replaces its own name as the stem."""
+    """Rename a path that rlzoo did not write, which frees its name; ``name`` replaces that name as the stem of the new one."""
     others = (path.with_name(f"{name or path.name}.aside-{number}") for number in itertools.count(1))
     other = next(other for other in others if not os.path.lexists(other))
     path.rename(other)
@@ -155,7 +155,7 @@ def set_aside(path: Path, name: str = "") -> None:
 
 
 def _is_own_stop(folder: Path, run: Path) -> bool:
-    """Whether a folder contains weights that this run saved within a step."""
+    """Whether a folder contains weights that this run saved in the middle of a step."""
     try:
         is_stop = not folder.is_symlink() and STOPPED in sealed_files(folder)
         return is_stop and json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == identity(run)

@@ -28,7 +28,7 @@ def seal(folder: Path, is_own: Callable[[str], bool] = lambda name: True) -> Non
 
 
 def damage(folder: Path) -> str | None:
-    """Describe the damage of a sealed folder, such as ``"model.safetensors was changed"``; None if it is intact.
+    """Describe the damage to a sealed folder, such as ``"model.safetensors was changed"``; None if it is intact.
 
     Files that were added later are not checked.
     """
@@ -48,7 +48,7 @@ def damage(folder: Path) -> str | None:
 
 
 def sealed_files(folder: Path) -> dict[str, str]:
-    """Read the checksums of the sealed files by relative path; raises the parser's error if the manifest is damaged."""
+    """Read the checksums of the sealed files, by relative path; raise the parser's error if the manifest is damaged."""
     files: dict[str, str] = json.loads(read_text(folder / FILE, SETTINGS))
     return files
 

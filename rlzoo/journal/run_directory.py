@@ -58,11 +58,11 @@ logger = logging.getLogger("rlzoo")
 
 
 class UnwritableError(OSError):
-    """A file of a run directory could not be written; the message has the cause, and the space needed and free."""
+    """A file in a run directory could not be written; the message gives the cause, and the space needed and free."""
 
 
 def why_not_written(error: Exception) -> str | None:
-    """The reason why a file could not be written, such as a full disk; None for any other kind of error."""
+    """The reason why a file could not be written, such as a full disk; None for errors of any other kind."""
     code = _code(error)
     if code is None or not (isinstance(error, UnwritableError) or code in CANNOT_WRITE):
         return None
@@ -81,7 +81,7 @@ def _code(error: Exception) -> int | None:
 
 @contextmanager
 def writing(file: Path, size: int = 0) -> Iterator[None]:
-    """Raise errors of the block that come from writing files as `UnwritableError`.
+    """Re-raise errors in the block that come from writing files as `UnwritableError`.
 
     Args:
         file: the file or folder that is written.
@@ -179,7 +179,7 @@ class RunDirectory:
         """Open the directory of a run, and clean up after a process that was killed.
 
         Raises:
-            UserError: there is no run, another process has the lock, or a name of the run's files is taken by another kind.
+            UserError: there is no run, another process has the lock, or a path of the run has the wrong kind.
         """
         if not (path / "config.yaml").is_file():
             raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")
@@ -212,7 +212,7 @@ class RunDirectory:
                 sync(self.path)
 
     def record_rollouts(self, responses: Iterable[Mapping[str, Any]], step: RecordedStep) -> None:
-        """Write the responses of a step as text and as a rollout file. The rollout file comes last and marks it as recorded."""
+        """Write the responses of a step as text, then as a rollout file, which marks the step as recorded."""
         if not self.is_writer:
             return
         text = "".join(AS_LINE.encode(line) + "\n" for line in responses)
@@ -224,7 +224,7 @@ class RunDirectory:
             step.save(file, self.identity)
 
     def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
-        """Save the weights before an update, so that replay can compute gradients with them."""
+        """Save the weights from before an update, so that replay can compute gradients with them."""
         if not self.is_writer:
             return
         file = self.path / "replay" / f"{step:06d}-{update}.safetensors"
@@ -285,7 +285,7 @@ class RunDirectory:
                 skeleton = type(model)(model.config)  # no weights and no adapters
             skeleton.generation_config = model.generation_config
             with quiet():
-                skeleton.save_pretrained(temporary, state_dict={})  # saved first, to list the files of transformers
+                skeleton.save_pretrained(temporary, state_dict={})  # saved first, to list the files that transformers writes
                 tokenizer.save_pretrained(temporary)
                 self._models_files = {path.relative_to(temporary).as_posix() for path in temporary.rglob("*")}
                 skeleton.save_pretrained(temporary, state_dict=dict(weights))
@@ -304,7 +304,7 @@ class RunDirectory:
             checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
 
     def finish_stopped(self, temporary: Path, step: int) -> None:
-        """Seal the weights from within a step, give them their final name, and remove those of earlier steps."""
+        """Seal weights from the middle of a step, give them their final name, and remove those of earlier steps."""
         if not self.is_writer:
             return
         with writing(temporary):
@@ -355,7 +355,7 @@ class RunDirectory:
 
     def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         found = [file for name in ("rollouts", "replay") for file in sorted((self.path / name).glob("[0-9]*"))]
-        # files with other names are not the run's
+        # files with other names do not belong to the run
         named = [(file, name) for file in found if file.is_file() and (name := RECORDED.fullmatch(file.name))]
         later = [file for file, name in named if int(name[1]) > step]
         if not rows and not later:
@@ -383,7 +383,7 @@ def _check_kinds(path: Path) -> None:
     wrong += [path / name for name in FOLDERS + MORE_FOLDERS if os.path.lexists(path / name) and not (path / name).is_dir()]
     for place in wrong:
         kind, other = ("a folder", "a file") if place.is_dir() else ("not a folder", "a folder")
-        raise UserError(f"--resume: {str(place)!r} is {kind}, and a run writes {other} there; move it away")
+        raise UserError(f"--resume: {str(place)!r} is {kind}, but a run writes {other} there; move it away")
 
 
 def _megabytes(size: int) -> str:
@@ -398,7 +398,7 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
     """Read the rows of a ``metrics.jsonl``. An incomplete last line is skipped.
 
     Raises:
-        UserError: the file cannot be read, or a line is not a step with numbers. The message has the line number.
+        UserError: the file cannot be read, or a line is not a step with numbers. The message gives the line number.
     """
     try:
         lines = read_text(file, RECORDS).split("\n")
@@ -413,7 +413,7 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
                 break
             raise UserError(f"{str(file)!r} line {number}: not JSON: {error}") from error
         if not isinstance(row, dict) or type(row.get("step")) is not int:
-            raise UserError(f"{str(file)!r} line {number}: {shown(row)} is not a row of metrics with a step")
+            raise UserError(f"{str(file)!r} line {number}: {shown(row)} is not an object of metrics with an integer 'step'")
         other = next((key for key, value in row.items() if type(value) not in (int, float)), None)
         if other is not None:
             raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")

@@ -1,4 +1,4 @@
-"""Tasks, which are prompts with verifiable rewards, and how to build one from its settings."""
+"""Tasks (prompts with verifiable rewards), and the function that builds a task from its settings."""
 
 from __future__ import annotations
 

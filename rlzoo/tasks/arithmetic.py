@@ -14,23 +14,23 @@ from rlzoo.errors import UserError
 from rlzoo.tasks.task import MAX_TRIES, Task, draw_held_out, draw_trained, is_held_out
 from rlzoo.types import Problem
 
-_INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also matches digits of other scripts
+_INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also matches digits in other scripts
 _NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # in 5-23 the minus is not a sign, and 7.23 does not contain 23
 
 
 class ArithmeticTask(Task):
-    """Sums such as ``3+5+9+6``; the answer is the last number of the response, after a marker: ``8,17#23``."""
+    """Sums such as ``3+5+9+6``; the answer is the number after the last marker in the response: ``8,17#23``."""
 
     template: str = Field(default="{question}=", description="prompt template; {question} is replaced by the sum")
     operand_max: int = Field(default=9, ge=1, le=10**6, description="largest number in a sum; the smallest is 1")
-    num_operands_min: int = Field(default=2, ge=2, le=1000, description="fewest numbers in a sum")
-    num_operands_max: int = Field(default=20, ge=2, le=1000, description="most numbers in a sum")
+    num_operands_min: int = Field(default=2, ge=2, le=1000, description="minimum number of operands in a sum")
+    num_operands_max: int = Field(default=20, ge=2, le=1000, description="maximum number of operands in a sum")
     answer_marker: str = Field(
         default="#", description="the answer is the integer after the last marker; empty: the last integer of the response"
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Also reject settings for which all questions are on one side of the train and held-out split."""
+        """Also reject settings that put all questions on one side of the split into training and evaluation."""
         super().model_post_init(context)
         if self.num_operands_max < self.num_operands_min:
             raise UserError(
@@ -42,11 +42,11 @@ class ArithmeticTask(Task):
         if not any(side != first for side in sides):
             raise UserError(
                 f"task.operand_max={self.operand_max} with up to task.num_operands_max={self.num_operands_max} numbers "
-                "gives too few questions for a training and an evaluation split; raise one of them"
+                "gives too few questions for training and evaluation splits; raise one of the two settings"
             )
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return training sums ``start`` to ``start + count``."""
+        """Return ``count`` training sums, from index ``start`` on."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -66,7 +66,7 @@ class ArithmeticTask(Task):
         return [float(answer == int(problem.answer)) for problem, answer in zip(problems, answers, strict=True)]
 
     def answer(self, response: str) -> int | None:
-        """Return the integer that a response gives as its answer, or None."""
+        """Return the integer given as the answer in a response, or None if there is none."""
         if not self.answer_marker:
             numbers = _NUMBER.findall(response)
             text = numbers[-1] if numbers else ""
@@ -78,13 +78,13 @@ class ArithmeticTask(Task):
         return int(text)
 
     def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
-        """Return for each response the index of the first response with the same integer, or None without an integer."""
+        """For each response, return the index of the first response with the same answer, or None if it has no answer."""
         answers = [self.answer(response) for response in responses]
         return [None if answer is None else answers.index(answer) for answer in answers]
 
 
 def worked_solution(question: str) -> str:
-    """Return the running totals except the last, separated by commas, followed by ``#`` and the answer.
+    """Return the intermediate totals, separated by commas, followed by ``#`` and the answer.
 
     Example:
         >>> worked_solution("3+5+9+6"), worked_solution("3+5")

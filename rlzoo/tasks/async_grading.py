@@ -1,4 +1,4 @@
-"""Grades with a user's ``async def`` reward, such as a judge on a server: many calls wait for their answers at once."""
+"""Grades responses with a user's ``async def`` reward, such as a judge on a server. Many calls run concurrently."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rlzoo.support.worker_main import reason
 from rlzoo.support.workers import Worker, WorkerStartError
 from rlzoo.tasks.grading import checked_reward
 
-SPARE = 10.0  # seconds beyond the limit of a call after which a worker that sends no result is killed
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two tries
-BUSY = (408, 425, 429)  # HTTP status codes, besides 5xx, after which a call is tried again
+SPARE = 10.0  # seconds after the time limit of a call until a worker that sends no result is killed
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
+BUSY = (408, 425, 429)  # HTTP status codes, besides 5xx, after which a call is retried
 UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, IncompleteRead)
 
 AsyncFunction = Callable[..., Awaitable[float]]
 Outcome = tuple[float, str, bool]
-"""Reward, reason of the failure or an empty text, and whether the call took too long."""
+"""Reward, reason for the failure (empty if there is none), and whether the call timed out."""
 
 
 class AsyncGrader(Worker):
     """A worker process in which up to ``concurrency`` calls of a coroutine function run at once.
 
-    A call that fails because a server is unreachable or busy is tried again until its time is over. If a call took too long,
-    the process is replaced after the batch, so that it leaves no task, thread or connection.
+    A call that fails because a server is unreachable or busy is retried until its time limit. If a call times out, the process
+    is replaced after the batch, so that no task, thread or connection is left behind.
     """
 
     def __init__(self, load: Callable[[], AsyncFunction], timeout: float, concurrency: int) -> None:
@@ -39,8 +39,8 @@ class AsyncGrader(Worker):
 
         Args:
             load: returns the coroutine function; must be importable by name, because it runs in another process.
-            timeout: time limit for one answer in seconds, including all tries.
-            concurrency: maximum number of calls that run at once.
+            timeout: time limit in seconds for one response, including all attempts.
+            concurrency: maximum number of concurrent calls.
         """
         super().__init__(partial(_grade_all, load, timeout, concurrency), load)
         self.timeout = timeout
@@ -50,14 +50,14 @@ class AsyncGrader(Worker):
         return AsyncGrader, self._arguments
 
     def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float]:
-        """Return the function's value for each call; 0.0 if it failed.
+        """Return the function's value for each call, or 0.0 for a call that failed.
 
         Raises:
             UserError: no worker can be started.
         """
         rewards, was_late = [0.0] * len(calls), False
         try:
-            # one of the running calls ends within the limit, so a longer silence means that the function blocks the loop
+            # one of the running calls ends within the limit, so a longer silence means that the function blocks the event loop
             outcomes = self.call_generator((list(calls),), len(calls), self.timeout + SPARE)
         except WorkerStartError as error:
             raise UserError(f"the grading worker cannot start: {error}") from error
@@ -96,12 +96,12 @@ def _grade_all(
 def _event_loop(num_threads: int) -> asyncio.AbstractEventLoop:
     """Return the worker's only event loop, so that a reward can keep its connections."""
     loop = asyncio.new_event_loop()
-    loop.set_default_executor(ThreadPoolExecutor(num_threads))  # of asyncio.to_thread; the default is 6 threads on 2 cores
+    loop.set_default_executor(ThreadPoolExecutor(num_threads))  # for asyncio.to_thread; the default is 6 threads on 2 cores
     return loop
 
 
 async def _outcome(function: AsyncFunction, call: tuple[Any, ...], timeout: float) -> Outcome:
-    """Call the function until it returns, fails for good, or the time is over."""
+    """Call the function until it returns, fails permanently, or exceeds its time limit."""
     last, pause = "", FIRST_PAUSE
     try:
         async with asyncio.timeout(timeout):
@@ -111,7 +111,7 @@ async def _outcome(function: AsyncFunction, call: tuple[Any, ...], timeout: floa
                 except Exception as error:
                     if not is_transient(error):
                         return 0.0, reason(error), False
-                    last = f"; the last try failed with {reason(error)}"
+                    last = f"; the last attempt failed with {reason(error)}"
                 await asyncio.sleep(random.uniform(pause / 2, pause))
                 pause = min(2 * pause, LONGEST_PAUSE)
     except TimeoutError:
@@ -121,7 +121,7 @@ async def _outcome(function: AsyncFunction, call: tuple[Any, ...], timeout: floa
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether an error, of any HTTP library, means that a server is unreachable or busy, so that another try may succeed.
+    """Whether an error from any HTTP library means that a server is unreachable or busy, so that a retry may succeed.
 
     Example:
         >>> from urllib.error import HTTPError
@@ -140,7 +140,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the HTTP status code that an error of urllib, aiohttp, httpx, requests or openai has; None for other errors."""
+    """Return the HTTP status code of an error from urllib, aiohttp, httpx, requests or openai; None for other errors."""
     found = [
         getattr(place, name, None)
         for place in (error, getattr(error, "response", None))

@@ -1,4 +1,4 @@
-"""Tasks with several turns, in which the model and an environment write alternately."""
+"""Multi-turn tasks, in which the model and an environment take turns."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from rlzoo.tasks.user_code import import_named
 from rlzoo.types import Problem
 
 TRIED = 4
-"""Number of episodes that are begun before a run, to find errors early."""
+"""Number of episodes that are started before a run, to find errors early."""
 
 
 class EpisodeTask(Task):
-    """Episodes of an environment: the fields are the settings, and each problem begins an episode."""
+    """Episodes in an environment: the fields are the settings, and each problem starts an episode."""
 
     workers: int = Field(
-        default=4, ge=0, le=256, description="processes for environments; 0: run them in the training process, without limits"
+        default=4,
+        ge=0,
+        le=256,
+        description="number of processes for environments; 0: the training process runs them, without limits",
     )
     timeout: float = Field(
         default=5.0,
         gt=0,
         le=3600,
-        description="time limit in seconds for one call of an environment in a worker process; a timeout fails the episode",
+        description="time limit in seconds for one call to an environment in a worker process; a timeout fails the episode",
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Reject a reward function and a template, which would not be used."""
+        """Reject a reward function and a template, which would have no effect."""
         if self.reward is not None:
             raise UserError("task.reward: an environment computes its own rewards; remove this setting")
         if self.template != type(self).model_fields["template"].default:
@@ -41,7 +44,7 @@ class EpisodeTask(Task):
 
     @property
     def make(self) -> Callable[[], Environment]:
-        """A callable that returns an environment for one episode; importable by name."""
+        """A callable that returns an environment for one episode; it must be importable by name."""
         raise NotImplementedError
 
     @cached_property
@@ -50,7 +53,7 @@ class EpisodeTask(Task):
         return Host(self.make, workers=self.workers, timeout=self.timeout)
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return training episodes ``start`` to ``start + count``."""
+        """Return ``count`` training episodes, from index ``start`` on."""
         return [Problem(f"episode {self.seed}:{index}", "") for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -58,7 +61,7 @@ class EpisodeTask(Task):
         return [Problem(f"held-out episode {index}", "") for index in range(count)]
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Begin a few episodes and return their first prompts; raises a `UserError` if one fails."""
+        """Start a few episodes and return their first prompts; raise a `UserError` if one cannot start."""
         some = problems[:TRIED]
         numbers, seen = self.host.begin(some, [self.episode_seed(problem) for problem in some])
         self.host.end(numbers)
@@ -77,12 +80,12 @@ class EpisodeTask(Task):
 
 
 class EnvironmentTask(EpisodeTask):
-    """An environment that the user or a library provides."""
+    """Episodes in an environment that is provided by the user or a library."""
 
     environment: str = Field(
-        min_length=1, description="class of the environment, or a function that returns one, as module:name"
+        min_length=1, description="class of the environment, or a function that returns an environment, as module:name"
     )
-    arguments: dict[str, Any] = Field(default={}, description="keyword arguments for it")
+    arguments: dict[str, Any] = Field(default={}, description="keyword arguments for this class or function")
 
     def model_post_init(self, context: Any) -> None:
         """Import the environment class or function, so that a mistake is reported before a run starts."""
@@ -93,7 +96,7 @@ class EnvironmentTask(EpisodeTask):
         if missing:
             raise UserError(f"{key}: has no method {missing[0]!r}; an environment has reset(problem, seed) and step(message)")
         if not callable(made):
-            raise UserError(f"{key}: is of type {type(made).__name__}, not a class or a function")
+            raise UserError(f"{key}: expected a class or a function, but this is of type {type(made).__name__}")
 
     @property
     def make(self) -> Callable[[], Environment]:
@@ -102,6 +105,6 @@ class EnvironmentTask(EpisodeTask):
 
 
 def make_environment(reference: str, arguments: dict[str, Any]) -> Environment:
-    """Make an environment from ``module:name`` and its arguments."""
+    """Create the environment named by ``module:name``, with the given arguments."""
     environment: Environment = import_named("task.environment", reference, "module:Class")(**arguments)
     return environment

@@ -16,7 +16,7 @@ def last_boxed(text: str) -> str | None:
         >>> last_boxed(r"\boxed{3} no, \boxed{\frac{1}{2}}")
         '\\frac{1}{2}'
     """
-    # start of the content of each open box, -1 for a plain brace; one pass is enough, however long the text
+    # start of the content for each open box, -1 for a plain brace; a single pass is linear in the length of the text
     open_braces: list[int] = []
     begin, content = -1, None
     for match in _BOX_OR_BRACE.finditer(text):
@@ -40,10 +40,10 @@ def after_hashes(text: str) -> str | None:
 def final_answer(response: str) -> str:
     r"""Return the answer in a response to a puzzle.
 
-    This is the last ``<answer>`` tag, else the last ``\boxed{}``, else the line after the last ``####`` or "answer is", else
-    the last non-empty line.
+    This is the content of the last ``<answer>`` tag, else that of the last ``\boxed{}``, else the line after the last ``####``
+    or "answer is", else the last non-empty line.
     """
-    opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last closed one
+    opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last one that is closed
     if opened >= 0:
         return response[opened + len(_TAG) :].partition(_END_TAG)[0].strip()
     boxed = last_boxed(response)

@@ -1,4 +1,4 @@
-"""Grades in a worker process, which is killed and replaced if an answer makes it hang or crash."""
+"""Grades responses in a worker process, which is killed and replaced if an answer makes it hang or crash."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rlzoo.errors import UserError, shown
 from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
 
 MEMORY = 768 * 2**20
-"""Memory limit in bytes of a worker process for answers or templates. The libraries take 0.14 GB. An answer that needs more
-than the rest, such as 9^{9^{9}}, gets the reward 0."""
+"""Memory limit in bytes of a worker process that handles answers or templates. The libraries take 0.14 GB. An answer that needs
+more than the remainder, such as 9^{9^{9}}, gets a reward of 0."""
 
 LARGEST_REWARD = 1e6
 """Largest magnitude of a reward. Sums and variances of larger rewards overflow, which makes metrics infinite or NaN."""
@@ -27,10 +27,10 @@ class Grader(Worker):
         """Store the arguments; the worker starts with the first call.
 
         Args:
-            function: grades one call's arguments; must be importable by name, because it runs in another process.
+            function: returns the reward for one call; must be importable by name, because it runs in another process.
             start: called once in each new worker, outside the time limit.
-            timeout: time limit for one answer in seconds, by the monotonic clock.
-            memory: bytes that the process may hold; None for no limit.
+            timeout: time limit in seconds for one response, by the monotonic clock.
+            memory: memory limit of the process in bytes; None for no limit.
         """
         super().__init__(partial(_number, function), start, memory)
         self.timeout = timeout
@@ -40,7 +40,7 @@ class Grader(Worker):
         return Grader, self._arguments
 
     def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float]:
-        """Return the function's value for each call; 0.0 if it hung or crashed.
+        """Return the function's value for each call, or 0.0 for a call that hung or crashed.
 
         Raises:
             UserError: no worker can be started.

@@ -1,4 +1,4 @@
-"""A game of several turns that a tiny model learns in minutes: guess a hidden number."""
+"""A multi-turn game that a tiny model learns in minutes: guessing a hidden number."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from rlzoo.tasks.task import draw_held_out, draw_trained, is_held_out
 from rlzoo.types import Problem
 
 FEWEST = 5
-"""Smallest number of candidates in a game."""
+"""Minimum number of candidates in a game."""
 
 
 class GuessTask(EpisodeTask):
     """Games of `Guess`: a problem is a range and a number hidden in it.
 
     The number of candidates is drawn log-uniformly from 5 to ``highest``, so that games differ in length. One in eight pairs of
-    a range and a number is held out for evaluation; a hash of the pair decides.
+    a range and a number is held out for evaluation, selected by a hash of the pair.
     """
 
-    highest: int = Field(default=999, ge=20, le=10**6, description="largest hidden number, in the widest range")
+    highest: int = Field(default=999, ge=20, le=10**6, description="largest number that can be hidden")
     turns: int = Field(
-        default=16, ge=1, le=1000, description="maximum guesses per game; rollout.max_turns should be at least this"
+        default=16, ge=1, le=1000, description="maximum number of guesses per game; rollout.max_turns should be at least this"
     )
     cost: float = Field(default=0.05, ge=0, le=1, description="penalty for each turn that does not find the number")
     workers: int = Field(
-        default=0, ge=0, le=256, description="processes for environments; 0: run them in the training process, without limits"
+        default=0,
+        ge=0,
+        le=256,
+        description="number of processes for environments; 0: the training process runs them, without limits",
     )
 
     @property
@@ -41,7 +44,7 @@ class GuessTask(EpisodeTask):
         return partial(Guess, self.turns, self.cost)
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return training games ``start`` to ``start + count``."""
+        """Return ``count`` training games, from index ``start`` on."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:

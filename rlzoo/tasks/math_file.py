@@ -41,7 +41,7 @@ class MathFileTask(Task):
 
     @cached_property
     def _problems(self) -> tuple[list[Problem], list[Problem]]:
-        """The training and the held-out problems; no question is in both."""
+        """The training problems and the held-out problems; no question is in both lists."""
         rows = read_problems(self.path, "train", self.subset)
         if self.eval_path is not None:
             held_out = read_problems(self.eval_path, "test", self.subset)
@@ -59,7 +59,7 @@ class MathFileTask(Task):
         return train, [held_out[index] for index in order]
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return training problems ``start`` to ``start + count``; every epoch has the rows in a new order."""
+        """Return ``count`` training problems, from index ``start`` on; each epoch shuffles the rows differently."""
         rows = self._problems[0]
         places = (divmod(index, len(rows)) for index in range(start, start + count))
         return [rows[_shuffled(len(rows), f"{self.seed}:{epoch}")[place]] for epoch, place in places]
@@ -77,7 +77,7 @@ class MathFileTask(Task):
         return Origin(path, subset=self.subset, split="test" if held_out else "train", size=size)
 
     def fingerprint(self) -> str:
-        """Identify every problem in the file."""
+        """Return a hash of all training problems."""
         return fingerprint(self._problems[0])
 
     @cached_property

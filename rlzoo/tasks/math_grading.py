@@ -1,4 +1,4 @@
-"""Compares answers as mathematics with math-verify: with the reference, and with each other."""
+"""Compares answers mathematically with math-verify, both with the reference and with each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlzoo.types import Problem
 
 ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 
-# characters; references are less than a tenth as long, and math-verify takes minutes for much longer texts
+# in characters; references are less than a tenth as long, and math-verify takes minutes for much longer texts
 LONGEST_ANSWER = 5_000
 LONGEST_SEARCHED = 100_000  # characters at the end of a response in which math-verify looks for an answer
 
@@ -24,7 +24,7 @@ _NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\
 
 @dataclass(frozen=True, slots=True)
 class MathGrader:
-    r"""Grades the final answers of responses, and groups equal answers."""
+    r"""Grades the final answers in responses, and groups equal answers."""
 
     worker: Grader
 
@@ -45,15 +45,15 @@ class MathGrader:
     def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
         """Group the responses to one problem by their answers.
 
-        Right responses equal the reference and form one group. A wrong response joins the first group whose first answer it
+        Correct responses equal the reference and form one group. A wrong response joins the first group whose first answer it
         equals. The order matters, because math-verify's equality is not transitive.
 
         Args:
-            responses: to one problem.
+            responses: the responses to one problem.
             rewards: their rewards from `grade`.
 
         Returns:
-            For each response the index of the first response with its answer, or None if no answer can be read.
+            For each response, the index of the first response with its answer, or None if no answer can be read.
         """
         answers = [_readable(response) for response in responses]
         wrong = dict.fromkeys(answer for answer, reward in zip(answers, rewards, strict=True) if not reward and answer[0])
@@ -77,7 +77,7 @@ class MathGrader:
 
 
 def math_worker_process(timeout: float) -> Grader:
-    """Return a worker process for a `MathGrader`; comparisons longer than ``timeout`` seconds count as different."""
+    """Return a worker process for a `MathGrader`; comparisons that take over ``timeout`` seconds count as unequal."""
     return Grader(score, start, timeout, MEMORY)
 
 
@@ -93,13 +93,13 @@ def response_answer(response: str) -> str | None:
 
 
 def _readable(response: str) -> tuple[str, bool]:
-    """Return the text to compare, and whether it is only the answer; the text is empty if there is none."""
+    """Return the text to compare, and whether it contains only the answer; the text is empty if there is none."""
     answer = response_answer(response)
     return _compared(response, answer, _plain), answer is not None
 
 
 def _compared(response: str, answer: str | None, cleaned: Callable[[str], str]) -> str:
-    """Return the text for math-verify: the answer, or without one the end of the response; empty if it is too long."""
+    """Return the text for math-verify: the answer, or the end of the response if there is none; empty if it is too long."""
     if answer is None:
         return response[-LONGEST_SEARCHED:].strip()
     return cleaned(answer) if len(answer) <= LONGEST_ANSWER else ""
@@ -124,7 +124,7 @@ def _without_full_stop(text: str) -> str:
 
 
 def _plain(answer: str) -> str:
-    """Remove what never changes the value of an answer; equal texts then need no worker."""
+    """Remove markup that never changes the value of an answer, so that equal texts can be compared without a worker."""
     text = _bare(answer).strip("$").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\!", "")
     return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
 
@@ -139,10 +139,10 @@ def score(reference: str, answer: str, found: bool, reference_found: bool = True
     r"""Return 1.0 if the answer equals the reference as mathematics, else 0.0; runs in the worker.
 
     Args:
-        reference: the right answer, LaTeX or plain.
+        reference: the correct answer, in LaTeX or plain text.
         answer: the response's answer if ``found``, else the whole response, in which math-verify looks for one.
         found: whether ``answer`` is already extracted.
-        reference_found: the same for ``reference``, if that is another response.
+        reference_found: the same for ``reference``, which may come from another response.
     """
     from math_verify import parse, verify
 

@@ -1,4 +1,4 @@
-"""Reads questions and answers from JSON and Parquet files and hub datasets, in the common layouts."""
+"""Reads questions and answers in common layouts from JSON files, Parquet files and hub datasets."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def is_file_name(path: str) -> bool:
 
 
 def read_problems(path: str, split: str, subset: str | None) -> list[Problem]:
-    """Return the problems of a local file, or of one split of a hub dataset, with each question once.
+    """Return the problems of a local file, or of one split of a hub dataset, without duplicate questions.
 
     Raises:
-        UserError: the data is not found or empty, or a row is not usable; the message names the row.
+        UserError: the data is not found or empty, or a row cannot be used; the message names the row.
     """
     rows = _file_rows(path) if is_file_name(path) else _hub_rows(path, split, subset)
     problems: dict[str, Problem] = {}
@@ -65,7 +65,7 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
     try:
         yield from _parquet_rows(path) if path.endswith(".parquet") else _json_rows(path)
     except FileNotFoundError:
-        raise UserError(f"{path!r} is not a file (looked for from {Path.cwd()})") from None
+        raise UserError(f"{path!r} is not a file (looked for it from {Path.cwd()})") from None
     except UserError:
         raise
     except Exception as error:  # not text, not Parquet, or an impossible file name; pyarrow has its own errors
@@ -116,14 +116,14 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         raise UserError(f"{name!r} is not a file, and loading it as a hub dataset failed: {reason}") from error
     if rows is None:
         raise UserError(f"dataset {name!r} has no split {split!r} (it has: {', '.join(splits)}): set task.eval_path")
-    # read in batches of a thousand rows: one dataset has 1.8 million rows, with each question a hundred times
+    # read in batches of a thousand rows: one dataset has 1.8 million rows, in which each question appears a hundred times
     batches = rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000)
     columns = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))
     return ((f"{name} {split} row {index}", row) for index, row in enumerate(columns))
 
 
 def _used(place: str, columns: Sequence[str]) -> list[str]:
-    """Return the columns of a table that are read."""
+    """Return the names of the columns to read from a table."""
     for wanted, names in (("question", _ASKING), ("answer", _ANSWERING)):
         if not set(columns) & set(names):
             raise _missing(place, columns, wanted)
@@ -132,7 +132,7 @@ def _used(place: str, columns: Sequence[str]) -> list[str]:
 
 def _problem(place: str, row: Any) -> Problem:
     if not isinstance(row, Mapping):
-        raise UserError(f"{place}: a {type(row).__name__}, not an object with columns")
+        raise UserError(f"{place}: expected an object with columns, but this is a {type(row).__name__}")
     question = _first(row, _ASKING)
     if isinstance(question, list):  # a list of messages
         asked = _said(question, "user")
@@ -153,7 +153,7 @@ def _first(row: Mapping[str, Any], columns: Iterable[str]) -> Any:
 
 
 def _said(messages: object, role: str) -> list[object]:
-    """Return the contents of all messages with one role."""
+    """Return the contents of all messages with the given role."""
     each = messages if isinstance(messages, list) else []
     return [message.get("content") for message in each if isinstance(message, Mapping) and message.get("role") == role]
 
@@ -193,7 +193,7 @@ def _worked_out(place: str, row: Mapping[str, Any]) -> str | None:
 
 
 def clean_answer(answer: str) -> str:
-    r"""Return only the answer: after GSM8K's ``####`` without commas, else inside the last ``\boxed{}``, else unchanged.
+    r"""Return the text after GSM8K's ``####`` without commas, else the content of the last ``\boxed{}``, else the whole text.
 
     Example:
         >>> clean_answer("He pays 2 * 600 = 1,200.\n#### 1,200")

@@ -1,4 +1,4 @@
-r"""Puzzles from reasoning-gym: any of its generated datasets, graded by its own scorers as right or wrong."""
+r"""Puzzles from any of reasoning-gym's generated datasets, graded as right or wrong by the dataset's own scorer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rlzoo.tasks.task import Task, is_held_out
 from rlzoo.types import Problem
 
 _MAX_TRIES = 1000  # consecutive draws on the wrong side of the split, or without a new question, before giving up
-_MAX_ENTRIES = 100_000  # scorers need the whole entry and not only the answer, so recent entries are kept
+_MAX_ENTRIES = 100_000  # scorers need the whole entry, not just the answer, so recent entries are kept
 _CHUNK = 500  # reasoning-gym's own dataset size; some datasets cannot be read beyond their size
 _NONSENSE = "?"
 _SET_BY_TASK = ("seed", "size")
 
 
 class ReasoningGymTask(Task):
-    """Problems of one reasoning-gym dataset; the reward is 1 for a full score, else 0.
+    """Problems from one reasoning-gym dataset; the reward is 1 for a full score, else 0.
 
     The scorers run in a worker process, because several evaluate the answer as Python and some never return on a bad answer.
     A few datasets (isomorphic_strings, polynomial_multiplication, ransom_note, word_ladder) draw from Python sets. Their
@@ -54,7 +54,7 @@ class ReasoningGymTask(Task):
         self.train_problems(0, 1)
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return training problems ``start`` to ``start + count``."""
+        """Return ``count`` training problems, from index ``start`` on."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -89,7 +89,7 @@ class ReasoningGymTask(Task):
 
     @cached_property
     def _entries(self) -> dict[Problem, dict[str, Any]]:
-        """Full entries of the most recent problems, for the scorers."""
+        """Full entries for the most recent problems, which the scorers need."""
         return {}
 
     def _remember(self, entry: dict[str, Any]) -> Problem:
@@ -104,7 +104,7 @@ class ReasoningGymTask(Task):
         return Grader(_score, _start, self.timeout, MEMORY)
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        if not self._entries.keys() >= set(problems):  # a made-up entry would silently grade 0
+        if not self._entries.keys() >= set(problems):  # a made-up entry would silently give a reward of 0
             raise ValueError(
                 "unknown problem: only problems from this task's train_problems or held_out_problems can be graded"
             )
@@ -139,7 +139,7 @@ def _check_options(dataset: str, options: dict[str, Any]) -> None:
 
 @lru_cache(maxsize=64)
 def _make_dataset(name: str, options: str, seed: int) -> Any:
-    """Return the reasoning-gym dataset with this name, options (as JSON) and seed, and ``_CHUNK`` problems."""
+    """Return ``_CHUNK`` problems of the reasoning-gym dataset with the given name, options (as JSON) and seed."""
     import reasoning_gym
     from reasoning_gym.composite import DatasetSpec
 
@@ -150,7 +150,7 @@ def _make_dataset(name: str, options: str, seed: int) -> Any:
 
 
 def _start() -> None:
-    """Run in the worker: import reasoning-gym before the first answer, so that the import does not count against its time."""
+    """Run in the worker: import reasoning-gym before the first answer, whose time limit would otherwise include the import."""
     import reasoning_gym
 
     assert reasoning_gym

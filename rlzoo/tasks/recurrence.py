@@ -22,15 +22,15 @@ _QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),
 class RecurrenceTask(Task):
     """Terms of ``x[n+1] = k x[n] + x[n-1]``, of which only the last ``digits`` digits are kept.
 
-    The question gives two terms, ``004c17,003c42,``. Each has the number of remaining steps, the multiplier as a letter (``a``
-    is 1, ``c`` is 3), and the term. The solution continues in the same form and gives the answer after a marker:
+    The question gives two terms, ``004c17,003c42,``. Each consists of the number of remaining steps, the multiplier as a letter
+    (``a`` is 1, ``c`` is 3), and the term. The solution continues in the same form and gives the answer after a marker:
     ``002c43,001c71,000#56``. The number of steps is drawn log-uniformly, so that every octave is equally likely.
     """
 
-    digits: int = Field(default=2, ge=1, le=6, description="digits of a term")
+    digits: int = Field(default=2, ge=1, le=6, description="number of digits in a term")
     multiplier_max: int = Field(default=9, ge=1, le=9, description="largest multiplier; the smallest is 1")
-    steps_min: int = Field(default=1, ge=1, le=100_000, description="fewest terms to compute")
-    steps_max: int = Field(default=250, ge=1, le=100_000, description="most terms to compute")
+    steps_min: int = Field(default=1, ge=1, le=100_000, description="minimum number of terms to compute")
+    steps_max: int = Field(default=250, ge=1, le=100_000, description="maximum number of terms to compute")
 
     def model_post_init(self, context: Any) -> None:
         """Also reject an empty range of steps."""
@@ -39,7 +39,7 @@ class RecurrenceTask(Task):
             raise UserError(f"task.steps_max={self.steps_max} is below task.steps_min={self.steps_min}")
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return training problems ``start`` to ``start + count``."""
+        """Return ``count`` training problems, from index ``start`` on."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -52,7 +52,7 @@ class RecurrenceTask(Task):
     def _draw(self, key: str) -> str:
         generator = random.Random(key)
         steps = int(math.exp(generator.uniform(math.log(self.steps_min), math.log(self.steps_max + 1))))
-        steps = min(max(steps, self.steps_min), self.steps_max)  # rounding may leave the range
+        steps = min(max(steps, self.steps_min), self.steps_max)  # rounding may move it outside the range
         letter = ascii_lowercase[generator.randint(1, self.multiplier_max) - 1]
         width = len(str(self.steps_max + 1))
         terms = [generator.randrange(10**self.digits) for _ in range(2)]
@@ -68,7 +68,7 @@ class RecurrenceTask(Task):
 
 
 def worked_terms(question: str) -> Iterator[str]:
-    """Yield each term of the solution as text, with its counter and its separator.
+    """Yield each term of the solution as text, with its counter and separator.
 
     Example:
         >>> list(worked_terms("004c17,003c42,"))

@@ -1,4 +1,4 @@
-"""Gives several tries at each problem of any single-turn task."""
+"""Gives the model several tries at each problem of any single-turn task."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rlzoo.types import Problem
 class RetriesTask(EpisodeTask):
     """Problems of another task; a wrong answer is followed by another try.
 
-    The environment is light and runs in the training process. The other task grades the answers; if they could do harm, it does
-    so in its own worker process.
+    The environment is lightweight and runs in the training process. The other task grades the answers, in its own worker
+    process if they could do harm.
     """
 
     inner: dict[str, Any] = Field(
-        description="settings of the task that provides problems and grades, such as {name: arithmetic}"
+        description="settings of the task that provides the problems and grades the answers, such as {name: arithmetic}"
     )
-    tries: int = Field(default=3, ge=1, le=100, description="maximum answers to a problem")
+    tries: int = Field(default=3, ge=1, le=100, description="maximum number of answers to a problem")
     again: str = Field(
         default="That is wrong. Try again.", min_length=1, description="message to the model after a wrong answer"
     )
-    discount: float = Field(default=1.0, ge=0, le=1, description="factor on the reward for each earlier try")
+    discount: float = Field(default=1.0, ge=0, le=1, description="factor by which each earlier try multiplies the reward")
     solved: float = Field(default=1.0, description="an answer with at least this reward is right")
     workers: int = Field(default=0, ge=0, le=0, description="always 0: the environment runs in the training process")
 
@@ -39,14 +39,16 @@ class RetriesTask(EpisodeTask):
         """Also build the other task, so that a mistake in it is reported before a run starts."""
         for field in ("reward", "template"):
             if getattr(self, field) != type(self).model_fields[field].default:
-                raise UserError(f"task.{field}: the other task asks and grades; set task.inner.{field} instead")
+                raise UserError(
+                    f"task.{field}: the other task asks the questions and grades the answers; set task.inner.{field} instead"
+                )
         super().model_post_init(context)
         if self.task.host is not None:
-            raise UserError(f"task.inner.name={self.task.name!r}: already has several turns; choose a single-turn task")
+            raise UserError(f"task.inner.name={self.task.name!r}: this is already a multi-turn task; choose a single-turn task")
 
     @cached_property
     def task(self) -> Task:
-        """The task that provides problems and grades."""
+        """The task that provides the problems and grades the answers."""
         return build_task({"seed": self.seed, **self.inner})
 
     @property

@@ -37,22 +37,22 @@ def math_grader() -> SuiteGrader:
 class Suite:
     """A set of questions with reference answers.
 
-    The question is read from a column ``question`` or ``problem``, the reference from ``answer`` or else ``solution``.
+    The question is read from the column ``question`` or ``problem``, and the reference from ``answer``, else ``solution``.
     """
 
     name: str
     source: str | None = None  # dataset on the hub; None: the held-out sums of the arithmetic task
     subset: str | None = None
     split: str = "test"
-    files: tuple[str, ...] = ()  # names of a local copy in addition to <name>.jsonl
+    files: tuple[str, ...] = ()  # file names of a local copy, in addition to <name>.jsonl
     template: str = ASK_FOR_A_BOX
     make_grader: Callable[[], SuiteGrader] = math_grader
 
     def problems(self, folder: Path | None, limit: int | None) -> list[Problem]:
-        """Return the first ``limit`` problems, in stored order, with each question once.
+        """Return the first ``limit`` problems in stored order, without duplicate questions.
 
         Args:
-            folder: folder with local copies; None for the hub.
+            folder: folder with local copies; None to read from the hub.
             limit: maximum number of problems; None for all.
 
         Raises:
@@ -68,7 +68,7 @@ class Suite:
             raise UserError(f"suite {self.name!r}: {error}{hint}") from error
 
     def prompt(self, problem: Problem) -> str:
-        """Return the template with the problem's question in it."""
+        """Return the template with the problem's question filled in."""
         return self.template.replace("{question}", problem.question)
 
     def _file(self, folder: Path) -> Path:
@@ -93,7 +93,7 @@ SUITES = {
 
 
 def find_suite(name: str, folder: Path | None) -> Suite:
-    """Return a known suite, or a user's suite: mathematics questions in ``<name>.jsonl`` of the folder.
+    """Return a known suite, or a user's suite: mathematics questions in ``<name>.jsonl`` in the folder.
 
     Raises:
         UserError: there is no such suite.

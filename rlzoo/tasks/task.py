@@ -67,12 +67,14 @@ class Task(BaseModel, ABC):
         default=5.0,
         gt=0,
         le=3600,
-        description="time limit in seconds to grade one answer in a worker process; a timeout counts as 0",
+        description="time limit in seconds for grading one answer in a worker process; a timeout counts as 0",
     )
     reward_concurrency: int = Field(
-        default=32, ge=1, le=4096, description="maximum calls of an async def reward that run at once, in each process"
+        default=32, ge=1, le=4096, description="maximum number of concurrent calls to an async def reward, in each process"
     )
-    seed: int | None = Field(default=None, ge=0, lt=2**32, description="order of the training problems; null: the run's seed")
+    seed: int | None = Field(
+        default=None, ge=0, lt=2**32, description="seed for the order of the training problems; null: the run's seed"
+    )
 
     @property
     def name(self) -> str:
@@ -98,18 +100,18 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return training problems ``start`` to ``start + count``; they never end and depend only on (seed, index)."""
+        """Return ``count`` training problems, from index ``start`` on; they never run out and depend only on (seed, index)."""
 
     @abstractmethod
     def held_out_problems(self, count: int) -> list[Problem]:
-        """Return distinct problems that are never trained on, the same for every seed; may return fewer than ``count``."""
+        """Return distinct problems, never trained on and the same for every seed; may return fewer than ``count``."""
 
     @abstractmethod
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         """Return the task's own rewards."""
 
     def prompt(self, problem: Problem) -> str:
-        """Return the template with the problem's question in it."""
+        """Return the template with the problem's question filled in."""
         return self.template.replace("{question}", problem.question)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
@@ -140,7 +142,7 @@ class Task(BaseModel, ABC):
 
     @property
     def host(self) -> Host | None:
-        """The host of the environments if the task has several turns; None if a response is one turn."""
+        """The host of the environments if the task is multi-turn; None if a response is a single turn."""
         return None
 
     def episode_seed(self, problem: Problem) -> int:
@@ -152,7 +154,7 @@ class Task(BaseModel, ABC):
         return Origin()
 
     def fingerprint(self) -> str:
-        """Identify the training problems, so that a resumed run uses the same ones."""
+        """Return a hash of the training problems, so that a resumed run can refuse different ones."""
         return fingerprint(self.train_problems(0, _FINGERPRINTED))
 
     def close(self) -> None:
@@ -171,7 +173,7 @@ def build_task(settings: Mapping[str, Any]) -> Task:
     """Return the task named ``settings["name"]``, with the other settings as its fields.
 
     Raises:
-        UserError: an unknown name, an unknown or wrong setting, unreadable data, or a missing extra.
+        UserError: the name or a setting is unknown, a value is invalid, data cannot be read, or an extra is missing.
     """
     if odd := next((key for key in settings if not isinstance(key, str)), None):
         raise UserError(f"task: {shown(odd)} is not the name of a setting")
@@ -187,7 +189,7 @@ def build_task(settings: Mapping[str, Any]) -> Task:
 
 
 def _task_class(name: object, fields: dict[str, Any]) -> type[Task]:
-    """Return the class; if the name contains a dataset, it becomes a field."""
+    """Return the task's class; a dataset in the name becomes a field."""
     kind, colon, rest = str(name).partition(":")
     if colon and kind not in _TASKS and all(part.isidentifier() for part in [*kind.split("."), rest]):
         return _own_class(str(name))
@@ -219,16 +221,16 @@ def task_names() -> list[str]:
 
 
 Drawn = TypeVar("Drawn", bound=Hashable)
-MAX_TRIES = 2000  # draws without a new held-out problem before there are taken to be no more
+MAX_TRIES = 2000  # consecutive draws without a new held-out problem, after which no more are assumed to exist
 
 
 def draw_held_out(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], count: int) -> list[Drawn]:
     """Return the first ``count`` distinct held-out draws, or fewer if there are no more.
 
     Args:
-        draw: returns a question or a problem for a key; the same one for the same key.
-        held_out: whether it is held out.
-        count: how many to return.
+        draw: returns a question or a problem for a key, always the same one for the same key.
+        held_out: returns whether a draw is held out.
+        count: maximum number of draws to return.
     """
     found: dict[Drawn, None] = {}
     number = tries = 0
@@ -250,7 +252,7 @@ def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool]
 
 
 def is_held_out(question: str) -> bool:
-    """Whether a question is held out for evaluation. Its text decides, so that training never uses it.
+    """Whether a question is held out for evaluation. A hash of its text decides, so training never uses it.
 
     Example:
         >>> is_held_out("1+1"), is_held_out("2+4")

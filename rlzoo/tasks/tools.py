@@ -1,4 +1,4 @@
-"""Questions of another task, which the model may answer with the help of tools."""
+"""Questions from another task, which the model may answer with the help of tools."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FORM = "module:function, for example rlzoo.environments.tools:calculator"
 
 
 class ToolTask(EpisodeTask):
-    """Questions of another task. A turn may call tools; a turn without a call is the answer, which the other task grades."""
+    """Questions from another task. A turn may call tools; a turn without a call is the answer, which the other task grades."""
 
-    problems: dict[str, Any] = Field(description="the task that asks and grades, by its name and settings")
+    problems: dict[str, Any] = Field(description="name and settings of the task that asks the questions and grades the answers")
     tools: list[str] = Field(min_length=1, max_length=64, description="functions that the model may call, as module:function")
     timeout: float = Field(
         default=60.0, gt=0, le=3600, description="time limit in seconds for all calls of a turn; a timeout ends the episode"
@@ -38,13 +38,15 @@ class ToolTask(EpisodeTask):
                 raise UserError(f"task.{field}: belongs to the task that asks the questions; set task.problems.{field} instead")
         super().model_post_init(context)
         if self._asking.host is not None:
-            raise UserError(f"task.problems: task {self._asking.name!r} already has several turns; choose a single-turn task")
+            raise UserError(
+                f"task.problems: task {self._asking.name!r} is already a multi-turn task; choose a single-turn task"
+            )
         _ = self.schemas
         self.make()  # checks and prepares the tools
 
     @cached_property
     def _asking(self) -> Task:
-        """The task that asks and grades. Copies of this task share it."""
+        """The task that asks the questions and grades the answers. Copies of this task share it."""
         try:
             return build_task(self.problems)
         except UserError as error:
@@ -76,7 +78,7 @@ class ToolTask(EpisodeTask):
 
     @property
     def graders(self) -> list[Worker]:
-        """The graders of the task that grades."""
+        """The other task's graders."""
         return self._asking.graders
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
@@ -88,7 +90,7 @@ class ToolTask(EpisodeTask):
         return self._seeded.held_out_problems(count)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Begin a few episodes, and return the prompts of all problems."""
+        """Start a few episodes, and return the prompts of all problems."""
         super().prompts(problems)
         return self._asking.prompts(problems)
 
@@ -142,12 +144,12 @@ class AskingHost(Host):
 
 
 def make_environment(references: Sequence[str]) -> Environment:
-    """Return an episode in which the model may call the named functions, each given as ``module:function``."""
+    """Return an environment in which the model may call the given functions, each named as ``module:function``."""
     return ToolEnvironment([import_tool(reference) for reference in references])
 
 
 def import_tool(reference: str) -> Tool:
-    """Return the function named by ``module:function``; modules in the current directory are found, too.
+    """Return the function named by ``module:function``; modules in the current directory are found as well.
 
     Raises:
         UserError: it is not found, or is not a function.
@@ -155,12 +157,12 @@ def import_tool(reference: str) -> Tool:
     tool = import_named("task.tools", reference, FORM)
     key = f"task.tools={shown(reference)}"
     if not inspect.isfunction(tool):
-        raise UserError(f"{key}: is a {type(tool).__name__}, not a function")
+        raise UserError(f"{key}: expected a function, but this is of type {type(tool).__name__}")
     return tool
 
 
 def _schema(reference: str, tool: Tool) -> dict[str, Any]:
-    """Return the JSON schema of a function, from its annotations and docstring."""
+    """Return the JSON schema of a function, derived from its annotations and docstring."""
     from transformers.utils import get_json_schema
 
     try:

@@ -1,4 +1,4 @@
-"""Imports the user's code by ``module:name``, also from the current directory."""
+"""Imports the user's code by ``module:name``, including code in the current directory."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from rlzoo.tasks.grading import Grader
 from rlzoo.types import Problem
 
 RewardFunction = Callable[[Problem, str], Any]
-"""Returns a number, or with ``async def`` an awaitable number."""
+"""Returns a number or, with ``async def``, an awaitable that yields one."""
 
 
 def import_named(setting: str, reference: str, form: str) -> Any:
     """Return the object that ``module:name`` refers to.
 
     Args:
-        setting: the setting that holds the reference, for errors.
+        setting: the setting that holds the reference, for error messages.
         reference: ``module:name``; the module may have dots.
-        form: the expected form with an example, for errors.
+        form: the expected form with an example, for error messages.
 
     Raises:
-        UserError: the reference has another form, or the module or the name is not found.
+        UserError: the reference has the wrong form, or the module or name is not found.
     """
     key = f"{setting}={shown(reference)}"
     module_name, _, name = reference.partition(":")
     parts = [*module_name.split("."), name]
     if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
-        raise UserError(f"{key}: must look like {form}")
+        raise UserError(f"{key}: expected {form}")
     here = str(Path.cwd())
     if here not in sys.path:  # unlike python -m, an installed command does not look in the current directory
         sys.path.append(here)
@@ -51,7 +51,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
 
 
 def import_reward(reference: str) -> RewardFunction:
-    """Return the function named by ``module:function``; modules in the current directory are found, too.
+    """Return the function named by ``module:function``; modules in the current directory are found as well.
 
     Raises:
         UserError: the module or function is not found, or cannot be called with (problem, response).
@@ -63,7 +63,8 @@ def import_reward(reference: str) -> RewardFunction:
             f"{key}: the worker process cannot import the main script; move the function to another file in the same folder"
         )
     if not callable(function):
-        raise UserError(f"{key}: is a {type(function).__name__}, not a function (problem, response) -> float")
+        found = type(function).__name__
+        raise UserError(f"{key}: expected a function (problem, response) -> float, but this is of type {found}")
     try:
         inspect.signature(function).bind(Problem("", ""), "")
     except (TypeError, ValueError) as error:
@@ -77,7 +78,7 @@ def reward_worker(reference: str, timeout: float, concurrency: int = 1) -> Grade
 
     Up to ``concurrency`` calls of an ``async def`` function run at once.
     """
-    # imported before the first call, so that the import does not count against its time
+    # imported before the first call, so that the import does not count against its time limit
     start = partial(import_reward, reference)
     if is_coroutine_function(start()):
         return AsyncGrader(start, timeout, concurrency)

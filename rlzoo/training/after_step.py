@@ -18,13 +18,13 @@ from rlzoo.support.signals import StopRequest
 from rlzoo.training.run import Run
 
 FEWEST_NORMS = 10
-"""Number of earlier gradient norms that spike detection needs."""
+"""Number of earlier gradient norms required for spike detection."""
 
 Observer = Callable[[int, Mapping[str, float]], None]
 """Called with the step number and its metrics after each step, and with step 0 after the first evaluation."""
 
 Stage = Callable[[str], None]
-"""Called with a short text before work outside of the steps, such as ``"evaluating 1,000 problems"``."""
+"""Called with a short description before work outside the training steps, such as ``"evaluating 1,000 problems"``."""
 
 logger = logging.getLogger("rlzoo")
 
@@ -74,7 +74,7 @@ class AfterStep:
             self.stop.end(f"stopped after step {step} of {config.steps}; resume with: {run.how_to_resume}")
 
     def _roll_back(self, step: int) -> bool:
-        """Load the weights of the newest periodic checkpoint; return False if there is none yet.
+        """Restore the weights of the newest periodic checkpoint; return False if there is none yet.
 
         Training continues with new data. Checkpoints that were saved because the run was stopped do not count, so that an
         interrupted run equals an uninterrupted one.
@@ -98,7 +98,7 @@ class AfterStep:
         if figure is not None:
             self.run.directory.save_figure(figure, f"clip_by_length/step-{step:06d}.png")
             del figure
-            gc.collect()  # a figure takes 2 MB and is a reference cycle
+            gc.collect()  # a figure takes 2 MB and contains reference cycles
 
 
 def is_spike(metrics: Mapping[str, float], before: Sequence[Mapping[str, float]], limit: float | None) -> bool:

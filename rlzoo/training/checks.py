@@ -1,4 +1,4 @@
-"""Checks of a configuration before anything is loaded or written, shared by training and the dry run."""
+"""Checks a configuration before anything is loaded or written; shared by training and the dry run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def usual_output(config: RunConfig) -> Path:
 
 
 def num_processes(config: RunConfig) -> int:
-    """The number of processes of the run: ``launch.processes``, or the number that a launcher has started."""
+    """The run's number of processes: ``launch.processes``, or the number that a launcher has started."""
     started = os.environ.get("WORLD_SIZE", "")
     return config.launch.processes or (int(started) if started.isdigit() else 0) or 1
 
@@ -36,13 +36,13 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
     """Refuse a configuration that would fail later in the run.
 
     Args:
-        config: the run.
-        processes: number of processes that will compute the run; None for `num_processes`.
+        config: configuration of the run.
+        processes: number of processes that will take part in the run; None for `num_processes`.
         resume: whether the run is resumed, so that its directory exists.
-        here: False for a run that is planned for another machine; skips the checks of this one.
+        here: False if the run is planned for another machine, which skips the checks of this one.
 
     Raises:
-        UserError: one line about the first problem.
+        UserError: the configuration has a problem; one line describes the first one.
     """
     config.refuse_redacted()
     is_main = os.environ.get("RANK", "0") == "0"
@@ -71,7 +71,7 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
 
 
 def missing_libraries(config: RunConfig) -> Iterator[str]:
-    """Yield one line for each optional library that the run needs and that is not installed."""
+    """Yield one line for each optional library that the run needs but that is not installed."""
     launch, rollout, rank = config.launch, config.rollout, config.learner.lora.rank
     wanted = {
         "deepspeed": (
@@ -97,8 +97,8 @@ def check_plugins_unchanged(config: RunConfig, *, allowed: bool) -> None:
     """Compare the plugins of a resumed run with the copies in its directory.
 
     Args:
-        config: the run; ``output`` is its directory.
-        allowed: log a warning about a changed plugin instead of raising an error.
+        config: configuration of the run, whose directory is ``output``.
+        allowed: whether to log a warning about a changed plugin instead of raising an error.
 
     Raises:
         UserError: the code of a plugin has changed since the run was started.

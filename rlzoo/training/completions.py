@@ -1,4 +1,4 @@
-"""Collects responses of a step, with the rule's decision on every token, for the page in MLflow."""
+"""Collects the responses of a step, with the rule's decision on every token, for the page in MLflow."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rlzoo.types import RolloutGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_TOKENS = 20_000  # of a page, which then takes 1 MB
+MOST_TOKENS = 20_000  # on a page, which then takes 1 MB
 
 PARTIAL = "\N{WHITE VERTICAL RECTANGLE}"
-"""Shown for a token that ends within a character, which a byte-level tokenizer may split."""
+"""Shown for a token that ends inside a character, because a byte-level tokenizer may split characters."""
 
-LONGEST_CHARACTER = 4  # bytes of UTF-8, and so tokens of a byte-level tokenizer
+LONGEST_CHARACTER = 4  # in UTF-8 bytes, and therefore in tokens of a byte-level tokenizer
 
 
 def completion_page(
@@ -38,7 +38,7 @@ def completion_page(
 ) -> str:
     """Render the responses to the ``tracking.completions`` prompts whose responses were clipped most.
 
-    If they exceed `MOST_TOKENS`, those that were clipped most are shown.
+    If these exceed `MOST_TOKENS`, only the responses that were clipped most are shown.
     """
     rows_of = torch.split(torch.arange(len(batch)), [len(group.rollouts) for group in groups])
     shares = torch.tensor(clipped_shares(batch, updates))
@@ -77,15 +77,15 @@ def _completion(
     batch: ScoredBatch,
     updates: Sequence[Update],
 ) -> Completion:
-    """Collect what is known of one response.
+    """Collect what is known about one response.
 
     Args:
-        number: its prompt, and its place among the responses to the prompt.
-        row: its row of the batch.
+        number: index of its prompt, and its index among the responses to the prompt.
+        row: its row in the batch.
         size: number of tokens to show.
-        tokenizer: gives the tokens' text.
+        tokenizer: decodes the tokens.
         groups: the responses of the step.
-        batch: the same as tensors.
+        batch: the same responses as tensors.
         updates: the updates of the step.
     """
     prompt, place = number
@@ -121,14 +121,14 @@ def _completion(
 def pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """Return the text that each token adds, including special tokens.
 
-    A token that ends within a character adds `PARTIAL`, and the token that completes the character adds the character.
+    A token that ends inside a character adds `PARTIAL`, and the token that completes the character adds the character.
     """
     decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     alone = {token: str(decode([token])) for token in set(ids)}
     texts = [alone[token] for token in ids]
     if "".join(texts) == decode(list(ids)):
         return texts
-    texts, start, read = [], 0, 0  # the text up to `read` is known; decoding starts at `start`, as a first token may differ
+    texts, start, read = [], 0, 0  # the text up to `read` is known; decoding from `start` keeps a token's context
     for end in range(1, len(ids) + 1):
         text = str(decode(list(ids[start:end])))
         if text.endswith("\N{REPLACEMENT CHARACTER}") and end - read < LONGEST_CHARACTER and end < len(ids):

@@ -50,7 +50,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
     Args:
         run: the run.
         sampled: the responses of the step.
-        batch: the same responses after the learner's updates.
+        batch: the same responses, as the learner scored them.
         updates: the optimizer steps of the step.
     """
     config, policy = run.config, run.learner.policy
@@ -99,7 +99,7 @@ def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
 
 
 def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Compute metrics of the episodes in a rollout batch; empty if every response is a single turn."""
+    """Compute the episode metrics of a rollout batch; empty if every response is a single turn."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not any(rollout.turns or rollout.failure for rollout in rollouts):
         return {}
@@ -167,7 +167,7 @@ def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, floa
     if settings.overlong_buffer > 0:
         metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
     if settings.kl_coef > 0:
-        assert batch.ref_log_probs is not None, "the learner keeps a reference where the reward has a KL"
+        assert batch.ref_log_probs is not None, "the learner keeps a reference model if the reward includes a KL"
         log_ratio = batch.old_log_probs - batch.ref_log_probs  # k1 estimate for each sampled token
         metrics["reward/kl"] = float(log_ratio[batch.response_mask].double().mean())
     return metrics
@@ -179,7 +179,7 @@ def log_mismatch(batch: ScoredBatch) -> Tensor:
 
 
 def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
-    """Compute the mismatch of sampler and trainer, and the share that the correction keeps in each length bin."""
+    """Compute the mismatch between sampler and trainer, and the share that the correction keeps in each length bin."""
     log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
     total = log_ratio.sum(-1)
     metrics = {
@@ -236,8 +236,8 @@ def run_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | N
 
     Args:
         steps: the metrics of every step, starting with step 0.
-        profile: the pooled length profile of the last ``window`` steps.
-        window: number of last steps over which rewards and lengths are averaged.
+        profile: the pooled length profile over the last ``window`` steps.
+        window: number of final steps over which rewards and lengths are averaged.
     """
     metrics: dict[str, float] = {}
     evaluated = [step["eval/accuracy"] for step in steps if "eval/accuracy" in step]

@@ -19,7 +19,7 @@ from rlzoo.training.run import Run
 from rlzoo.zoo import load_zoo
 
 OWN = ("output", "plugins", "tracking.")
-"""Settings that are not listed as differences from the default run."""
+"""Settings that are never listed as differences from the default run."""
 
 
 def run_record(run: Run) -> Record:
@@ -67,7 +67,7 @@ def description(config: RunConfig, path: Path) -> str:
 
 
 def usual_run(config: RunConfig) -> tuple[str, RunConfig]:
-    """The command and configuration of the rule's default run; for a rule made in Python, of ``rlzoo train``."""
+    """The command and configuration of the rule's default run; for a rule defined in Python, those of ``rlzoo train``."""
     plugins = [word for plugin in config.plugins for word in ("--plugin", plugin)]
     words = ["rlzoo", "train", *plugins, "--clip", config.clip.name]
     try:
@@ -96,7 +96,7 @@ def _data(task: Task, digest: str, context: Literal["train", "eval"], number: in
         task: the task that provides the problems.
         digest: hash of the problems.
         context: whether the problems are used for training or evaluation.
-        number: number of problems that are used, if the task generates them without end.
+        number: number of problems that are used, in case the task generates them endlessly.
     """
     origin = task.origin(held_out=context == "eval")
     size = number if origin.size is None or context == "eval" else origin.size

@@ -58,7 +58,7 @@ def train(
         config: the configuration of the run.
         observer: called with the metrics of each step, for progress displays.
         resume: resume from the newest checkpoint in ``config.output``.
-        stage: called before work outside of the steps, such as an evaluation, for progress displays.
+        stage: called before work outside the training steps, such as an evaluation, for progress displays.
         allow_changed_plugin: log a warning instead of an error if a plugin has changed since the run was started.
 
     Raises:
@@ -92,7 +92,7 @@ def train(
 
 
 def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None, stage: Stage | None) -> RunResult:
-    """Run all steps. A failed run keeps its last checkpoint and, if possible, the weights at the failure."""
+    """Run all steps. A failed run keeps its last checkpoint and, if possible, the weights at the time of failure."""
     config, after = run.config, AfterStep(run, tracker, stop, observer, stage)
     run.directory.summarise(run.summary(finished=False))
     _warn_of_an_inert_clip(config)

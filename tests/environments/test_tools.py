@@ -256,7 +256,7 @@ def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made
         (["undocumented"], {}, "a tool needs a docstring"),
         (["unannotated"], {}, "an annotation for every argument"),
         (["searc"], {}, "did you mean 'search'?"),
-        (["number"], {}, "is a int, not a function"),
+        (["number"], {}, "expected a function, but this is of type int"),
         (["calculator", CALCULATOR], {}, "two tools are named 'calculator'"),
         (["calculator.py"], {}, "task.tools="),
         ([CALCULATOR], {"reward": f"{__name__}:length"}, "set task.problems.reward instead"),
@@ -266,7 +266,7 @@ def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made
         (
             [CALCULATOR],
             {"problems": {"name": "tools", "problems": {"name": "arithmetic"}, "tools": [CALCULATOR]}},
-            "already has several turns",
+            "is already a multi-turn task",
         ),
         ([], {}, "task.tools"),
     ],

@@ -162,7 +162,7 @@ def test_a_damaged_run_is_left_out_with_a_note(folder, tmp_path, trained):
             file.write(line + "\n")
     _, *notes = race([folder, tmp_path]).notes
     assert [note.partition(" line 6: ")[2] for note in notes] == [
-        "{} is not a row of metrics with a step",
+        "{} is not an object of metrics with an integer 'step'",
         "not JSON: Unterminated string starting at at column 13",
         "'reward/mean' is 'high', not a number",
     ]

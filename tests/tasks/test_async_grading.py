@@ -117,7 +117,7 @@ def test_a_busy_or_unreachable_server_is_asked_again(make):
 def test_a_server_that_stays_busy_fails_when_the_time_is_over(make):
     grader = make(timeout=0.8)
     assert grader.grade(calls("busy 99")) == [0.0]
-    assert grader.last_failure == "took longer than 0.8 s; the last try failed with HTTPError: HTTP Error 503: busy"
+    assert grader.last_failure == "took longer than 0.8 s; the last attempt failed with HTTPError: HTTP Error 503: busy"
 
 
 class StatusError(Exception):

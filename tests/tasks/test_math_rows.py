@@ -110,7 +110,7 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
         return error_of(file).removeprefix(f"{file} line 3: ")
 
     assert message('{"question": ') == "not JSON: Expecting value at column 14"
-    assert message("[1, 2]") == "a list, not an object with columns"
+    assert message("[1, 2]") == "expected an object with columns, but this is a list"
     assert message('{"text": "q", "answer": "1"}') == f"no column with the question (columns found: text, answer; {ALLOWED})"
     assert message('{"question": "q", "level": 3}') == f"no column with the answer (columns found: question, level; {ALLOWED})"
     assert message("{}") == f"no column with the question (columns found: none; {ALLOWED})"
@@ -136,10 +136,10 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
 
 def test_each_unusable_file_is_told_in_one_line(tmp_path, gsm8k, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert error_of("none.jsonl") == f"'none.jsonl' is not a file (looked for from {tmp_path})"
-    assert error_of(gsm8k, eval_path="none.jsonl") == f"'none.jsonl' is not a file (looked for from {tmp_path})"
+    assert error_of("none.jsonl") == f"'none.jsonl' is not a file (looked for it from {tmp_path})"
+    assert error_of(gsm8k, eval_path="none.jsonl") == f"'none.jsonl' is not a file (looked for it from {tmp_path})"
     for path in ("./gsm8k", "../data/gsm8k", "/data/gsm8k.txt", "a/b/c", "my questions"):  # no dataset has such a name
-        assert error_of(path) == f"{path!r} is not a file (looked for from {tmp_path})"
+        assert error_of(path) == f"{path!r} is not a file (looked for it from {tmp_path})"
     (tmp_path / "empty.jsonl").write_text("\n\n")
     assert error_of("empty.jsonl") == "empty.jsonl: no rows"
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")

@@ -50,7 +50,7 @@ def test_problems_and_grades_are_those_of_the_other_task(inner):
     ("settings", "said"),
     [
         ({"inner": {"name": "arithmetics"}}, "unknown task 'arithmetics'"),
-        ({"inner": {"name": "retries", "inner": {"name": "arithmetic"}}}, "already has several turns"),
+        ({"inner": {"name": "retries", "inner": {"name": "arithmetic"}}}, "is already a multi-turn task"),
         ({"inner": {"name": "arithmetic"}, "reward": "math:sqrt"}, "task.inner.reward"),
         ({"inner": {"name": "arithmetic"}, "template": "{question}?"}, "task.inner.template"),
         ({"inner": {"name": "arithmetic"}, "tries": 0}, "task.tries"),

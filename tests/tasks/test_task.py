@@ -159,7 +159,7 @@ def test_each_mistake_in_a_task_of_the_users_own_is_told(reward_module, tmp_path
 @pytest.mark.parametrize("reference", ["own", "own:", ":f", "own.py:f", "a b:f", "own:f()", "..own:f"])
 def test_a_reward_must_look_like_module_and_function(reference):
     assert error_of(name="arithmetic", reward=reference) == (
-        f"task.reward={reference!r}: must look like module:function, for example my_rewards:exact_match"
+        f"task.reward={reference!r}: expected module:function, for example my_rewards:exact_match"
     )
 
 
@@ -176,7 +176,7 @@ def test_each_mistake_in_a_reward_shows_when_the_task_is_built(reward_module, tm
         start.format("b:match'") + "own_reward_b has no 'match'; did you mean 'matches'?"
     )
     assert error_of(name="arithmetic", reward="own_reward_b:exact") == (
-        start.format("b:exact'") + "is a int, not a function (problem, response) -> float"
+        start.format("b:exact'") + "expected a function (problem, response) -> float, but this is of type int"
     )
     assert error_of(name="arithmetic", reward="own_reward_b:matches") == (
         start.format("b:matches'") + "must take (problem, response): too many positional arguments"

@@ -42,6 +42,6 @@ def test_an_accelerator_keeps_its_settings_when_another_is_made():
 
 def test_a_run_without_deepspeed_after_one_with_it_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(AcceleratorState, "_shared_state", {"distributed_type": DistributedType.DEEPSPEED})
-    with pytest.raises(UserError, match=r"launch.deepspeed=null: an earlier run of this process used DeepSpeed") as caught:
+    with pytest.raises(UserError, match=r"launch.deepspeed=null: an earlier run in this process used DeepSpeed") as caught:
         make_accelerator(LaunchConfig(), LearnerConfig())
     assert "\n" not in str(caught.value)
