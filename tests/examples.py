@@ -59,6 +59,7 @@ NEEDS = {
     "lab/embedded_card.py": "make_embedded_model.py, which imports it",
     "lab/grade_references.py": "the extra math-verify, and the suites' questions",
     "lab/measure_long_model.py": "a model of make_long_model.py that has learned when to end",
+    "lab/measure_staleness.py": "a vLLM server, and half an hour",
     "lab/measure_vllm.py": "vLLM",
     "lab/episode_picture.py": "a finished run of the config guess",
     "lab/race_turns.py": "an hour",
