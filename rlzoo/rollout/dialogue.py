@@ -104,7 +104,7 @@ class Dialogue:
         if not whole.startswith(begun + ANSWER):
             raise UserError(
                 f"the model's chat template changes earlier text: {shown(begun[-60:])} is rendered before the model's "
-                "turn but is missing after it, so the tokens before sampled tokens would change. Use another model, give the "
+                "turn but is missing after it, so earlier tokens would change. Use another model, give the "
                 "tokenizer a chat template that keeps earlier text, or set model.chat_template=false"
             )
         ids = self._encode(whole[len(begun) + len(ANSWER) :])

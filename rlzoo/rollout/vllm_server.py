@@ -240,7 +240,7 @@ class ServerSampler(AnyVLLMSampler):
         from safetensors.torch import save_file
 
         self._forget_weights()
-        # a new name every time, because another machine may still see the old file under an old name
+        # a new name every time, because another machine may still see the old file under a reused name
         self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept for a restarted server
         try:
             self.weights.mkdir(parents=True)
