@@ -33,12 +33,12 @@ class Batch:
     turn_ids: Tensor  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
     rollout_log_probs: Tensor  # (B, T) float32, as the sampler reported them
     rewards: Tensor  # (B,) float32
-    group_ids: Tensor  # (B,) int64; responses to one prompt share one
+    group_ids: Tensor  # (B,) int64; responses to the same prompt share an id
     finished: Tensor  # (B,) bool; False: cut off at a limit
-    # (B, T) rewards of all turns but the last, at the turns' last tokens; `rewards` includes them
+    # (B, T) rewards of all turns but the last, each at its turn's last token; `rewards` includes them
     turn_rewards: Tensor | None = field(default=None, kw_only=True)
     state_ids: Tensor | None = field(default=None, kw_only=True)  # (B, T) int64: state at the start of the token's turn
-    # for each token that the model chose, row by row, the tokens among which it was drawn; None: the whole vocabulary
+    # for each token that the model chose, row by row, the tokens from which it was drawn; None: the whole vocabulary
     kept: RaggedSets | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
@@ -55,21 +55,21 @@ class Batch:
         return [sequence.numel() for sequence in self.sequences]
 
     def token_ids(self, rows: Tensor) -> Tensor:
-        """Return the ids of the tokens that the model chose, ``(R, T)``, 0 elsewhere."""
+        """Return the ids of the tokens that the model chose, ``(R, T)``, with 0 elsewhere."""
         pairs = zip(rows.tolist(), self.prompt_lengths[rows].tolist(), strict=True)
         responses = pad_sequence([self.sequences[row][start:] for row, start in pairs], batch_first=True)
         missing = self.response_mask.shape[1] - responses.shape[1]
         return torch.nn.functional.pad(responses, (0, missing)) * self.response_mask[rows]
 
     def kept_of(self, rows: Tensor) -> RaggedSets | None:
-        """Return the kept sets of the tokens that the model chose in some rows, row by row; None without any."""
+        """Return the kept sets of the tokens that the model chose in the given rows, row by row; None if the batch has none."""
         if self.kept is None:
             return None
         lengths = self.lengths
         return self.kept.select(ranges((lengths.cumsum(0) - lengths)[rows], lengths[rows]))
 
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
-        """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; keeps the gradient.
+        """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; gradients flow through.
 
         T is that of the whole batch, so that the split into micro-batches is invisible to a rule.
 
@@ -83,7 +83,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch(Batch):
-    """A batch with all inputs of a rule except the current model's log-probs.
+    """A batch with all of a rule's inputs except the current model's log-probs.
 
     At the first optimizer step, the current model is still the old one. The rows of the first minibatch are therefore not
     scored in a separate pass (``unscored``). Their ``old_log_probs`` are 0 until `with_old_log_probs` fills in the log-probs
@@ -93,9 +93,9 @@ class ScoredBatch(Batch):
     old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
     advantages: Tensor  # (B, 1), or (B, T) where credit differs by token
     unscored: Tensor  # (B,) bool: rows of the first minibatch, if they are not scored separately
-    seed: int  # of the step; decides the split into minibatches
+    seed: int  # of the step; determines the split into minibatches
     ref_log_probs: Tensor | None = None  # (B, T); None without a reference model
-    old_entropy: Tensor | None = None  # (B, T) in nats, from the model of old_log_probs; None unless the rule needs it
+    old_entropy: Tensor | None = None  # (B, T) in nats, from the same model as old_log_probs; None unless the rule needs it
     weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None without a correction
 
     @classmethod
@@ -109,7 +109,7 @@ class ScoredBatch(Batch):
         old_log_probs, old_entropy = self.old_log_probs.clone(), self.old_entropy
         old_log_probs[rows] = log_probs
         if old_entropy is not None:
-            assert entropy is not None, "the pass that gives the log-probs gives the entropy too"
+            assert entropy is not None, "the pass that computes the log-probs also computes the entropy"
             old_entropy = old_entropy.clone()
             old_entropy[rows] = entropy
         return replace(self, old_log_probs=old_log_probs, old_entropy=old_entropy, unscored=torch.zeros_like(self.unscored))
@@ -125,7 +125,7 @@ class ScoredBatch(Batch):
         max_length: int | None = None,
         progress: float | None = None,
     ) -> ClipInputs:
-        """Build a rule's inputs for some rows, on the device of ``log_probs``.
+        """Build a rule's inputs for the given rows, on the device of ``log_probs``.
 
         Args:
             rows: ``(R,)``, either all or none of them unscored.
@@ -133,8 +133,8 @@ class ScoredBatch(Batch):
             seed: seed of the optimizer step.
             needs: the optional fields to fill.
             entropy: ``(R, T)`` from the forward pass of ``log_probs``; it is the old entropy of unscored rows.
-            max_length: the run's limit on a response, in tokens.
-            progress: share of the run's updates before this one.
+            max_length: the run's maximum length of a response, in tokens.
+            progress: fraction of the run's updates that precede this one.
         """
         assert log_probs.shape[1] == self.response_mask.shape[1], "inputs are as wide as the batch"
         device, is_unscored = log_probs.device, bool(self.unscored[rows].any())
@@ -153,7 +153,7 @@ class ScoredBatch(Batch):
         )
 
     def _needed(self, name: str, rows: Tensor, entropy: Tensor | None) -> Tensor:
-        """Return an optional tensor of `ClipInputs` for some rows."""
+        """Return an optional tensor of `ClipInputs` for the given rows."""
         if name == "token_ids":
             return self.token_ids(rows)
         if name == "old_entropy" and entropy is not None:
@@ -208,7 +208,7 @@ def _kept(rollouts: Sequence[Rollout], response_mask: Tensor) -> RaggedSets:
             sets = RaggedSets(torch.zeros(0, dtype=torch.int32), torch.zeros(len(rollout.response_ids), dtype=torch.long))
         else:
             sets = RaggedSets(*(_int32(packed) for packed in (rollout.kept.ids, rollout.kept.sizes)))
-        # the sets of the environment's tokens have no ids
+        # the sets of the environment's tokens are empty
         parts.append(RaggedSets(sets.ids, sets.sizes[chosen[: len(sets)]].long()))
     return RaggedSets.concat(parts)
 

@@ -18,7 +18,7 @@ from rlzoo.reductions import StepCounts, reduce_objective
 from rlzoo.types import ClipBand, ClipInputs, ClipResult
 
 METRIC = re.compile(r"[a-z][a-z0-9_]*")
-"""Pattern of the names in `ClipResult.metrics`."""
+"""Pattern that names in `ClipResult.metrics` must match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ def judgement(
     Args:
         policy: any rule.
         inputs: inputs of the rule, for the whole step if its scope is "batch"; no gradient flows into them.
-        counts: denominators of the whole step.
+        counts: denominators for the whole step.
         max_length: constant of the reduction ``constant_length``, in tokens.
-        weights: factors of the objective, ``(B, 1)``, or ``(B, T)`` with one per token.
+        weights: factors for the objective: ``(B, 1)``, one per response, or ``(B, T)``, one per token.
 
     Raises:
         PolicyError: see `judge` and `gradient_of`.
@@ -96,7 +96,7 @@ def _concat(records: Sequence[Record]) -> Record:
 
 
 def _expanded(result: ClipResult) -> ClipResult:
-    """Expand a result's band to one edge per judged log-ratio."""
+    """Expand a result's band to the shape of its log-ratio."""
     if result.band is None:
         return result
     shape, band = result.log_ratio.shape, result.band
@@ -109,8 +109,8 @@ def _weighted(policy: ClipPolicy, objective: Tensor, weights: Tensor | None) -> 
         return objective
     if weights.shape[-1] > objective.shape[-1]:
         raise UserError(
-            f"the correction has a weight per token, but {policy.name} has an objective per response; choose a "
-            "correction with a weight per response"
+            f"the correction has one weight per token, but {policy.name} has one objective per response; choose a "
+            "correction with one weight per response"
         )
     return objective * weights
 
@@ -129,7 +129,7 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
 
 @contextmanager
 def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
-    """Turn exceptions of a rule called in this block, and changes to its inputs, into a `PolicyError`.
+    """Convert exceptions raised by a rule in this block, and changes to its inputs, to a `PolicyError`.
 
     Raises:
         PolicyError: the rule raised an exception or changed its inputs.
@@ -178,7 +178,7 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
         return torch.where(mask, torch.nan, gradient)
     objective = result.objective if result.objective.shape == mask.shape else result.objective.expand_as(mask)
     bad = ~(torch.isfinite(objective) & torch.isfinite(gradient)) & mask
-    if not bool(bad.any()):  # finite values with an infinite sum are not the policy's mistake
+    if not bool(bad.any()):  # finite values with an infinite sum are not the policy's fault
         return gradient
     row = int(bad.any(dim=-1).nonzero()[0])
     length, advantage = int(mask[row].sum()), float(inputs.advantages[row].sum())
@@ -187,8 +187,8 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
     log_ratio = float((inputs.log_probs.detach() - inputs.old_log_probs)[row][mask[row]].sum())
     raise PolicyError(
         policy.name,
-        f"returned {what} that is not finite for {number} of {len(mask)} responses, the first of {length} tokens "
-        f"with advantage {advantage:g} and summed log-ratio {log_ratio:.4g}",
+        f"returned {what} that is not finite for {number} of {len(mask)} responses; the first has {length} tokens, "
+        f"advantage {advantage:g} and summed log-ratio {log_ratio:.4g}",
     )
 
 
@@ -203,14 +203,14 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
     except Exception as error:
         raise PolicyError(policy.name, f"raised in updated: {_told(error)}") from error
     if type(following) is not type(policy):
-        raise PolicyError(policy.name, f"returned {following!r} from updated, not a {type(policy).__name__}")
+        raise PolicyError(policy.name, f"returned {following!r} from updated; expected a {type(policy).__name__}")
     return following
 
 
 def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str | None:
     """Return what is wrong with the shapes and types of a result, or None."""
     if not isinstance(result, ClipResult):
-        return f"returned a {type(result).__name__}, not a ClipResult"
+        return f"returned a {type(result).__name__}, expected a ClipResult"
     size, length = inputs.log_probs.shape
     either = ((size, 1), (size, length))
     allowed = {"token": either[1:], "sequence": either[:1], "batch": either}[policy.scope]

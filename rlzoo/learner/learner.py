@@ -55,7 +55,7 @@ class Update:
     entropy: Tensor | None  # (R, T) in nats, from the same pass; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable  # one row per response, in the order of computation
-    table_rows: Tensor  # (R,) row of the batch of each row of the table
+    table_rows: Tensor  # (R,) for each row of the table, its row in the batch
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     grad_norm: float  # before clipping
@@ -72,7 +72,7 @@ class Learner:
     back-propagated through the model. This is exact for every rule, because a rule sees the model only through log_probs.
 
     With several processes, each holds the whole batch and computes its share of the rows. Log-probs, measurements and
-    gradients are summed over processes, so that all of them end a step with the same values.
+    gradients are summed over processes, so that all processes end a step with the same values.
     """
 
     def __init__(
@@ -120,12 +120,12 @@ class Learner:
 
     @property
     def has_reference(self) -> bool:
-        """Whether the run needs log-probs of the starting model."""
+        """Whether the run needs log-probs from the starting model."""
         return needs_reference(self.config, self.reward, self.policy)
 
     @property
     def progress(self) -> float:
-        """Share of the run's updates before the next one, in [0, 1)."""
+        """Fraction of the run's updates that precede the next one, in [0, 1)."""
         return float(self.scheduler.last_epoch) / max(self.num_updates, 1)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -133,7 +133,7 @@ class Learner:
         return named_weights(self.language_model, self.optimization.rounded_to)
 
     def save(self, folder: Path) -> None:
-        """Write the trained parameters and the states of the optimizer and the policy."""
+        """Write the trained parameters and the state of the optimizer and the policy."""
         folder.mkdir(parents=True, exist_ok=True)
         self.optimization.save(folder)
         if self.accelerator.is_main_process:
@@ -157,7 +157,7 @@ class Learner:
             settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
             policy = type(self.policy).model_validate_json(json.dumps(settings))
             if not policy.is_adaptive and policy != self.policy:
-                raise UserError(f"--resume: {str(folder / 'policy.json')!r} has other settings than this run's clip policy")
+                raise UserError(f"--resume: {str(folder / 'policy.json')!r} has different settings from this run's clip policy")
             self.policy = policy
         except UserError:
             raise
@@ -169,11 +169,11 @@ class Learner:
         self.num_optimizer_steps = num_optimizer_steps
 
     def score(self, batch: Batch, seed: int = 0) -> ScoredBatch:
-        """Compute all inputs of the rule except the current model's log-probs.
+        """Compute all of the rule's inputs except the current model's log-probs.
 
         Args:
             batch: the same on every process.
-            seed: seeds the split into minibatches, and rules that sample. Rows of the first minibatch are not scored, see
+            seed: seeds the split into minibatches, and rules that sample. Rows of the first minibatch are not scored; see
                 `ScoredBatch`.
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
@@ -233,7 +233,7 @@ class Learner:
         return self.log_probs_and_entropy(batch)[0]
 
     def log_probs_and_entropy(self, batch: Batch, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the model's log-probs and entropies, ``(B, T)``, of the responses selected by ``where``; else 0."""
+        """Compute the model's log-probs and entropies, ``(B, T)``, of the responses selected by ``where``, 0 elsewhere."""
         rows = torch.arange(len(batch))
         return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])
 
@@ -246,7 +246,7 @@ class Learner:
             self._module.statistic = "entropy"
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
-        """Compute the log-probs of the starting model, ``(B, T)``."""
+        """Compute the log-probs from the starting model, ``(B, T)``."""
         rows = torch.arange(len(batch))
         if self.reference is None:
             with without_adapter(self.language_model):
@@ -273,10 +273,10 @@ class Learner:
 
         Args:
             batch: the same on every process.
-            before_update: called with the number of each update, from 0, just before it changes the weights.
+            before_update: called with the index of each update, from 0, just before it changes the weights.
 
         Returns:
-            The batch with all old log-probs filled in, and the updates in order; none if the batch has no learning signal.
+            The batch with all old log-probs filled in, and the updates in order; none without a learning signal.
         """
         minibatches = self.minibatches(batch, batch.seed)
         if not self._learns_from(batch.advantages):
@@ -304,11 +304,11 @@ class Learner:
         """Accumulate the gradient of one minibatch's loss over its micro-batches.
 
         Rows with advantage 0 get only a forward pass, unless the rule declares that it learns from them or the loss has a
-        KL term. A rule of scope "batch" is evaluated before the first backward pass.
+        KL term or an entropy bonus. A rule of scope "batch" is evaluated before the first backward pass.
 
         Args:
             batch: scored batch.
-            rows: ``(R,)`` rows of the minibatch, for all processes together.
+            rows: ``(R,)`` rows of the minibatch, across all processes.
             seed: seed for rules that sample.
         """
         minibatch = Minibatch(
@@ -335,7 +335,7 @@ class Learner:
         return minibatch.measured(self.micro_batches, self._on_policy)
 
     def apply(self, rows: Tensor, measured: Measured) -> Update:
-        """Take the optimizer step whose gradient was accumulated, and advance the learning rate."""
+        """Take an optimizer step with the accumulated gradient, and advance the learning-rate schedule."""
         lr = float(self.scheduler.get_last_lr()[0])
         learns, limit, norm, stepped = measured.learns, self.config.max_grad_norm, 0.0, False
         if learns:
@@ -368,7 +368,7 @@ class Learner:
         )
 
     def advance_schedule(self, num_updates: int) -> None:
-        """Advance the learning-rate schedule, which counts skipped updates too."""
+        """Advance the learning-rate schedule, which also counts skipped updates."""
         with warnings.catch_warnings():
             # torch warns if the optimizer has not taken a step yet
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")

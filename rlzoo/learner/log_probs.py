@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlzoo.support.kept import RaggedSets
 
 LOGITS_PER_CHUNK = 2**24
-"""Maximum number of logits in memory: 64 MB in float32 for any vocabulary."""
+"""Maximum number of logits in memory at once: 64 MB in float32, whatever the size of the vocabulary."""
 
 Statistic = Literal["entropy", "collision"]
 """Statistic of the distribution that a token was drawn from."""
@@ -36,8 +36,8 @@ class ResponseLogProbs(nn.Module):
     Where tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
     Log-probs, statistics and gradients are then those of the truncated distribution.
 
-    ``statistic`` selects the second output: entropies, or collision probabilities, which are the sum of the squared
-    probabilities over the vocabulary.
+    ``statistic`` selects the second output: entropies, or collision probabilities, which are sums of squared probabilities over
+    the vocabulary.
     """
 
     def __init__(self, language_model: PreTrainedModel, temperature: float = 1.0, *, entropy_gradient: bool = False) -> None:
@@ -57,7 +57,7 @@ class ResponseLogProbs(nn.Module):
             inputs: R rows of S tokens, N of which the model chose.
 
         Returns:
-            Two float32 ``(N,)`` tensors, row by row: log-probabilities in nats, with gradient, and the statistic. Entropies are
+            Two float32 ``(N,)`` tensors, row by row: differentiable log-probabilities in nats, and the statistic. Entropies are
             in nats and carry a gradient if ``entropy_gradient`` is set; collision probabilities never do.
         """
         given = {
@@ -101,11 +101,11 @@ def chunked_log_probs(
         head: maps ``(n, H)`` to ``(n, V)`` logits.
         temperature: logits are divided by it.
         entropy_gradient: whether the entropies carry a gradient.
-        statistic: the second output.
+        statistic: which statistic to return as the second output.
         kept: N sets of tokens, over which probabilities are renormalized; None: the whole vocabulary.
 
     Returns:
-        float32 ``(N,)`` each.
+        Two float32 ``(N,)`` tensors: the log-probabilities and the statistic.
     """
     chunk = max(1, LOGITS_PER_CHUNK // head.out_features)
 
@@ -138,7 +138,7 @@ def _log_probs_of_logits(
         values = (2 * log_probs.detach()).exp().sum(dim=-1)
     else:
         all_log_probs = log_probs if entropy_gradient else log_probs.detach()
-        finite = all_log_probs if dropped is None else all_log_probs.masked_fill(dropped, 0.0)  # instead of 0 times -inf
+        finite = all_log_probs if dropped is None else all_log_probs.masked_fill(dropped, 0.0)  # avoids 0 times -inf
         values = -(all_log_probs.exp() * finite).sum(dim=-1)
     return log_probs.gather(-1, targets[:, None]).squeeze(-1), values
 

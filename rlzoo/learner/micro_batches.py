@@ -51,7 +51,7 @@ class ModelInputs:
 
 
 def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
-    """Pad rows to the longest one; right padding needs no attention mask, because attention is causal."""
+    """Pad rows to the length of the longest; right padding needs no attention mask, because attention is causal."""
     sequences = [batch.sequences[row] for row in rows.tolist()]
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     input_ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side=padding_side)
@@ -91,7 +91,7 @@ def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of one forward pass."""
+    """Rows for one forward pass."""
 
     rows: Tensor
     learns: bool  # whether a backward pass follows
@@ -137,14 +137,14 @@ class MicroBatches:
         return own + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(own))
 
     def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log-probs with gradient and entropies of some responses, ``(R, T)`` each, 0 outside the mask."""
+        """Compute differentiable log-probs, and entropies, for the given rows, ``(R, T)`` each, with 0 outside the mask."""
         inputs = packed(batch, rows) if self.packing else padded(batch, rows, self.pad_id, self.padding_side)
         log_probs, entropy = model(inputs.to(self.accelerator.device))
         return batch.scatter(rows, log_probs), batch.scatter(rows, entropy)
 
     @torch.no_grad()
     def log_probs(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies ``(B, T)`` of some rows on all processes, 0 elsewhere; the result is on the CPU."""
+        """Compute log-probs and entropies ``(B, T)`` for the given rows across all processes, with 0 elsewhere, on the CPU."""
         both = torch.zeros(2, *batch.response_mask.shape)
         for piece in self.of(batch, rows):
             log_probs, entropy = self.forward(model, batch, piece.rows)
@@ -166,7 +166,7 @@ class MicroBatches:
 
 
 def max_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
-    """Return the maximum micro-batch size in tokens, which keeps a GPU busy or fits a CPU's cache.
+    """Return the maximum micro-batch size in tokens, which keeps a GPU busy or fits into a CPU's cache.
 
     Args:
         limit: the configured limit, or None to choose one.
@@ -180,7 +180,7 @@ def overhead(*, is_cpu: bool, depth: int) -> int:
     """Return the measured fixed cost of a forward and backward pass, in tokens; see `cut`.
 
     Args:
-        is_cpu: whether the model is on a CPU, where a small model's call overhead equals hundreds of tokens.
+        is_cpu: whether the model is on a CPU, where the call overhead of a small model costs as much as hundreds of tokens.
         depth: number of layers times width.
     """
     return 48 + 2**16 // depth if is_cpu else 256

@@ -34,7 +34,7 @@ class Measured:
     entropy: Tensor | None  # (R, T) from the same pass; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable
-    table_rows: Tensor  # (R,) row of the batch of each row of the table
+    table_rows: Tensor  # (R,) for each row of the table, its row in the batch
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     learns: bool  # whether there is a gradient to apply
@@ -84,7 +84,7 @@ class Minibatch:
         """Evaluate a rule of scope "batch" on the whole minibatch, and return the rows that need a backward pass.
 
         Args:
-            log_probs: ``(B, T)``, without gradient.
+            log_probs: ``(B, T)``, detached.
             entropy: ``(B, T)`` in nats.
         """
         whole = MicroBatch(self.rows, learns=False, is_idle=False)
@@ -121,7 +121,8 @@ class Minibatch:
         if self._judged and names != (before := self._judged[0][1].result.metrics.keys()):
             raise PolicyError(
                 self.policy.name,
-                f"returned metrics {sorted(names)} for some responses and {sorted(before)} for others; return the same for all",
+                f"returned metrics {sorted(names)} for some responses and {sorted(before)} for others; "
+                "return the same metrics for all",
             )
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
         self._judged.append((rows, judged, entropy.detach(), kl))
@@ -185,10 +186,10 @@ class Minibatch:
         return own, table, sums, float(judged.objective), has_gradient
 
     def _less_kl(self, gradient: Tensor, rows: Tensor, inputs: ClipInputs) -> tuple[Tensor, Tensor | None]:
-        """Subtract the gradient of the KL term from ``gradient``, and also return the KL per token ``(R, T)``."""
+        """Subtract the gradient of the KL term from ``gradient``, and also return the per-token KL ``(R, T)``."""
         if self.config.kl_coef == 0:
             return gradient, None
-        assert self.batch.ref_log_probs is not None, "the learner keeps a reference if the loss has a KL term"
+        assert self.batch.ref_log_probs is not None, "the learner keeps a reference model if the loss has a KL term"
         leaf = inputs.log_probs.detach().requires_grad_()
         ref_log_probs = self.batch.ref_log_probs[rows].to(leaf.device)
         with torch.enable_grad():

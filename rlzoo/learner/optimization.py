@@ -1,4 +1,4 @@
-"""Optimizer steps on one or several processes: `backward` accumulates gradients, and `apply` applies them."""
+"""Optimizer steps in one or several processes: `backward` accumulates gradients, and `apply` applies them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlzoo")
 
 SHARDS = "fsdp"
-"""Folder of the processes' shards in the state of a checkpoint that was saved under FSDP2."""
+"""Name of the folder with the processes' shards in the state of a checkpoint saved under FSDP2."""
 
 
 class PlainOptimization:
-    """A model with its optimizer, on one process, or on several processes with a copy of the model each (DDP).
+    """A model with its optimizer, in one process or in several processes, each with its own copy of the model (DDP).
 
     `DeepSpeedOptimization` and `FSDPOptimization` have the same methods and attributes. ``model`` is called like the original
     module and sums the gradients over processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
-    ``rounded_to`` is the data type that weights are rounded to when they are read; None if they are already stored in it.
+    ``rounded_to`` is the data type to which weights are rounded when they are read; None if they are already stored in it.
 
-    Weights with a float32 master are rounded from it after every step, so that small steps accumulate. A single process also
-    accumulates the gradients of its micro-batches in float32; with several, DDP accumulates them in the weights' data type.
+    Weights with a float32 master are set to its rounded value after every step, so that small steps accumulate. A single
+    process also accumulates the gradients of its micro-batches in float32; with several processes, DDP accumulates them in the
+    weights' data type.
     """
 
     rounded_to: torch.dtype | None = None
@@ -97,7 +98,7 @@ class PlainOptimization:
             save_file(tensors, folder / "optimizer.safetensors")
 
     def load(self, folder: Path, num_steps: int) -> None:
-        """Restore what `save` wrote after ``num_steps`` steps on the same number of processes."""
+        """Restore what `save` wrote after ``num_steps`` steps in the same number of processes."""
         file = folder / "optimizer.safetensors"
         if (folder / SHARDS).is_dir():
             raise UserError(f"--resume: {str(folder)!r} was saved with launch.fsdp=true; resume with launch.fsdp=true")
@@ -114,7 +115,7 @@ class PlainOptimization:
 
 
 def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
-    """Add a parameter's gradient to that of its master, and free it."""
+    """Add a parameter's gradient to its master's gradient, and free the former."""
     if parameter.grad is None:
         return
     gradient = parameter.grad.float()
@@ -155,7 +156,7 @@ def _misfits(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) ->
     expected: dict[str, Tensor] = {f"parameter/{index}": parameter for index, parameter in enumerate(parameters)}
     for index, parameter in enumerate(parameters):
         states = {f"step/{index}": torch.zeros(()), f"exp_avg/{index}": parameter, f"exp_avg_sq/{index}": parameter}
-        if is_adamw and not states.keys().isdisjoint(tensors):  # a parameter that never had a gradient has none
+        if is_adamw and not states.keys().isdisjoint(tensors):  # a parameter that never had a gradient has no state
             expected |= states
     known = {name for name in tensors if name in expected or (not is_adamw and not name.startswith("parameter/"))}
     for name in sorted(tensors.keys() ^ known | expected.keys() - tensors.keys()):
@@ -165,15 +166,15 @@ def _misfits(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) ->
         if given.shape != wanted.shape or given.dtype != wanted.dtype:
             yield (
                 f"{name} has {given.dtype} values of shape {tuple(given.shape)}, "
-                f"not {wanted.dtype} of shape {tuple(wanted.shape)}"
+                f"expected {wanted.dtype} values of shape {tuple(wanted.shape)}"
             )
 
 
 def _bad_values(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[str]:
-    """Yield the values that an optimizer cannot have after ``num_steps`` steps."""
+    """Yield the problems with values that an optimizer cannot have after ``num_steps`` steps."""
     taken = max((int(tensor) for name, tensor in tensors.items() if name.startswith("step/") and tensor.ndim == 0), default=0)
     if type(optimizer) is torch.optim.AdamW and taken != num_steps:
-        yield f"it has taken {taken} steps, not {num_steps}"
+        yield f"it has taken {taken} steps, expected {num_steps}"
     for name, tensor in sorted(tensors.items()):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             yield f"{name} holds a value that is not finite"
@@ -191,12 +192,12 @@ class DeepSpeedOptimization:
         stage = accelerator.state.deepspeed_plugin.zero_stage
         if self.model.zero_optimization_stage() != stage or self.model.dp_world_size != accelerator.num_processes:
             raise UserError(
-                f"DeepSpeed was asked for ZeRO-{stage} over {accelerator.num_processes} processes and gave "
+                f"DeepSpeed was configured for ZeRO-{stage} over {accelerator.num_processes} processes, but runs "
                 f"ZeRO-{self.model.zero_optimization_stage()} over {self.model.dp_world_size}"
             )
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Do nothing, because DeepSpeed exchanges gradients at every backward pass."""
+        """Do nothing, because DeepSpeed exchanges gradients in every backward pass."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
@@ -204,7 +205,7 @@ class DeepSpeedOptimization:
         self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
 
     def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
-        """Update the weights and reset the gradient; DeepSpeed's configuration already has the norm limit."""
+        """Update the weights and reset the gradient; DeepSpeed's configuration already contains the norm limit."""
         self.model.step()
         norm = float(self.model.get_global_grad_norm() or 0.0)
         return norm, bool(self.model.was_step_applied())
@@ -218,7 +219,7 @@ class DeepSpeedOptimization:
         self.model.save_checkpoint(str(folder), tag="deepspeed")
 
     def load(self, folder: Path, num_steps: int) -> None:
-        """Restore what `save` wrote; rejects files that would run code."""
+        """Restore what `save` wrote, but reject files that would run code."""
         from accelerate.utils import patch_environment
         from deepspeed.runtime.fp16.loss_scaler import LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -226,23 +227,23 @@ class DeepSpeedOptimization:
 
         own_types = torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address])
         try:
-            # the files are pickles, which DeepSpeed loads without restrictions; torch's switch overrides this
+            # the files are pickles, which DeepSpeed loads without restrictions; torch's environment variable overrides this
             with patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD=1), own_types:
                 self.model.load_checkpoint(str(folder), tag="deepspeed")
         except UnpicklingError as error:
             raise UserError(
-                f"--resume: {str(folder)!r} contains objects other than tensors and settings, and is not loaded"
+                f"--resume: {str(folder)!r} contains objects other than tensors and settings, so it was not loaded"
             ) from error
 
 
 class FSDPOptimization:
     """Shards weights, gradients and optimizer states among processes (PyTorch's FSDP2).
 
-    A pass gathers the weights of one layer at a time. Each process keeps float32 shards of bfloat16 weights, the masters: a
+    A pass gathers the weights of one layer at a time. For bfloat16 weights, each process keeps float32 shards, the masters: a
     pass gathers them rounded to bfloat16, and gradients are summed and accumulated in float32.
 
-    Accelerate connects the processes, but does not shard: on a CPU it silently leaves out FSDP2, and with mixed precision it
-    rounds the log-probs and the gradients that the processes exchange to bfloat16.
+    Accelerate connects the processes, but is not used for sharding: on a CPU, it silently skips FSDP2, and with mixed
+    precision, it rounds the log-probs, and the gradients that the processes exchange, to bfloat16.
     """
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> None:
@@ -255,7 +256,7 @@ class FSDPOptimization:
         dtypes = {parameter.dtype for parameter in module.parameters()} if self.rounded_to else trained
         if len(dtypes) > 1:
             found = " and ".join(sorted(map(str, dtypes)))
-            raise UserError(f"launch.fsdp: weights of one data type are needed, not {found}; use launch.deepspeed=zero3")
+            raise UserError(f"launch.fsdp: all weights must have the same data type, not {found}; use launch.deepspeed=zero3")
         if accelerator.mixed_precision == "bf16":
             autocast = torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
             module.forward = autocast(module.forward)
@@ -285,7 +286,7 @@ class FSDPOptimization:
         torch.autograd.backward(loss)
 
     def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
-        """Clip the norm of the whole gradient, update the weights and reset the gradient; as `PlainOptimization.apply`."""
+        """Clip the norm of the whole gradient, update the weights and reset the gradient; see `PlainOptimization.apply`."""
         parameters = _parameters(self.optimizer)
         total = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
         whole = _gathered(total)
@@ -308,7 +309,7 @@ class FSDPOptimization:
         save(_tensors(self.optimizer), storage_writer=HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True))
 
     def load(self, folder: Path, num_steps: int) -> None:
-        """Restore what `save` wrote after ``num_steps`` steps, on any number of processes."""
+        """Restore what `save` wrote after ``num_steps`` steps, in any number of processes."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -316,7 +317,7 @@ class FSDPOptimization:
         if not shards.is_dir():
             raise UserError(f"--resume: {str(folder)!r} was saved without launch.fsdp; resume with launch.fsdp=false")
         reader = HuggingFaceStorageReader(str(shards))
-        written: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)  # safetensors hold tensors only
+        written: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)  # safetensors files contain only tensors
         given = {name: torch.empty(each.size, dtype=each.properties.dtype, device="meta") for name, each in written.items()}
         missing = [
             f"{name} is incomplete"
@@ -371,7 +372,7 @@ def make_optimization(
     rounded = [] if has_deepspeed else [parameter for parameter in parameters if parameter.dtype == torch.bfloat16]
     if rounded and not config.master_weights and accelerator.is_main_process:
         logger.warning(
-            "bfloat16 weights have no float32 copies: steps below 0.4 % of a weight are lost to rounding; "
+            "bfloat16 weights have no float32 copies: steps below 0.4% of a weight are lost to rounding; "
             "set learner.master_weights=true"
         )
     if fsdp:
@@ -401,7 +402,7 @@ def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None)
     """Yield every current weight of the model, unsharded; all processes must iterate over all weights.
 
     Names are those of the model without adapters, and low-rank updates are merged into their weights. ``rounded_to`` is the
-    data type of weights of which the model holds float32 masters.
+    data type of weights for which the model holds float32 masters.
     """
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -432,7 +433,7 @@ def kept_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[s
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    """Gather a tensor that FSDP2 has sharded; other tensors are unchanged."""
+    """Gather a tensor that FSDP2 has sharded; return other tensors unchanged."""
     full = getattr(tensor, "full_tensor", None)
     whole: Tensor = tensor if full is None else full()
     return whole

@@ -1,7 +1,7 @@
-"""Decodes with a transformers model, with one pass per prompt for all of its responses and no work for ended responses.
+"""Decodes with a transformers model: computes each prompt once for all of its responses, and skips responses that have ended.
 
-Transformers computes the prompts and the tokens after them, except for the models that `fused` supports. This module
-provides the loop and a cache whose rows can be removed. `quickest_way` selects how a model is decoded.
+Transformers runs the forward passes, except those after the prompt in models that `fused` supports. This module provides
+the loop and a cache from which rows can be removed. `quickest_way` selects how a model is decoded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from rlzoo.fast_cpu.fused import FusedStep
 
 CONVERSATION = 4096
-"""Number of tokens for which positions are precomputed. They are recomputed for longer episodes."""
+"""Number of positions whose rotary embeddings are precomputed for a conversation. Longer episodes recompute them."""
 
 GROWTH = 1.5
-"""Growth factor of a full buffer, so that the amount copied stays proportional to the amount written."""
+"""Factor by which a full buffer grows, which keeps the amount copied proportional to the amount written."""
 
 logger = logging.getLogger("rlzoo")
 
@@ -40,17 +40,17 @@ class Decoded:
 
     tokens: Tensor  # (B, T) int64
     log_probs: Tensor  # (B, T) float32, under the sampling distribution
-    caches: Caches | None = None  # if they are kept for the next turn
-    kept: list[RaggedSets] | None = None  # of each response, the sets of its tokens; None without a truncation
+    caches: Caches | None = None  # None unless they are kept for the next turn
+    kept: list[RaggedSets] | None = None  # for each response, the kept sets of its tokens; None without truncation
 
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Keys and values of episodes after a turn, by index in the batch; those of the last drawn token are missing."""
+    """Keys and values of episodes after a turn, by index in the batch, excluding those of the last drawn token."""
 
     layers: list[RowLayer]
-    rows: dict[int, int]  # rows of the buffers
-    spans: dict[int, tuple[int, int]]  # columns of the buffers: first token, and one past the last
+    rows: dict[int, int]  # row in the buffers
+    spans: dict[int, tuple[int, int]]  # columns in the buffers: the first token's, and one past the last token's
     step: FusedStep | None
 
 
@@ -70,24 +70,24 @@ def decode(
     """Draw a response to each prompt; consecutive equal prompts are computed once.
 
     Args:
-        model: model in evaluation mode that `quickest_way` decodes by rows.
+        model: model in evaluation mode for which `quickest_way` returns "fused" or "rows".
         prompts: B token sequences.
-        uniforms: float64 ``(B, T)`` in [0, 1), one random number per token of each response of up to T tokens.
+        uniforms: float64 ``(B, T)`` in [0, 1), one random number per token; T is the maximum length of a response.
         end_ids: tokens that end a response.
-        pad_id: fills the rows after their last tokens.
+        pad_id: token id that pads prompts on the left and responses on the right.
         temperature: divisor of the logits.
         truncation: restricts which tokens are drawn.
         fuses: whether `FusedStep` computes the tokens after the prompt, which requires `can_fuse`.
         places: indices under which the prompts' caches are kept for the next turn; None keeps no caches.
-        caches: caches of the previous turn; every prompt extends the tokens that were computed then.
+        caches: caches from the previous turn; every prompt starts with the tokens that they cover.
     """
     limit = uniforms.shape[1]
-    # other models may keep tensors from a forward pass, such as a mask, that training uses too
+    # models that are not fused may keep tensors from a forward pass, such as a mask, which training would then reuse
     with torch.inference_mode() if fuses else torch.no_grad():
         numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
         responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses, keeps=places is not None)
         if caches is not None:
-            assert places is not None, "places are given if caches are"
+            assert places is not None, "caches require places"
             responses = ResumedResponses(model, prompts, pad_id, limit, caches, places, fuses=fuses)
         tokens = torch.full((len(prompts), limit), pad_id, device=model.device)
         log_probs = torch.zeros(len(prompts), limit, device=model.device)
@@ -110,7 +110,7 @@ def decode(
 
 
 class OpenResponses:
-    """The responses that have not ended, in the first rows of the cache.
+    """Responses that have not ended, stored in the first rows of the cache.
 
     Prompts are padded on the left, so that all responses write to the same column of the cache.
     """
@@ -133,7 +133,7 @@ class OpenResponses:
             pad_id: see `decode`.
             limit: maximum number of tokens in a response.
             fuses: see `decode`.
-            keeps: whether caches of ended responses are kept after the open ones.
+            keeps: whether the caches of ended responses are kept, in the rows after the open ones.
         """
         self.model = model
         self.device = model.device
@@ -155,7 +155,7 @@ class OpenResponses:
         self.keeps = keeps
         self.rows = torch.arange(number, device=self.device)  # open rows of the batch, in the cache's order
         self.seats = torch.arange(number, device=self.device)  # all rows of the batch, in the cache's order
-        self.ends = torch.zeros(number, dtype=torch.long, device=self.device)  # columns of the cache when a row ended
+        self.ends = torch.zeros(number, dtype=torch.long, device=self.device)  # columns in the cache when each row ended
 
     def _mask(self, columns: int, *, fuses: bool) -> Tensor | None:
         """Return the attention mask, ``(B, 1, 1, columns)``; None if no prompt is padded."""
@@ -165,7 +165,7 @@ class OpenResponses:
         return _added(mask, self.model.dtype) if self.model.config._attn_implementation == "eager" and not fuses else mask
 
     def first_logits(self) -> Tensor:
-        """Compute the logits ``(B, V)`` of each response's first token in one pass over the prompts."""
+        """Compute the logits ``(B, V)`` for the first token of each response in one pass over the prompts."""
         logits: Tensor = self.model(
             input_ids=self.input_ids.to(self.device),
             attention_mask=None if self.mask is None else self.attended.long().to(self.device),
@@ -177,7 +177,7 @@ class OpenResponses:
         return logits.repeat_interleave(self.repeats.to(self.device), dim=0)
 
     def next_logits(self, tokens: Tensor) -> Tensor:
-        """Compute the logits ``(B, V)`` after one more token ``(B,)`` of each response."""
+        """Append one token ``(B,)`` to each response, and compute the logits ``(B, V)`` for the next one."""
         mask = None if self.mask is None else self.mask[..., : self.cache.get_seq_length() + 1]
         positions, self.positions = self.positions, self.positions + 1
         if self.step is not None:
@@ -218,7 +218,7 @@ class OpenResponses:
 
 
 class ResumedResponses(OpenResponses):
-    """Responses whose first tokens were computed in an earlier turn; one pass computes the new ones.
+    """Responses that continue from cached earlier turns; one pass computes the new tokens.
 
     The tokens of all rows end in the same column, so that all rows write to the same column of the cache.
     """
@@ -238,10 +238,10 @@ class ResumedResponses(OpenResponses):
 
         Args:
             model: see `decode`.
-            contexts: all tokens so far.
+            contexts: all tokens of each episode so far.
             pad_id: see `decode`.
             limit: maximum number of tokens in a turn.
-            caches: caches of the previous turn.
+            caches: caches from the previous turn.
             places: index of each context in the caches.
             fuses: see `decode`.
         """
@@ -275,7 +275,7 @@ class ResumedResponses(OpenResponses):
             self.step = fused_step(model, 2 * (size + limit))
 
     def first_logits(self) -> Tensor:
-        """Compute the logits ``(B, V)`` of each response's next token in one pass over the new tokens."""
+        """Compute the logits ``(B, V)`` for the next token of each response in one pass over the new tokens."""
         logits: Tensor = self.model(
             input_ids=self.input_ids.to(self.device),
             attention_mask=self.chunk_mask,
@@ -309,7 +309,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append a column ``(B, H, 1, D)``, and return all columns ``(B, H, T, D)``."""
+        """Append W columns ``(B, H, W, D)``, and return all columns ``(B, H, T, D)``."""
         start, self.length = self.length, self.length + key_states.shape[-2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -333,7 +333,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return buffer
 
     def keep(self, num_rows: int, movers: Tensor, holes: Tensor, *, swaps: bool = False) -> None:
-        """Keep the first ``num_rows`` rows after moving rows from ``movers`` to ``holes``, or swapping them."""
+        """Move rows from ``movers`` to ``holes``, or swap the two, and then keep only the first ``num_rows`` rows."""
         self.num_rows = num_rows
         if len(movers):
             for buffer in (self.keys, self.values):
@@ -343,12 +343,12 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
                     buffer[movers, :, : self.length] = ended
 
     def resumed(self, rows: Tensor, source: Tensor, written: Tensor, room: int) -> RowLayer:
-        """Return a layer with some of the rows, where column t is the old column ``source[row, t]``.
+        """Return a layer with the given rows, in which column t is column ``source[row, t]`` of this layer.
 
         Args:
             rows: ``(B,)`` rows of this layer.
-            source: ``(B, S)``.
-            written: ``(B, W)`` which of the last W columns the next update of W tokens writes.
+            source: ``(B, S)`` columns of this layer to copy.
+            written: ``(B, W)`` bool: which of the last W columns are written by the next update, which has W tokens.
             room: initial number of columns.
         """
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)
@@ -364,11 +364,11 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
 
 
 Way = Literal["fused", "rows", "generate"]
-"""How responses are decoded: by rows with `FusedStep`, by rows with the model's forward, or with transformers' `generate`."""
+"""How responses are decoded: by rows with `FusedStep` or with the model's forward pass, or with transformers' `generate`."""
 
 
 def quickest_way(model: PreTrainedModel) -> Way:
-    """Return the fastest way that reproduces the model's log-probabilities in a test on two prompts."""
+    """Return the fastest way to decode that reproduces the model's log-probabilities in a test on two prompts."""
     layers = DynamicCache(config=model.config).layers
     if all(type(layer) is DynamicLayer for layer in layers) and model.config._attn_implementation in ("eager", "sdpa"):
         if can_fuse(model) and _agrees(model, fuses=True):

@@ -1,4 +1,4 @@
-"""Converts a conversation to token ids without tokenising earlier text again."""
+"""Converts a conversation to token ids without retokenising earlier text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dialogue:
     Without a chat template, the contents of the messages are concatenated. With a chat template, the first messages are
     rendered up to the start of the model's turn. To find the text after a turn, the conversation is rendered with a
     placeholder for the turn; the text after the placeholder, up to the next turn, is tokenised. The tokens that the model
-    chose never change, nor do the tokens before them. `ToolStyle` determines how tools and their answers are written.
+    chose never change, nor do the tokens before them. `ToolStyle` determines how tools and their answers are formatted.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Dialogue:
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
         answers = self.style.answers(messages)
-        edge = "" if answers == list(messages) else "\n"  # a tool's answer is on separate lines
+        edge = "" if answers == list(messages) else "\n"  # a tool's answer goes on lines of its own
         return self._encode(edge + "".join(str(message["content"]) for message in answers) + edge)
 
     def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
@@ -103,12 +103,12 @@ class Dialogue:
         whole = rendered(self.tokenizer, [*first, {"role": "assistant", "content": ANSWER}, *answers], schemas)
         if not whole.startswith(begun + ANSWER):
             raise UserError(
-                f"the model's chat template changes earlier text: {shown(begun[-60:])}, rendered before the model's turn, "
-                "is missing once the turn is over, so sampled tokens would change. Use another "
-                "model, give the tokenizer a chat template that keeps them, or set model.chat_template=false"
+                f"the model's chat template changes earlier text: {shown(begun[-60:])} is rendered before the model's "
+                "turn but is missing after it, so earlier tokens would change. Use another model, give the "
+                "tokenizer a chat template that keeps earlier text, or set model.chat_template=false"
             )
         ids = self._encode(whole[len(begun) + len(ANSWER) :])
-        # the model has already generated the end of its turn
+        # the model has already generated the end token of its turn
         return ids[1:] if ids and ids[0] in self.end_ids else ids
 
     def _encode(self, text: str) -> tuple[int, ...]:

@@ -26,23 +26,23 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of an episode. An episode that reaches a limit ends unfinished."""
+    """Limits on an episode. An episode that reaches a limit ends unfinished."""
 
     turns: int
     turn_tokens: int  # chosen by the model in a turn
     tokens: int  # chosen by the model in an episode
     observation_tokens: int  # written by the environment between two turns
-    context: int  # tokens of the whole episode with its prompt
+    context: int  # tokens in the whole episode, including the prompt
 
     @classmethod
     def of(cls, settings: RolloutConfig, context: int) -> Limits:
-        """Return the limits given by a run's settings and the model's context."""
+        """Return the limits set by a run's settings and the model's context length."""
         tokens = settings.max_new_tokens
         turn_tokens = min(settings.max_turn_tokens or tokens, tokens)
         return cls(settings.max_turns, turn_tokens, tokens, settings.max_observation_tokens, context)
 
     def longest(self, prompt: int) -> tuple[int, int]:
-        """Return the maximum number of tokens that the model chooses in an episode, and of all its tokens.
+        """Return the maximum number of tokens that the model chooses in an episode, and the maximum length of the episode.
 
         Example:
             >>> Limits(turns=3, turn_tokens=10, tokens=25, observation_tokens=100, context=512).longest(prompt=7)
@@ -56,13 +56,13 @@ class Limits:
 class Episode:
     """The state of an episode in progress."""
 
-    number: int  # the host's number for it
-    first: tuple[Message, ...]  # first messages
+    number: int  # identifies the episode in the host
+    first: tuple[Message, ...]  # messages before the model's first turn
     prompt_ids: Ids
     state: int  # environment state before the next turn
     ids: list[int] = field(default_factory=list)  # tokens after the prompt
     log_probs: list[float] = field(default_factory=list)
-    kept: list[KeptSets] = field(default_factory=list)  # consecutive parts; empty without a truncation
+    kept: list[KeptSets] = field(default_factory=list)  # consecutive parts; empty without truncation
     turns: list[Turn] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
     is_open: bool = True
@@ -94,7 +94,7 @@ class Episode:
 
 
 class Player:
-    """Plays the episodes of problems with a sampler."""
+    """Plays episodes with a sampler and a host of environments."""
 
     def __init__(self, sampler: Sampler, host: Host, limits: Limits) -> None:
         self.sampler = sampler
@@ -118,13 +118,13 @@ class Player:
         """Play one episode per problem, in batches of the sampler's ``batch_size``.
 
         Args:
-            problems: problem of each episode; episodes of one problem are consecutive.
-            seeds: seeds of the environments.
-            seed: seed of the tokens; equal seeds and weights give equal episodes.
+            problems: problem for each episode; episodes of the same problem are consecutive.
+            seeds: seed for the environment of each episode.
+            seed: seed for drawing tokens; equal seeds and weights give equal episodes.
             temperature: divisor of the logits.
             truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: recorded in every rollout.
-            first_row: number of episodes of the batch that precede these on other processes.
+            first_row: number of episodes in the batch that come before these, on other processes.
         """
         rollouts: list[Rollout] = []
         for start in range(0, len(problems), self.sampler.batch_size):
@@ -146,8 +146,8 @@ class Player:
             if seed == following and began and first.opening != second.opening and not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "two episodes with the same problem and seed began with %s and with %s; their rewards are compared, "
-                    "so an environment's reset must take all randomness from its seed",
+                    "two episodes with the same problem and seed began with %s and with %s; their rewards are compared "
+                    "with each other, so an environment's reset must derive all randomness from its seed",
                     shown(first.opening),
                     shown(second.opening),
                 )
@@ -163,11 +163,11 @@ class Player:
                 return Episode(number, seen.messages, self.dialogue.begin(seen.messages), seen.state)
             except PromptError as error:
                 failure = f"reset returned {shown(seen.text)}: {error.reason}"
-        # the model has nothing to answer, so the episode is over
+        # the model has nothing to respond to, so the episode is over
         return Episode(number, seen.messages, (0,), 0, is_open=False, failure=failure)
 
     def _advance(self, conversation: Conversation, episodes: Sequence[Episode], draws: Draws) -> None:
-        """Play turns until every episode is over; ``draws`` has the rows of all episodes."""
+        """Play turns until every episode is over; ``draws`` contains the rows of all episodes."""
         for turn in range(self.limits.turns):
             places = [place for place, episode in enumerate(episodes) if episode.is_open and self._has_room(episode)]
             if not places:
@@ -187,7 +187,7 @@ class Player:
         return episode.is_open
 
     def _write(self, episode: Episode, drawn: Drawn) -> str | None:
-        """Add the model's turn, and return its text; a turn that was cut off ends the episode and returns None."""
+        """Add the model's turn, and return its text, or None if the turn was cut off, which ends the episode."""
         ids, ended = self.sampler.ended(drawn.tokens)
         left = self.limits.tokens - episode.length
         ids, ended = ids[:left], ended and len(ids) <= left

@@ -21,7 +21,7 @@ def make_sampler(
     settings: RolloutConfig,
     own_weights: bool = False,
 ) -> Sampler:
-    """Build the sampler that ``rollout.engine`` names; if it needs weights, set them before sampling.
+    """Build the sampler selected by ``rollout.engine``; if it needs weights, the caller must set them before sampling.
 
     Args:
         model: the trained model.
@@ -32,7 +32,7 @@ def make_sampler(
         own_weights: whether transformers samples from a copy of the model; vLLM always has its own weights.
 
     Raises:
-        UserError: vLLM is not installed or does not support the settings, or the server is unavailable or does not match.
+        UserError: vLLM is not installed or does not support the settings, or the server is unavailable or misconfigured.
     """
     size = model.config.get_text_config().vocab_size
     common: dict[str, Any] = {

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from rlzoo.tasks import Task
 
 TEMPLATE_SECONDS = 10.0
-"""Time limit in seconds for rendering a chat template. An ordinary one takes a millisecond."""
+"""Time limit in seconds for rendering a chat template. A typical template takes a millisecond."""
 
 LONGEST_PROMPT = 10_000_000  # characters
 
 GENERATED = 256
-"""Number of problems whose characters are checked before a run, if the task generates problems endlessly."""
+"""Number of problems whose characters are checked before a run if the task generates an unlimited number of problems."""
 
 T = TypeVar("T")
 
 
 class PromptError(UserError):
-    """A prompt cannot be given to the model; ``reason`` is the cause, without the prompt and the advice."""
+    """A prompt cannot be encoded for the model; ``reason`` is the cause alone, without the prompt or the advice."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -48,14 +48,14 @@ def encoded(encode: Callable[[str], T], text: str) -> T:
     """Call a tokenizer's ``encode`` on a text.
 
     Raises:
-        PromptError: the tokenizer fails; the message names the characters without tokens.
+        PromptError: the tokenizer fails; the message lists the characters that have no token.
     """
     try:
         return encode(text)
     except Exception as error:  # tokenizers raises plain exceptions
         missing = [character for character in dict.fromkeys(text) if not _is_known(encode, character)]
-        names = f"no token for {', '.join(map(repr, missing[:10]))}" if missing else f"an error: {error}"
-        reason = f"the model's tokenizer has {names}"
+        problem = f"has no token for {', '.join(map(repr, missing[:10]))}" if missing else f"failed: {error}"
+        reason = f"the model's tokenizer {problem}"
         message = f"the prompt {shown(text)}: {reason}; change the questions or task.template, or use another model"
         raise PromptError(message, reason) from error
 
@@ -82,7 +82,7 @@ def check_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) ->
 
 
 def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, needed: int, held_out: int) -> None:
-    """Check the prompts of a run before it starts; if the task generates them, only the first ones.
+    """Check the prompts of a run before it starts; if the task generates them, check only the first ones.
 
     Args:
         task: the run's task.
@@ -92,7 +92,7 @@ def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template:
         held_out: number of problems to evaluate on.
 
     Raises:
-        UserError: a prompt cannot be given to the model.
+        UserError: a prompt cannot be encoded for the model.
     """
     size = task.origin(held_out=False).size
     problems = task.train_problems(0, min(needed, GENERATED if size is None else size))
@@ -110,7 +110,7 @@ def rendered(
 
     Args:
         tokenizer: the model's tokenizer.
-        messages: each with a role and a content.
+        messages: messages, each with a role and content.
         tools: JSON schemas of functions, passed to the template as ``tools``.
 
     Raises:

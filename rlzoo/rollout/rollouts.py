@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlzoo")
 
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
-"""Returns the current weights, unsharded; all processes call it together."""
+"""Returns the current weights, unsharded; all processes must call it together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The groups of one step, with statistics of how they were sampled."""
+    """The groups of one step, with statistics about how they were sampled."""
 
     groups: list[RolloutGroup]
     num_rounds: int  # rounds of sampling
     num_dropped: int  # groups with equal rewards that were dropped
     failed: float = 0.0  # share of all sampled responses whose grading failed
-    learner_version: int = 0  # optimizer steps of the weights that learn from them, before the first update
+    learner_version: int = 0  # optimizer steps that the learner had taken before it trained on them
 
 
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
-    """Sample until ``num_groups`` groups have rewards that differ (dynamic sampling, arXiv 2503.14476).
+    """Sample until ``num_groups`` groups each contain rewards that differ (dynamic sampling, arXiv 2503.14476).
 
     If there are too few such groups, groups with equal rewards complete the batch. Minibatches therefore have the same size,
-    and the same gradient noise, when the task is too easy or too hard.
+    and the same gradient noise, even when the task is too easy or too hard.
 
     Args:
         sample_round: returns ``num_groups`` graded groups for new prompts; called with 0, 1, ...
         num_groups: size of the batch, in groups.
-        extra_rounds: maximum number of rounds after the first; with 0 the batch is the first round, whatever its rewards.
+        extra_rounds: maximum number of rounds after the first; with 0, the batch is the first round regardless of its rewards.
     """
     groups, rounds = sample_round(0), 1
     while rounds <= extra_rounds and sum(group.is_mixed for group in groups) < num_groups:
@@ -68,16 +68,16 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A batch of the queue, which the background thread samples."""
+    """A batch in the queue, which the background thread samples."""
 
-    step: int  # that learns from it
-    first: int  # number of training problems before its own
-    problems: list[Problem]  # those of all processes
-    rollouts: Future[list[Rollout]] | None = None  # those of this process; None: not begun
+    step: int  # the step that trains on it
+    first: int  # number of training problems that precede its own
+    problems: list[Problem]  # for all processes
+    rollouts: Future[list[Rollout]] | None = None  # for this process; None: sampling has not begun
 
     @property
     def is_sampled(self) -> bool:
-        """Whether its rollouts are there; waits for sampling that has begun."""
+        """Whether its rollouts are available; if sampling has begun, waits for it to end."""
         if self.rollouts is None:
             return False
         wait([self.rollouts])
@@ -87,8 +87,8 @@ class Ahead:
 class Rollouts:
     """Samples and grades the batches of a run; every process gets the same results.
 
-    With ``rollout.max_staleness`` = k > 0, step s leaves the batches of the next k steps in a queue. One background thread
-    samples them in order. The batch of step s is sampled with the weights at the beginning of step max(1, s - k).
+    With ``rollout.max_staleness`` = k > 0, step s queues the batches of the next k steps. One background thread samples
+    them in order. The batch of step s is sampled with the weights from the beginning of step max(1, s - k).
     """
 
     def __init__(self, config: RunConfig, task: Task, sampler: Sampler, accelerator: Accelerator) -> None:
@@ -102,8 +102,8 @@ class Rollouts:
         self.next_problem = 0  # number of training problems sampled so far, including dropped ones
         self._failed: list[float] = []  # share of responses whose grading failed, for each round of a step
         self._queue: deque[Ahead] = deque()
-        self._loaded = -1  # optimizer steps of the sampler's weights; -1: unknown
-        self._has_failed = False  # whether a batch of the queue failed, so that those behind it are not sampled
+        self._loaded = -1  # version of the sampler's weights, in optimizer steps; -1: unknown
+        self._has_failed = False  # whether a queued batch failed, so that the batches after it are not sampled
         num_threads = config.rollout.max_staleness if sampler.in_flight else 1
         self._thread = ThreadPoolExecutor(num_threads, thread_name_prefix="sampler")
 
@@ -112,8 +112,8 @@ class Rollouts:
 
         Args:
             step: number of the step, starting at 1.
-            newest: gives the sampler the newest weights, and returns the number of optimizer steps behind them. It is called
-                before sampling that the queue has not done: without a queue, and for the extra rounds of dynamic sampling.
+            newest: gives the sampler the newest weights, and returns their version in optimizer steps. It is called before
+                any sampling that the queue has not done: without a queue, and for the extra rounds of dynamic sampling.
         """
         settings, self._failed = self.config.rollout, []
         sampled = collect(lambda turn: self._round(step, turn, newest), settings.num_prompts, settings.dynamic_sampling)
@@ -124,7 +124,7 @@ class Rollouts:
 
         Args:
             step: number of the current step, whose batch has been taken.
-            version: number of optimizer steps behind the current weights.
+            version: version of the current weights, in optimizer steps.
             weights: returns the current weights. They are copied to CPU memory if older batches are still being sampled.
         """
         settings = self.config.rollout
@@ -144,7 +144,7 @@ class Rollouts:
             self._queue[place] = replace(batch, rollouts=self._thread.submit(self._sample_ahead, batch, version, copied))
 
     def update_weights(self, version: int, weights: Weights) -> None:
-        """Give the sampler these weights if it has others; waits for background sampling, unless it updates in flight."""
+        """Give the sampler these weights unless it has them; waits for background sampling, unless it updates in flight."""
         if not self.sampler.in_flight:
             self.settle()
         if self.sampler.needs_weights and version != self._loaded:
@@ -164,7 +164,7 @@ class Rollouts:
         self._has_failed, self._loaded = False, -1
 
     def queued(self) -> list[QueuedBatch]:
-        """Wait for the batches of the queue, and return them with the rollouts of all processes; failed ones have none."""
+        """Wait for the queued batches, and return them with the rollouts from all processes; failed batches have none."""
         batches = []
         for batch in self._queue:
             own = batch.rollouts.result() if batch.rollouts is not None and batch.is_sampled else None
@@ -175,7 +175,7 @@ class Rollouts:
         return batches
 
     def restore(self, step: int, next_problem: int, queue: list[QueuedBatch]) -> None:
-        """Restore the position of a checkpoint that was saved after a step."""
+        """Restore the position from a checkpoint that was saved after the given step."""
         number, size = self.config.rollout.num_prompts, self.config.rollout.group_size
         self.next_problem = next_problem
         start, end = self._share(number)
@@ -191,16 +191,16 @@ class Rollouts:
         return self.next_problem, tuple(self._queue)
 
     def go_back(self, position: tuple[int, tuple[Ahead, ...]]) -> None:
-        """Return to a position; batches whose sampling ahead failed are sampled again."""
+        """Return to a position; queued batches whose sampling failed are sampled again."""
         self.next_problem, queue = position
         self._queue = deque(batch if batch.is_sampled else replace(batch, rollouts=None) for batch in queue)
         self._has_failed = False
 
     def evaluate(self, newest: Callable[[], int]) -> dict[str, float]:
-        """Return the mean reward on held-out problems and its sampling error; empty if ``eval.num_problems`` is 0.
+        """Return the mean reward on held-out problems and its sampling error, or an empty dict if ``eval.num_problems`` is 0.
 
-        All evaluations with the same ``seed`` use the same random numbers, in every step and for every rule. Other seeds use
-        other random numbers, so that the spread over seeds includes the sampling error.
+        All evaluations with the same ``seed`` use the same random numbers, at every step and for every rule. Different seeds
+        use different random numbers, so that the spread over seeds includes the sampling error.
 
         Args:
             newest: see `take`.
@@ -230,7 +230,7 @@ class Rollouts:
         return self._graded(problems, rollouts, self.config.rollout.group_size)
 
     def _next_problems(self) -> tuple[int, list[Problem]]:
-        """Return the number of training problems so far, and the problems of the next batch."""
+        """Return the number of training problems before the next batch, and the problems of that batch."""
         first, number = self.next_problem, self.config.rollout.num_prompts
         self.next_problem += number
         return first, self.task.train_problems(first, number)
@@ -241,7 +241,7 @@ class Rollouts:
         self._loaded = version
 
     def _sample_ahead(self, batch: Ahead, version: int, weights: dict[str, Tensor] | None) -> list[Rollout]:
-        """Sample a batch of the queue, in the background thread; after a failure, the batches behind it are left out."""
+        """Sample a queued batch in the background thread; after a failure, the batches after it are skipped."""
         if self._has_failed:
             raise CancelledError
         try:
@@ -280,7 +280,7 @@ class Rollouts:
             return self.sampler.sample(prompts, samples, first_row=start * samples, **how)
 
     def _graded(self, problems: list[Problem], rollouts: list[Rollout], samples: int) -> list[RolloutGroup]:
-        """Return the groups of all processes, in the order of the problems."""
+        """Return the groups from all processes, in the order of the problems."""
         start, end = self._share(len(problems))
         own = problems[start:end]
         if self.player is not None:
@@ -306,7 +306,7 @@ class Rollouts:
         )
 
     def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float]:
-        """Return one reward per response; a user's own task grades in this process, so errors and the result are checked."""
+        """Return one reward per response; a user's own task grades in this process, so its errors and results are checked."""
         named = f"task {self.task.name!r}"
         try:
             given = self.task.grade(asked, [rollout.text for rollout in rollouts])
@@ -329,7 +329,7 @@ class Rollouts:
 
         Args:
             reasons: one reason for each failure in this process.
-            number: number of responses in all processes.
+            number: number of responses across all processes.
         """
         failures = gather(self.accelerator, reasons)
         self._failed.append(len(failures) / number)
@@ -343,7 +343,7 @@ class Rollouts:
             logger.warning("%d of %d environments failed; the last one: %s", len(failures), number, failures[-1])
 
     def _share(self, number: int) -> tuple[int, int]:
-        """Return the first and the end index of this process's share of the problems."""
+        """Return the start and end indices of this process's share of the problems."""
         index, processes = self.accelerator.process_index, self.accelerator.num_processes
         return number * index // processes, number * (index + 1) // processes
 
@@ -352,12 +352,12 @@ def sampling_error(rewards: Tensor) -> float:
     """Return the standard error of a mean reward due to sampling, with the problems held fixed.
 
     Args:
-        rewards: tensor ``(problems, samples)``. With one sample the variance within a problem is unknown. The variance of all
-            rewards, which is larger, is used instead.
+        rewards: tensor ``(problems, samples)``. With one sample per problem, the variance within a problem is unknown,
+            so the variance over all rewards, which is larger, is used instead.
 
     Example:
         The rewards of two problems are 1, 0 and 1, 1. The variances of their means are 1/4 and 0. The variance of the mean of
-        both is 1/16, and its root is 1/4:
+        both is 1/16, and its square root is 1/4:
 
         >>> sampling_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
         0.25

@@ -34,13 +34,13 @@ class Drawn(NamedTuple):
 
     tokens: Sequence[int]
     log_probs: Sequence[float]
-    kept: KeptSets | None = None  # at least one set per token until the first end token; None without a truncation
-    versions: Sequence[int] = ()  # of the weights, for each token; empty if the caller knows the version
+    kept: KeptSets | None = None  # at least one set per token until the first end token; None without truncation
+    versions: Sequence[int] = ()  # version of the weights for each token; empty if the caller knows it
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Settings of one draw: equal draws and weights give equal tokens."""
+    """Settings for one draw; equal settings and weights give equal tokens."""
 
     seed: int
     rows: Sequence[int]  # row numbers in the whole batch; each row has its own random numbers
@@ -51,12 +51,12 @@ class Draws:
 
 
 class Sampler(ABC):
-    """Draws responses to prompts from the latest weights."""
+    """Draws responses to prompts with the current weights."""
 
     needs_weights = False
-    """Whether it has its own weights, which `update_weights` replaces; otherwise it reads the trained model."""
+    """Whether the sampler has its own weights, which `update_weights` replaces; otherwise it reads the trained model."""
     in_flight = False
-    """Whether `sample` may run in several threads, and `update_weights` while they sample."""
+    """Whether several threads may call `sample` at once, and `update_weights` may be called while they sample."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Sampler(ABC):
         batch_size: int = 256,
         chat_template: bool = False,
     ) -> None:
-        """Keep the settings.
+        """Store the settings.
 
         Args:
             model: the trained model.
@@ -103,16 +103,16 @@ class Sampler(ABC):
         policy_version: int = 0,
         first_row: int = 0,
     ) -> list[Rollout]:
-        """Draw ``samples`` responses to each prompt; responses to one prompt are consecutive.
+        """Draw ``samples`` responses to each prompt; responses to the same prompt are consecutive.
 
         Args:
-            prompts: texts, before the chat template.
+            prompts: texts, before the chat template is applied.
             samples: responses per prompt.
             seed: equal seeds and weights give equal responses; the global random state does not change.
             temperature: divisor of the logits.
             truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: recorded in every rollout.
-            first_row: number of responses of the batch that precede these on other processes, which offsets the random numbers.
+            first_row: number of responses in the batch that come before these, on other processes; offsets the random numbers.
         """
         with self._tokenizing:
             encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
@@ -149,7 +149,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, rows: Sequence[Ids], draws: Draws) -> Sequence[Drawn]:
-        """Draw tokens after each row's, up to an end token or the limit."""
+        """Continue each row of tokens up to an end token or the limit."""
 
     def conversation(self) -> Conversation:
         """Return a conversation, which draws the turns of episodes and may cache values between turns."""
@@ -161,7 +161,7 @@ class Sampler(ABC):
 
         Args:
             weights: names and tensors.
-            version: number of optimizer steps behind the weights.
+            version: version of the weights, in optimizer steps.
         """
 
     @abstractmethod
@@ -170,9 +170,10 @@ class Sampler(ABC):
 
 
 class Conversation:
-    """Draws the turns of episodes that advance together. This class passes each whole episode to the sampler at every turn.
+    """Draws the turns of episodes that advance together.
 
-    It works with every sampler. vLLM reuses earlier computation through its prefix cache.
+    This class works with every sampler, because it passes each whole episode to the sampler in every turn. vLLM reuses earlier
+    computation through its prefix cache.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -182,9 +183,9 @@ class Conversation:
         """Draw a turn of each open episode.
 
         Args:
-            contexts: all tokens so far of each open episode, by its index in the batch. They extend the tokens of the
+            contexts: all tokens so far in each open episode, by its index in the batch. They extend the tokens of the
                 previous turn.
-            draws: settings of these episodes, in the same order.
+            draws: settings for these episodes, in the same order.
         """
         return list(self.sampler.draw(list(contexts.values()), draws))
 

@@ -1,4 +1,4 @@
-"""Finds out from a model's chat template how to present tools and their answers to the model."""
+"""Determines from a model's chat template how to present tools and their answers to the model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _USER, _ASSISTANT = {"role": "user", "content": "Hello"}, {"role": "assistant", 
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    r"""How a chat template presents tools; what the template does not support goes into other messages.
+    r"""How tools are presented to a model; whatever its chat template does not support goes into ordinary messages.
 
     Example:
         >>> style = ToolStyle(text="You may call f.")
@@ -59,7 +59,7 @@ class ToolStyle:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """Determine the style by rendering; templates with another call format are not used to explain tools."""
+        """Determine the style by rendering test messages; templates with another call format are not used to explain tools."""
         told = _try(tokenizer, [_USER], [_PROBE])
         if all(part in told for part in ("probe_of_tools", "<tool_call>", '"arguments"')):
             answer = {"role": "tool", "name": "probe_of_tools", "content": "an answer"}

@@ -1,4 +1,4 @@
-"""Converts models for vLLM: tied embeddings, and attention heads padded to a size that its CPU kernels support."""
+"""Converts models for vLLM: unties embeddings, and pads attention heads to a size that vLLM's CPU kernels support."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def cpu_head_size(config: PretrainedConfig) -> int:
     size = min((size for size in CPU_HEAD_SIZES if size >= own), default=None)
     if size is None or (size != own and config.model_type != "qwen3"):
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
-        raise UserError(f"rollout.engine='vllm': on the CPU, it needs heads of {sizes}, not {own}; use rollout.engine=hf")
+        raise UserError(f"rollout.engine='vllm': on the CPU, vLLM needs heads {sizes} wide, not {own}; use rollout.engine=hf")
     return size
 
 
 def padded_config(config: PretrainedConfig, size: int) -> PretrainedConfig:
-    """Return the config with heads of ``size``; rotary positions still affect only the original components."""
+    """Return the config with heads of ``size``; rotary embeddings still apply only to the original components."""
     changed = copy.deepcopy(config)
     changed.head_dim = size
     changed.rope_parameters = {**config.rope_parameters, "partial_rotary_factor": head_size(config) / size}
@@ -50,12 +50,13 @@ def padded_config(config: PretrainedConfig, size: int) -> PretrainedConfig:
 def vllm_weights(weights: Iterable[tuple[str, Tensor]], config: PretrainedConfig, size: int) -> Iterator[tuple[str, Tensor]]:
     """Convert a model's ``state_dict`` for vLLM, tensor by tensor.
 
-    vLLM keeps a separate head for tied embeddings, and does not report when it is missing, so the head is always included.
+    vLLM keeps a separate output head even if embeddings are tied, and does not report when it is missing, so it is always
+    included.
 
     Args:
-        weights: names and tensors of transformers' model.
-        config: that model's.
-        size: width of a head in vLLM, at least that of the model.
+        weights: names and tensors of the transformers model.
+        config: config of that model.
+        size: width of an attention head in vLLM, at least the width in the model.
     """
     own, embeddings, has_head = head_size(config), None, False
     for name, tensor in weights:
@@ -70,7 +71,7 @@ def vllm_weights(weights: Iterable[tuple[str, Tensor]], config: PretrainedConfig
 def padded(name: str, tensor: Tensor, own: int, size: int) -> Tensor:
     """Pad a Qwen3 tensor with zeros to heads of ``size``, without changing any logit.
 
-    The mean square that normalises queries and keys is then over ``size`` components, which scales both by
+    The mean square that normalises queries and keys is then taken over ``size`` components, which scales both by
     sqrt(size / own). Scores are divided by sqrt(size) instead of sqrt(own), which cancels the scale of the queries. The scale
     of the keys is cancelled by multiplying them by sqrt(own / size).
     """

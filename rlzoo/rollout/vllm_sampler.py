@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit is between 1,024 and 2,048 tokens
 
-ROOM_FOR_TIES = 16  # minimum number of log-probs beyond top_k, in case other tokens have the k-th largest logit
-DROPPED = -9000.0  # log-prob of tokens that were not kept is below; -inf, or -9999 from a server
+ROOM_FOR_TIES = 16  # minimum number of log-probs beyond top_k, in case other tokens share the k-th largest logit
+DROPPED = -9000.0  # tokens that were not kept have a lower log-prob: -inf in process, -9999 from a server
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are passed as tensors
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are passed as tensors, within one process
     "VLLM_NO_USAGE_STATS": "1",  # no usage statistics are sent
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default is a share of all memory
 }
-"""Environment variables for vLLM, unless the user has set them."""
+"""Environment variables for vLLM; values that the user has set take precedence."""
 
 
 class AnyVLLMSampler(Sampler):
-    """Base class for vLLM in this process or on a server; the weights are undefined until `update_weights`."""
+    """Base class for vLLM in this process or on a server; the weights are undefined until `update_weights` is called."""
 
     needs_weights = True
-    max_model_len: int  # maximum number of tokens in a prompt with its response
+    max_model_len: int  # maximum number of tokens in a prompt and its response
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class AnyVLLMSampler(Sampler):
         top_k: int | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`; ``top_k`` is the largest top-k that is sampled with."""
+        """See `Sampler`; ``top_k`` is the largest top-k that is used for sampling."""
         super().__init__(model, tokenizer, **common)
         self.settings = settings
         self.has_weights = False
         self.vocabulary = int(model.config.get_text_config().vocab_size)
-        # with more than top_k log-probs, dropped tokens are among them, which shows that all kept ones are
+        # more than top_k log-probs include those of dropped tokens, which proves that no kept token is missing
         self.num_log_probs = 0 if top_k is None else min(2 * top_k + ROOM_FOR_TIES, self.vocabulary)
 
     @property
     def context(self) -> int:
-        """See `Sampler.context`; vLLM may be limited to less than the model's context."""
+        """See `Sampler.context`; vLLM's limit may be lower than the model's context length."""
         return min(super().context, self.max_model_len)
 
     def _requests(self, rows: Sequence[Ids], draws: Draws) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ class AnyVLLMSampler(Sampler):
         if not 0.01 <= temperature <= 2.0:  # vLLM rejects some values and silently raises others
             raise UserError(f"temperature={temperature}: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf")
         truncation = draws.truncation or Truncation()
-        assert draws.truncation is None or truncation.top_k is not None, "RolloutConfig requires it"
+        assert draws.truncation is None or truncation.top_k is not None, "RolloutConfig requires top_k"
         return [
             {
                 "temperature": temperature,
@@ -95,7 +95,7 @@ class AnyVLLMSampler(Sampler):
         ]
 
     def _kept(self, reported: Iterable[Mapping[int, float]]) -> KeptSets:
-        """Return the kept set of each token, from the log-probs of the most probable tokens.
+        """Return the kept set for each drawn token, from the log-probs of the most probable tokens.
 
         Raises:
             RunError: more tokens were kept than vLLM returned, because many have the same logit as the k-th largest.
@@ -116,11 +116,12 @@ class AnyVLLMSampler(Sampler):
         return KeptSets.of(ids, sizes)
 
     def _check_length(self, prompt: int = 0, response: int | None = None) -> None:
-        """Raise UserError for lengths that vLLM would silently cut off."""
+        """Raise a UserError if vLLM would silently truncate a prompt and response of these lengths."""
         response, limit = response or self.max_new_tokens, self.max_model_len
         if prompt + response > limit or (prompt == 0 and response >= limit):
+            given = f"a prompt of {prompt} tokens" if prompt else "a prompt"
             raise UserError(
-                f"rollout.max_new_tokens={response}: with a prompt of {prompt or 'some'} tokens, this exceeds vLLM's {limit}; "
+                f"rollout.max_new_tokens={response}: with {given}, this exceeds vLLM's limit of {limit} tokens; "
                 "lower it, or raise rollout.vllm.max_model_len (for a server: --max-model-len)"
             )
 
@@ -143,7 +144,7 @@ class VLLMSampler(AnyVLLMSampler):
         config = model.config if self.head_size == head_size(model.config) else padded_config(model.config, self.head_size)
         # with several training processes, each has its own engine in the existing process group
         together = {"distributed_executor_backend": "external_launcher"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
-        set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces it with a warning
+        set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces this function with one that only warns
         try:
             with tempfile.TemporaryDirectory(prefix="rlzoo-vllm-") as folder, quiet():
                 config.save_pretrained(folder)
@@ -151,8 +152,8 @@ class VLLMSampler(AnyVLLMSampler):
                     folder,
                     load_format="dummy",
                     skip_tokenizer_init=True,
-                    trust_remote_code=False,  # even if the trained model has it
-                    generation_config="vllm",  # ignore the model's defaults: every request is complete
+                    trust_remote_code=False,  # even if the trained model was loaded with it
+                    generation_config="vllm",  # ignore the model's defaults: every request sets all parameters
                     logprobs_mode="processed_logprobs",  # under the sampling distribution, after temperature, top-k and top-p
                     max_logprobs=max(self.num_log_probs, 1),
                     dtype=self.settings.dtype or str(model.dtype).removeprefix("torch."),
@@ -165,7 +166,7 @@ class VLLMSampler(AnyVLLMSampler):
                     **together,
                 )
         except (ValueError, RuntimeError) as error:
-            raise UserError(f"rollout.engine='vllm': vLLM does not start: {' '.join(str(error).split())[:400]}") from error
+            raise UserError(f"rollout.engine='vllm': vLLM failed to start: {' '.join(str(error).split())[:400]}") from error
         finally:
             torch.set_num_threads = set_num_threads
         self.max_model_len = int(self.llm.llm_engine.model_config.max_model_len)
@@ -182,7 +183,7 @@ class VLLMSampler(AnyVLLMSampler):
         return AwakeConversation(self)
 
     def draw_awake(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
-        """Draw, and keep vLLM awake with its prefix cache until `rest`."""
+        """Draw tokens, and keep vLLM awake, with its prefix cache, until `rest` is called."""
         from vllm import SamplingParams
 
         requests = [SamplingParams(**request, detokenize=False) for request in self._requests(rows, draws)]
@@ -255,9 +256,7 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
-        raise UserError(
-            f"rollout.engine='vllm': vLLM is not installed: {INSTALL_VLLM}; or name a rollout.vllm.server"
-        ) from error
+        raise UserError(f"rollout.engine='vllm': vLLM is not installed: {INSTALL_VLLM}; or set rollout.vllm.server") from error
     except (ImportError, RuntimeError, OSError) as error:
         problem = " ".join(str(error).split())
         raise UserError(f"rollout.engine='vllm': vLLM cannot be imported: {problem}; {INSTALL_VLLM}") from error
@@ -278,6 +277,6 @@ def random_state_kept() -> Iterator[None]:
 
 
 def request_seed(seed: int, row: int, turn: int = 0) -> int:
-    """Derive the 63-bit seed of a response's turn from the batch's seed, the row number and the turn."""
+    """Derive the 63-bit seed for a turn of a response from the batch's seed, the row number and the turn."""
     turns = [turn] if turn else []
     return int(np.random.SeedSequence([seed, row, *turns]).generate_state(1, np.uint64)[0]) >> 1

@@ -34,9 +34,9 @@ logger = logging.getLogger("rlzoo")
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10
-PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server is silent or fails
+PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not answer or fails
 REPLY_BYTES, BYTES_PER_TOKEN, BYTES_PER_LOG_PROB = 2**22, 2**10, 2**7
-"""Maximum size of a reply in bytes; a response token takes about 100 bytes, and each log-prob of another token about 40."""
+"""Terms of the maximum reply size, in bytes; a response token takes about 100, and another token's log-prob about 40."""
 START_IT = "start it as described in docs/how-to/vllm.md"
 
 
@@ -46,11 +46,11 @@ def _by_token_id(log_probs: dict[str, float]) -> dict[int, float]:
 
 
 class SilentServerError(UserError):
-    """The server cannot be reached, times out or fails, so that a retry may succeed."""
+    """The server cannot be reached, times out or fails; a retry may succeed."""
 
 
 class Gate:
-    """Counts the requests to a server, and keeps them out while its weights change."""
+    """Counts the open requests to a server, and blocks new ones while its weights change."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -60,7 +60,7 @@ class Gate:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Wait until the gate is open; it does not close completely before the block ends."""
+        """Wait until the gate is open, and then run the block; `closed` waits for the block to end."""
         with self._condition:
             self._condition.wait_for(lambda: self._is_open)
             self._num_inside += 1
@@ -73,7 +73,7 @@ class Gate:
 
     @contextmanager
     def closed(self, abort: Callable[[], None]) -> Iterator[None]:
-        """Let nothing more in, call ``abort`` until everything inside has ended, and then run the block."""
+        """Block new entries, call ``abort`` until everything inside has ended, and then run the block."""
         with self._changing:
             with self._condition:
                 self._is_open = False
@@ -93,10 +93,10 @@ class Gate:
 
 
 class ServerSampler(AnyVLLMSampler):
-    """Samples with the server at ``settings.server``, where the model is called ``served``.
+    """Samples with the server at ``settings.server``, which serves the model under the name ``served``.
 
-    With ``settings.in_flight``, its weights change while it samples. The responses in progress are aborted, and continued with
-    the new weights from the tokens that they have, so that every token and its log-prob belong to one known version.
+    With ``settings.in_flight``, its weights change while it samples. Responses in progress are aborted, and then
+    continue from their existing tokens with the new weights, so that every token and its log-prob belong to one known version.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class ServerSampler(AnyVLLMSampler):
         import urllib3
 
         super().__init__(model, tokenizer, settings, **common)
-        assert settings.server is not None, "the server's address"
+        assert settings.server is not None, "settings.server must be set"
         self.served = served
         self.in_flight = settings.in_flight
-        self.version = 0  # optimizer steps of the server's weights
+        self.version = 0  # version of the server's weights, in optimizer steps
         self.gate = Gate()
-        self.restarts = 0  # times that the weights were loaded again because the server had not answered
+        self.restarts = 0  # number of times that the weights were reloaded because the server had not answered
         self.gone: RunError | None = None
         # no keep-alive: the server would close the connection while the learner works
         self.http = bounded_pool(
@@ -118,7 +118,7 @@ class ServerSampler(AnyVLLMSampler):
             REPLY_BYTES + (BYTES_PER_TOKEN + BYTES_PER_LOG_PROB * self.num_log_probs) * self.max_new_tokens,
             settings.timeout,
             headers={"Connection": "close"},
-            maxsize=self.batch_size * (64 if settings.in_flight else 1),  # then several batches are drawn at once
+            maxsize=self.batch_size * (64 if settings.in_flight else 1),  # in flight, several batches are drawn at once
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout),
             retries=False,
         )
@@ -146,7 +146,7 @@ class ServerSampler(AnyVLLMSampler):
         return self._draw_in_flight(draw_all) if self.in_flight else self._patiently(draw_all)
 
     def _draw_one(self, ids: Ids, request: dict[str, Any], truncates: bool) -> Drawn:
-        """Draw one response, and continue it if it is aborted for an update of the weights."""
+        """Draw one response, and continue it if it is aborted for a weight update."""
         tokens: list[int] = []
         log_probs: list[float] = []
         versions: list[int] = []
@@ -160,18 +160,18 @@ class ServerSampler(AnyVLLMSampler):
             with self.gate.passing():
                 version = self.version
                 (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
-            if choice["token_ids"]:  # none if it was aborted before the first token
+            if choice["token_ids"]:  # empty if it was aborted before the first token
                 tokens += choice["token_ids"]
                 log_probs += choice["logprobs"]["token_logprobs"]
                 if truncates:
                     kept.append(self._kept(_by_token_id(each) for each in choice["logprobs"]["top_logprobs"]))
             versions += [version] * (len(tokens) - len(versions))
-            seed = request_seed(seed, 0, 1)  # other random numbers for the tokens that follow
+            seed = request_seed(seed, 0, 1)  # draw the remaining tokens with other random numbers
             is_done = choice.get("finish_reason") != "abort" or len(tokens) >= limit
         return Drawn(tokens, log_probs, KeptSets.join(kept) if truncates else None, versions if self.in_flight else ())
 
     def _draw_in_flight(self, draw_all: Callable[[], list[Drawn]]) -> list[Drawn]:
-        """Draw all responses, and draw them again if the server had to be given its weights again meanwhile."""
+        """Draw all responses, and redraw them if the server's weights had to be reloaded in the meantime."""
         while True:
             restarts = self.restarts
             try:
@@ -183,12 +183,12 @@ class ServerSampler(AnyVLLMSampler):
                 return drawn
 
     def _recover(self, restarts: int, error: SilentServerError) -> None:
-        """Give a server that did not answer its weights again, unless another thread has done so."""
+        """Reload the weights of a server that did not answer, unless another thread has already done so."""
         with self.gate.closed(self._abort):
             if self.gone is not None:
                 raise self.gone
             if restarts == self.restarts:
-                logger.warning("%s; loading the weights again", error)
+                logger.warning("%s; reloading the weights", error)
                 try:
                     self._patiently(self._load)
                 except RunError as gone:
@@ -197,8 +197,8 @@ class ServerSampler(AnyVLLMSampler):
                 self.restarts += 1
 
     def _abort(self) -> None:
-        """End all requests; the server returns the tokens that it has drawn."""
-        with suppress(SilentServerError):  # then the requests fail as well
+        """Abort all requests; the server returns the tokens that it has drawn so far."""
+        with suppress(SilentServerError):  # without an answer, the requests fail as well
             self._ask("POST", "/abort_requests", json={}, hint="; rollout.vllm.in_flight needs vLLM 0.32 or newer")
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
@@ -223,7 +223,7 @@ class ServerSampler(AnyVLLMSampler):
         self.http.close()
         self._forget_weights()
         if self.own_folder:
-            with suppress(OSError):  # the folder has other files
+            with suppress(OSError):  # the folder may contain other files
                 self.folder.rmdir()
 
     def _write_and_load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -240,7 +240,7 @@ class ServerSampler(AnyVLLMSampler):
         from safetensors.torch import save_file
 
         self._forget_weights()
-        # a new name every time, because another machine may still see an old file under its name
+        # a new name every time, because another machine may still see the old file under a reused name
         self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept for a restarted server
         try:
             self.weights.mkdir(parents=True)
@@ -248,7 +248,7 @@ class ServerSampler(AnyVLLMSampler):
             if self.has_weights:
                 self._patiently(self._load)
             else:
-                self._load()  # a first failure is probably a mistake, so do not retry
+                self._load()  # a failure of the first load is probably a configuration error, so do not retry
         except Exception as error:
             self._forget_weights()
             if isinstance(error, OSError):
@@ -277,7 +277,7 @@ class ServerSampler(AnyVLLMSampler):
         A restarted server has its initial weights, so the current weights are loaded before each retry.
 
         Raises:
-            RunError: the server did not answer after all pauses, or several processes sample from it.
+            RunError: the server did not answer after all retries, or after one attempt if several processes sample from it.
         """
         from accelerate import PartialState
 
@@ -292,11 +292,11 @@ class ServerSampler(AnyVLLMSampler):
                 if PartialState().num_processes > 1:  # only one of them could restore the weights
                     break
                 if tries < len(PAUSES):
-                    logger.warning("%s; trying again in %d s", error, PAUSES[tries])
+                    logger.warning("%s; retrying in %d s", error, PAUSES[tries])
         raise RunError(str(reason)) from reason
 
     def _check_server(self) -> None:
-        """Check that the server's settings match, and read its length limit and device."""
+        """Check that the server's settings match the run's, and read its length limit and device."""
         names = {model["id"] for model in self._ask("GET", "/v1/models")["data"]}
         if self.served not in names:
             given = f"serves {', '.join(sorted(names))}, not model.path={self.served!r}"
@@ -314,13 +314,13 @@ class ServerSampler(AnyVLLMSampler):
         if self.num_log_probs and -1 != int(model["max_logprobs"]) < self.num_log_probs:
             needed = f"rollout.top_k needs {self.num_log_probs}"
             raise self._error(
-                f"returns at most {model['max_logprobs']} log-probs per token, and {needed}; "
+                f"returns at most {model['max_logprobs']} log-probs per token, but {needed}; "
                 f"start it with --max-logprobs {self.num_log_probs}"
             )
         self.max_model_len = int(model["max_model_len"])
         wanted_len = self.settings.max_model_len or 0
         if self.max_model_len < wanted_len:
-            raise self._error(f"takes {self.max_model_len} tokens, less than rollout.vllm.max_model_len={wanted_len}")
+            raise self._error(f"accepts {self.max_model_len} tokens, fewer than rollout.vllm.max_model_len={wanted_len}")
         self._check_length()
         on_cpu = found["device_config"]["device"] == "cpu"
         if on_cpu and found["scheduler_config"]["enable_chunked_prefill"]:
@@ -330,25 +330,25 @@ class ServerSampler(AnyVLLMSampler):
             self._abort()
 
     def _ask(self, method: str, path: str, hint: str = "", **request: Any) -> dict[str, Any]:
-        """Send a request and return the reply's JSON object, empty without a body; every failure is a UserError."""
+        """Send a request and return the JSON object in the reply, empty if it has no body; every failure is a UserError."""
         from urllib3.exceptions import HTTPError, ReadTimeoutError
 
         try:
             answer = self.http.request(method, urlsplit(self.settings.server or "").path.rstrip("/") + path, **request)
         except ReadTimeoutError as error:
-            problem = f"no answer to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
+            problem = f"did not answer {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
             raise self._error(problem, SilentServerError) from error
         except HTTPError as error:
-            raise self._error(f"cannot be asked for {path}: {error}; {START_IT}", SilentServerError) from error
+            raise self._error(f"failed to answer {path}: {error}; {START_IT}", SilentServerError) from error
         if not 200 <= answer.status < 300:
             text = " ".join(answer.data.decode(errors="replace").split())[:400]
             kind = UserError if answer.status < 500 else SilentServerError
-            raise self._error(f"answers {path} with {answer.status}: {text}{hint}", kind)
+            raise self._error(f"answered {path} with status {answer.status}: {text}{hint}", kind)
         with suppress(ValueError, RecursionError):
             parsed = json.loads(answer.data or b"{}")
             if isinstance(parsed, dict):
                 return parsed
-        raise self._error(f"answers {path} with {shown(answer.data[:80])}, not with a JSON object", SilentServerError)
+        raise self._error(f"returned {shown(answer.data[:80])} for {path}; expected a JSON object", SilentServerError)
 
     def _error(self, problem: str, kind: type[UserError] = UserError) -> UserError:
-        return kind(f"rollout.vllm.server={self.settings.server!r}: {problem}")
+        return kind(f"rollout.vllm.server={self.settings.server!r}: the server {problem}")

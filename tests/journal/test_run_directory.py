@@ -526,7 +526,7 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
         ({"run": "another"}, "is a checkpoint of another run; move it away"),
         ({"next_problem": 31}, "has sampled 31 problems"),
         ({"next_problem": 10**15}, "has sampled 1000000000000000 problems"),
-        ({"num_optimizer_steps": 15}, "it has taken 16 steps, not 15"),
+        ({"num_optimizer_steps": 15}, "it has taken 16 steps, expected 15"),
         ({"num_optimizer_steps": 17}, "has taken 17 optimizer steps in 16 updates"),
         ({"seconds": -1.0}, "seconds"),
         ({"alarms": {"bad_steps": {}, "raised": ["mine"]}}, "was not written by a run"),
@@ -592,7 +592,7 @@ def test_the_settings_of_a_rule_that_does_not_adapt_are_checked(run):
     file = folder / "state" / "policy.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "width_high": 0.5}))
     seal(folder)
-    refuses(run, "has other settings than this run's clip policy")
+    refuses(run, "has different settings from this run's clip policy")
 
 
 # unexpected content

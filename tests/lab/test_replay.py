@@ -73,7 +73,7 @@ def test_a_weight_for_each_token_cannot_be_given_to_a_rule_of_responses(recorded
     weights = torch.ones_like(recorded.updates[0].inputs.log_probs)
     run = dataclasses.replace(recorded, updates=(dataclasses.replace(recorded.updates[0], weights=weights),))
     replay(run, load_zoo()["grpo"]())
-    with pytest.raises(UserError, match="the correction has a weight per token, but fspo has an objective per response"):
+    with pytest.raises(UserError, match="the correction has one weight per token, but fspo has one objective per response"):
         replay(run, load_zoo()["fspo"]())
 
 

@@ -101,17 +101,17 @@ class BecomesAnother(Sound):
 
 FAULTS = {
     Raises: r"raised KeyError: 'missing' \(.*test_judge\.py:\d+\)",
-    AnswersATensor: r"returned a Tensor, not a ClipResult",
+    AnswersATensor: r"returned a Tensor, expected a ClipResult",
     WrongShape: r"returned objective of shape \(18,\), expected \(18, 1\)",
     WrongShapeOfDecisions: r"returned clipped of shape \(1, 1\), expected \(18, 1\) or \(18, 30\)",
     HalfPrecision: r"returned an objective of type torch.bfloat16, expected torch.float32",
     CountsClips: r"returned clipped of type torch.float32, expected torch.bool",
     NoGradient: r"returned an objective without a gradient; it must depend on log_probs",
     WritesToItsInputs: r"modified its input advantages; work on a copy",
-    NotANumberForOneResponse: r"returned an objective that is not finite for 1 of 18 responses, the first of 30 tokens",
+    NotANumberForOneResponse: r"returned an objective that is not finite for 1 of 18 responses; the first has 30 tokens",
     InfiniteGradient: r"returned an objective with a gradient that is not finite for \d+ of 18 responses",
     RaisesInUpdated: r"raised in updated: ValueError: no memory",
-    BecomesAnother: r"returned None from updated, not a BecomesAnother",
+    BecomesAnother: r"returned None from updated; expected a BecomesAnother",
 }
 
 

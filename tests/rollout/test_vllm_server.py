@@ -52,18 +52,21 @@ def test_a_server_that_comes_back_gets_the_weights_again_and_is_asked_for_all_of
     assert [rollout.response_ids[0] for rollout in rollouts] == [5] * 12, "sampled by the weights it was started with"
     assert len(server.loads) >= 2
     assert all(server.loads[0][name].equal(server.loads[-1][name]) for name in server.loads[0])
-    assert "trying again in" in caplog.text
+    assert "retrying in" in caplog.text
 
 
 def test_a_server_that_stays_away_ends_in_one_line(server, sampler):
     server.failures = ["error"] * 1000
-    with pytest.raises(RunError, match=r"rollout.vllm.server='http://127.0.0.1:\d+': answers /v1/completions with 500: .*dead"):
+    with pytest.raises(
+        RunError,
+        match=r"rollout.vllm.server='http://127.0.0.1:\d+': the server answered /v1/completions with status 500: .*dead",
+    ):
         sampler.sample(["3+5="], 1, seed=1)
 
 
 def test_what_the_server_refuses_is_not_asked_again(server, sampler):
     server.failures = ["refuse"] * 1000
-    with pytest.raises(UserError, match=r"with 400: .*too long"):
+    with pytest.raises(UserError, match=r"with status 400: .*too long"):
         sampler.sample(["3+5="], 1, seed=1)
     assert server.asked == 1
 
@@ -107,7 +110,7 @@ def test_a_server_that_comes_back_gets_the_weights_again_in_flight(server, in_fl
         batches = [pool.submit(in_flight.sample, ["3+5="] * 6, 2, seed=seed) for seed in (1, 2)]
         tokens = {rollout.response_ids[0] for batch in batches for rollout in batch.result(20)}
     assert tokens == {5}, "sampled by the weights it was started with"
-    assert "loading the weights again" in caplog.text
+    assert "reloading the weights" in caplog.text
 
 
 def test_a_server_that_stays_away_in_flight_ends_in_one_line(server, in_flight):
@@ -116,7 +119,7 @@ def test_a_server_that_stays_away_in_flight_ends_in_one_line(server, in_flight):
     with ThreadPoolExecutor(2) as pool:
         batches = [pool.submit(in_flight.sample, ["3+5="], 1, seed=seed) for seed in (1, 2)]
         for batch in batches:
-            with pytest.raises(RunError, match=r"answers /collective_rpc with 500: .*dead"):
+            with pytest.raises(RunError, match=r"answered /collective_rpc with status 500: .*dead"):
                 batch.result(20)
 
 
