@@ -1,4 +1,4 @@
-"""BAPO: widens GRPO's band step by step until tokens with A > 0 have a target share of the objective."""
+"""BAPO: widens GRPO's band step by step until tokens with A > 0 reach a target share of the objective."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def ui(
 
     uri = tracking_uri()
     if uri.startswith(("http://", "https://")):
-        raise UserError(f"MLFLOW_TRACKING_URI is the server {redact(uri)}; open it in a browser")
+        raise UserError(f"MLFLOW_TRACKING_URI points to a server, {redact(uri)}; open this address in a browser")
     if is_missing(uri):
         raise UserError(
             f"{without_password(uri)} does not exist: no run was tracked here yet; train first (rlzoo train --clip fspo), "

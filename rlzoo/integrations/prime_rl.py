@@ -67,7 +67,8 @@ def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs
 
     The ratio is relative to the sampler's log-probs, because prime-rl has no others. prime-rl divides the sum of all losses by
     the number of tokens in the step, whatever the rule's ``reduction``. Rules with a per-token objective are therefore reduced
-    by ``token_mean``, and rules with a per-response objective by ``sequence_mean``, times the number of responses per token.
+    with ``token_mean``, and rules with a per-response objective with ``sequence_mean`` multiplied by the number of responses
+    per token.
 
     Args:
         inputs: prime-rl's ``LossInputs``. A gap in the mask starts a new turn.

@@ -713,8 +713,9 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
         )
     if "group_ids" in policy.needs and args.steps_per_generation > 1:
         raise UserError(
-            f"{name} compares the responses to a prompt, which TRL spreads over {args.steps_per_generation} micro-batches "
-            "of a generation; use steps_per_generation=1, and num_iterations above 1 for several optimizer steps"
+            f"{name} compares the responses within a prompt's group, but TRL splits a generation batch into "
+            f"{args.steps_per_generation} micro-batches; use steps_per_generation=1, and "
+            "num_iterations above 1 for several optimizer steps"
         )
     if policy.scope == "sequence" and args.top_entropy_quantile < 1:
         raise UserError(

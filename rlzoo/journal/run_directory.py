@@ -344,7 +344,7 @@ class RunDirectory:
         if [row["step"] for row in kept] != list(range(step + 1)):
             has = f"lacks rows up to it: it has {len(kept)} of {step + 1}" if rows else "is missing or empty"
             raise UserError(
-                f"--resume: the checkpoint is of step {step}, and {str(file)!r} {has}; "
+                f"--resume: the checkpoint is from step {step}, but {str(file)!r} {has}; "
                 "nothing was changed; restore the file, or start another run with another --output"
             )
         if self.is_writer:

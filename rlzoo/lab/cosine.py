@@ -1,4 +1,4 @@
-"""Measures how far clipping turns the gradient: the cosine between a rule's gradient and the unclipped gradient."""
+"""Measures how far clipping rotates the gradient: the cosine between a rule's gradient and the unclipped gradient."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class Player:
         return text if ended else None
 
     def _answer(self, episode: Episode, seen: Observation) -> None:
-        """Add the environment's answer, up to the model's next turn."""
+        """Add the environment's answer, which ends where the model's next turn begins."""
         last = episode.turns[-1]
         episode.turns[-1] = Turn(last.start, last.end, last.text, seen.text, seen.reward, last.state)
         episode.numbers = {**episode.numbers, **seen.numbers}

@@ -100,5 +100,5 @@ def _weight(policy: ClipPolicy, ratio: float, advantage: int) -> float | None:
 
 
 def _slope(policy: ClipPolicy, length: int, advantage: int) -> float:
-    """Return the change in the judged log-ratio per nat of shift on every token: 1 for a mean, the length for a sum."""
+    """Return the change in the judged log-ratio when every token shifts by one nat: 1 for a mean, the length for a sum."""
     return _measured(policy, 0.25, length, advantage)[0] / 0.25

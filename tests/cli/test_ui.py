@@ -227,7 +227,8 @@ def test_a_view_that_somebody_changed_is_kept(own_store):
 
 def test_a_server_is_opened_in_a_browser(refused, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@host:5000")
-    assert refused("ui") == "MLFLOW_TRACKING_URI is the server http://<redacted>@host:5000; open it in a browser"
+    said = "MLFLOW_TRACKING_URI points to a server, http://<redacted>@host:5000; open this address in a browser"
+    assert refused("ui") == said
 
 
 def test_ui_says_when_its_port_is_taken(refused):

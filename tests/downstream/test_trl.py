@@ -478,7 +478,7 @@ def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
      ("grpo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='sequence': "),
      (ZOO["grpo"](advantage="group_mean"), {}, "advantage='group_mean': TRL computes the advantages; set scale_rewards"),
      ("m2po", {}, "m2po needs all responses of a step together, but a step has 2 micro-batches"),
-     ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "which TRL spreads over 2 micro-batches"),
+     ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "splits a generation batch into 2 micro-batches"),
      ("grpo", {"steps_per_generation": 1}, "steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"),
      ("fspo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 selects tokens, but fspo has a per-response objective"),
      ("grop", {}, "unknown clip policy 'grop'.*did you mean 'grpo'")],

@@ -490,7 +490,7 @@ def test_metrics_that_end_before_the_checkpoint_are_refused(run, rows):
     file = run / "metrics.jsonl"
     kept = file.read_text().splitlines(keepends=True)[:rows]
     file.unlink() if rows is None else file.write_text("".join(kept))
-    refuses(run, "the checkpoint is of step 4", "metrics.jsonl' " + ("lacks rows" if rows else "is missing or empty"))
+    refuses(run, "the checkpoint is from step 4", "metrics.jsonl' " + ("lacks rows" if rows else "is missing or empty"))
 
 
 def test_a_last_row_without_its_newline_counts(run, whole):

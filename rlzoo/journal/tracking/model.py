@@ -28,7 +28,7 @@ def final_checkpoint(directory: Path, step: int, max_mb: float) -> Path | None:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint that ``from_pretrained`` reads, without symbolic links."""
+    """The files of a checkpoint that ``from_pretrained`` reads, excluding symbolic links."""
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     return [file for file in found if file.is_file() and not file.is_symlink() and file.name not in NOT_ITS_FILES]
 
