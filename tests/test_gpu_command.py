@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from packaging.version import Version
 from examples.gpu import oracle, worker
 from examples.gpu.__main__ import run_part, unproven
 from examples.gpu.carry import Target, applies, write_pieces
+from examples.gpu.carry_install import unpack
 from examples.gpu.data import make_data
 from examples.gpu.page import PAGE, page, published
 from examples.gpu.rows import AbsentError, Case, Outcome, Setting, read
@@ -104,8 +106,6 @@ def test_requirements_are_those_of_the_other_machine():
 
 
 def test_a_damaged_piece_is_named_and_whole_ones_are_joined(tmp_path):
-    import tarfile
-
     (tmp_path / "file").write_bytes(bytes(range(256)) * 50)
     with tarfile.open(tmp_path / "whole.tar", "w") as archive:
         archive.add(tmp_path / "file", "rlzoo/file")
@@ -129,3 +129,15 @@ def test_a_damaged_piece_is_named_and_whole_ones_are_joined(tmp_path):
     damaged = joined(tmp_path / "two")
     assert damaged.returncode == 1
     assert "piece-001: SHA-256 is" in damaged.stderr
+
+
+@pytest.mark.parametrize("bad", ["link", "/absolute", "rlzoo/../../outside"])
+def test_an_archive_that_would_write_elsewhere_is_not_unpacked(tmp_path, bad):
+    member = tarfile.TarInfo(bad)
+    if bad == "link":
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc"
+    with tarfile.open(tmp_path / "whole.tar", "w") as archive:
+        archive.addfile(member)
+    with tarfile.open(tmp_path / "whole.tar") as archive, pytest.raises(SystemExit, match="expected a file or a folder"):
+        unpack(archive, tmp_path / "to")
+    assert not (tmp_path / "to").exists()

@@ -211,7 +211,7 @@ def pack(options: argparse.Namespace) -> dict[str, object]:
         subprocess.run(own, check=True)
         tar = folder / "carried.tar"
         files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        with tarfile.open(tar, "w") as archive:
+        with tarfile.open(tar, "w", dereference=True) as archive:  # a model in the hub's cache is made of links
             for wheel in sorted(wheels.glob("*.whl")):
                 archive.add(wheel, f"wheels/{wheel.name}")
             for file in filter(None, files.split("\0")):

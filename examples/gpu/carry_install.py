@@ -34,8 +34,18 @@ def join(manifest: dict, to: Path) -> None:  # type: ignore[type-arg]
                 sys.exit(f"{piece['name']}: SHA-256 is {found}, not {piece['sha256']}; copy this piece again")
             file.write(data)
     with tarfile.open(whole) as archive:
-        archive.extractall(to, filter="data")
+        unpack(archive, to)
     whole.unlink()
+
+
+def unpack(archive: tarfile.TarFile, to: Path) -> None:
+    """Unpack files and folders; anything that could be written outside of ``to``, such as a link, ends the installation."""
+    for member in archive.getmembers():
+        parts = Path(member.name).parts
+        if not (member.isfile() or member.isdir()) or ".." in parts or Path(member.name).is_absolute():
+            sys.exit(f"{member.name}: expected a file or a folder with a relative path; pack again")
+    # Python 3.11.4 and newer warn without a filter, and older versions do not know it
+    archive.extractall(to, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
 
 
 def make_environment(folder: Path) -> str:

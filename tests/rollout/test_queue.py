@@ -29,6 +29,13 @@ def config(folder, *overrides, steps=7, clip="fspo"):
     return quick(folder, clip=clip, steps=steps, overrides=[*SETTINGS, "rollout.num_prompts=4", *overrides])
 
 
+@pytest.fixture(autouse=True)
+def _interrupts():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with SIGINT ignored
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def queued(tmp_path_factory):
     update, done = HFSampler.update_weights, []

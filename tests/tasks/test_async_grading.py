@@ -191,6 +191,8 @@ def test_async_def_is_recognised_in_functions_and_objects():
 
 def test_ctrl_c_ends_the_calls_and_their_process():
     script = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job starts with it ignored
         "from rlzoo.tasks.async_grading import AsyncGrader\n"
         "from tests.tasks.slow_rewards import load\n"
         "grader = AsyncGrader(load, 600, 8)\n"
