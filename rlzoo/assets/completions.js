@@ -10,14 +10,14 @@ table.tHead.addEventListener("click", event => {
   const rows = [...table.tBodies[0].rows].sort((one, other) => (down ? -1 : 1) * (value(one) - value(other)));
   table.tBodies[0].append(...rows);
 });
-function next(elements, forward) {
+function next(elements, forward, margin = 60) {
   const top = element => element.getBoundingClientRect().top;
-  const found = forward ? elements.find(element => top(element) > 60) : elements.findLast(element => top(element) < -5);
+  const found = forward ? elements.find(element => top(element) > margin) : elements.findLast(element => top(element) < -5);
   if (found) found.scrollIntoView();
 }
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "j") next(responses, true);
   if (event.key === "k") next(responses, false);
-  if (event.key === "c") next([...document.querySelectorAll("i.c")], true);
+  if (event.key === "c") next([...document.querySelectorAll("section i.c")], true, 125);
 });

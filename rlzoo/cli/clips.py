@@ -113,7 +113,7 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
 def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, required: Collection[str]) -> None:
     """Print the fields that `settings` returns as a table."""
     rows = table("<name", "<default", "<allowed", "<meaning", title=f"\nSettings ({option})")
-    rows.columns[2].min_width = max((len(word) for field in fields for word in field["allowed"].split()), default=None)
+    rows.columns[2].width = max((len(word) for field in fields for word in field["allowed"].split()), default=None)
     for field in fields:
         default = "required" if field["name"] in required else json.dumps(field["default"])
         cells = (field["name"], default, field["allowed"], field["description"])

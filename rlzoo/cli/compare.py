@@ -106,5 +106,5 @@ def _print(console: Plain, result: Race) -> None:
             console.print(f"winners: paired t-test at {LEVEL} after Holm's correction over {len(result.pairs)} pairs")
         if any(pair.p_value is None for pair in shown):
             console.print(f"too few seeds: no winner is named with fewer than {MIN_SEEDS} common seeds")
-    for sentence in (*result.highlights, *result.notes):
+    for sentence in (*result.notes, *result.highlights):
         console.print(sentence)

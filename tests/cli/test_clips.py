@@ -1,11 +1,14 @@
 """`rlzoo clips list` and `show`: what they print for every policy, and for those of a plugin file."""
 
+import io
 import json
 from importlib.metadata import version
 
 import pytest
 
 from rlzoo import load_zoo
+from rlzoo.cli.clips import print_settings, settings
+from rlzoo.cli.console import Plain
 from tests.cli.conftest import SOUND
 
 PARTS = ("Formula:", "Where:", "Differences from GRPO:", "Reference:")  # after the first sentence of a docstring
@@ -137,3 +140,14 @@ def test_show_as_json_holds_the_same(rlzoo):
         "allowed": "> 0, <= 1",
         "description": "share of the step's tokens to penalise; at least one token",
     }
+
+
+@pytest.mark.parametrize("columns", [70, 80, 100, 120])
+def test_no_letter_of_a_setting_is_cut_off(columns):
+    file = io.StringIO()
+    console = Plain(file=file, width=columns)
+    described = settings(load_zoo()["fspo"])
+    print_settings(console, described, "--set clip.NAME=VALUE", ())
+    start = file.getvalue().splitlines()[2].index("meaning")
+    meanings = " ".join(line[start:].strip() for line in file.getvalue().splitlines()[3:]).split()
+    assert meanings == " ".join(field["description"] for field in described).split()
