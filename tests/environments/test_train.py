@@ -62,7 +62,7 @@ def test_what_the_tokenizer_cannot_write_costs_its_episode_and_no_other(tmp_path
 def test_a_reset_that_ignores_its_seed_is_noticed_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         rlzoo.train(config(tmp_path / "run", "Whimsical", "task.workers=0"))
-    assert sum("must take all randomness from its seed" in record.message for record in caplog.records) == 1
+    assert sum("must derive all randomness from its seed" in record.message for record in caplog.records) == 1
 
 
 def test_too_many_failures_end_the_run(tmp_path):
