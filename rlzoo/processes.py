@@ -60,7 +60,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
             accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
         if launch.fsdp and not torch.distributed.is_initialized():  # a single process without a launcher
             backend = "nccl" if accelerator.device.type == "cuda" else "gloo"
-            store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+            store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # torch does not export it to type checkers
             torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     else:
         settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import signal
 from importlib.metadata import version
 
 import pytest
@@ -13,6 +14,14 @@ from tests.quick import quick_run
 from tests.zygote import Zygote
 
 collect_seldom()  # as on the command line
+
+
+@pytest.fixture
+def interrupts():
+    """Let Ctrl-C raise `KeyboardInterrupt`, because a shell's background job starts with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

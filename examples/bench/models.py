@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import Qwen3Config
 
 HIDDEN, LAYERS, INNER, HEADS, KEY_HEADS, HEAD_SIZE = 256, 6, 768, 8, 4, 32
 LONGEST = 1200  # counters; a prompt that ends in a counter far above the length limit gives a response of that limit
 SPECIAL = 2  # padding and end token
+
+
+def qwen3(shape: tuple[int, int, int, int, int, int, int], **settings: Any) -> Qwen3Config:
+    """Return the configuration of a Qwen3; the shape is in the order of `SHAPES`, and token 0 is the padding."""
+    from transformers import Qwen3Config
+
+    vocabulary, hidden, inner, layers, heads, key_heads, head_size = shape
+    return Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=head_size,
+        pad_token_id=0,
+        bos_token_id=None,
+        **settings,
+    )
 
 
 def countdown(folder: Path) -> Path:
@@ -19,7 +42,7 @@ def countdown(folder: Path) -> Path:
     little.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
     if (folder / "config.json").exists():
         return folder
@@ -29,22 +52,8 @@ def countdown(folder: Path) -> Path:
     inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(words),
-            hidden_size=HIDDEN,
-            intermediate_size=INNER,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=KEY_HEADS,
-            head_dim=HEAD_SIZE,
-            max_position_embeddings=2048,
-            tie_word_embeddings=False,
-            pad_token_id=0,
-            eos_token_id=1,
-            bos_token_id=None,
-        )
-    )
+    shape = (len(words), HIDDEN, INNER, LAYERS, HEADS, KEY_HEADS, HEAD_SIZE)
+    model = Qwen3ForCausalLM(qwen3(shape, max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=1))
     with torch.no_grad():
         embedding = torch.randn(len(words), HIDDEN)
         head = torch.zeros(len(words), HIDDEN)
@@ -73,28 +82,20 @@ SHAPES = {
 def random_qwen3(name: str, folder: Path) -> Path:
     """Make a Qwen3 of one of `SHAPES` with random bfloat16 weights and without an end token; its words are t0, t1, ..."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
     if (folder / "config.json").exists():
         return folder
-    vocabulary, hidden, inner_size, layers, heads, keys, head = SHAPES[name]
+    vocabulary = SHAPES[name][0]
     inner = Tokenizer(models.WordLevel({f"t{number}": number for number in range(vocabulary)}, unk_token="t0"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="t0", eos_token="<never>")
     assert tokenizer.eos_token_id >= vocabulary
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=inner_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=keys,
-        head_dim=head,
+    config = qwen3(
+        SHAPES[name],
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        pad_token_id=0,
         eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
         dtype="bfloat16",
     )
     torch.manual_seed(0)

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
@@ -188,7 +189,7 @@ def write_pieces(source: Path, output: Path, size: int = PIECE) -> list[dict[str
     return pieces
 
 
-def pack(options: argparse.Namespace) -> dict[str, object]:
+def pack(options: argparse.Namespace) -> dict[str, Any]:
     """Pack everything, and return the manifest."""
     listing = json.loads(options.packages.read_text(encoding="utf-8"))
     installed = {canonicalize_name(each["name"]): Version(each["version"]) for each in listing}
@@ -250,8 +251,7 @@ def main() -> None:
     options = parser.parse_args()
     manifest = pack(options)
     pieces = manifest["pieces"]
-    assert isinstance(pieces, list)
-    for note in manifest["notes"]:  # type: ignore[attr-defined]
+    for note in manifest["notes"]:
         print(f"note: {note}")
     size = sum(piece["bytes"] for piece in pieces) / 1e6
     print(f"{len(pieces)} pieces, {size:.0f} MB, in {options.output}; copy the folder to the machine, and there:")

@@ -11,18 +11,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import site
 import subprocess
 import sys
 import sysconfig
 import tarfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
 
-def join(manifest: dict, to: Path) -> None:  # type: ignore[type-arg]
+def join(manifest: dict[str, Any], to: Path) -> None:
     """Check every piece, join them, and unpack what they contain."""
     whole = to / "carried.tar"
     with whole.open("wb") as file:
@@ -45,7 +45,8 @@ def unpack(archive: tarfile.TarFile, to: Path) -> None:
         if not (member.isfile() or member.isdir()) or ".." in parts or Path(member.name).is_absolute():
             sys.exit(f"{member.name}: expected a file or a folder with a relative path; pack again")
     # Python 3.11.4 and newer warn without a filter, and older versions do not know it
-    archive.extractall(to, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
+    options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    archive.extractall(to, **options)
 
 
 def make_environment(folder: Path) -> str:
@@ -56,7 +57,7 @@ def make_environment(folder: Path) -> str:
     own_user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(), *own_user}
     own = next(iter(folder.glob("lib/python*/site-packages")))
-    lines = [f"import site; site.addsitedir({path!r})" for path in sorted(known) if os.path.isdir(path)]  # noqa: PTH112
+    lines = [f"import site; site.addsitedir({path!r})" for path in sorted(known) if Path(path).is_dir()]
     (own / "installed-before.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return python
 

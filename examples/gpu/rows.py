@@ -1,4 +1,4 @@
-"""A case, what it came to, and the file that keeps it, so that a command that was interrupted goes on."""
+"""The cases of a part, their outcomes, and the file that stores them, from which an interrupted command resumes."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - started
 
 
-def told(values: dict[str, Any]) -> Outcome:
-    """Return an outcome with a line of the values that there are."""
+def outcome_of(values: dict[str, Any]) -> Outcome:
+    """Return an outcome with a line that lists the measured values."""
     shown = {
         "sampling": "sampling {:,.0f} tokens/s",
         "scoring": "scoring {:,.0f}",
@@ -127,7 +127,7 @@ def steps(run: Any) -> Outcome:
     medians = {phase: statistics.median(found) for phase, found in rates.items() if found}
     if utilised:
         medians["utilisation"] = statistics.median(utilised)
-    return told(medians | {"peak_bytes": peak})
+    return outcome_of(medians | {"peak_bytes": peak})
 
 
 def whole(setting: Setting, name: str) -> Outcome:
@@ -175,7 +175,7 @@ def sampling(setting: Setting, engine: str) -> Outcome:
     peak = turns.peak_bytes()
     run.rollouts.close()
     tokens = sum(len(rollout.response_ids) for rollout in rollouts)
-    return told({"sampling": tokens / seconds, "peak_bytes": peak, "tokens": tokens})
+    return outcome_of({"sampling": tokens / seconds, "peak_bytes": peak, "tokens": tokens})
 
 
 def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = False, compiles: bool = False) -> Outcome:
@@ -197,7 +197,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
     peak, seconds = turns.peak_bytes(), statistics.median(taken)
     used = utilisation(case.model(setting.models), scored, seconds, run.config.learner.autocast)
     rates = {"scoring": tokens / statistics.median(scoring), "learning": tokens / seconds}
-    return told(rates | {"utilisation": used, "peak_bytes": peak})
+    return outcome_of(rates | {"utilisation": used, "peak_bytes": peak})
 
 
 def random_batch(case: BenchCase, model: Any, *, ragged: bool) -> Any:

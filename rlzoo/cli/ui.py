@@ -48,7 +48,7 @@ def ui(
     The printed address opens the saved view of the latest experiment, which shows rules side by side.
     """
     from rlzoo.journal.tracking.record import tracking_uri, without_password
-    from rlzoo.journal.tracking.store import is_missing, latest_experiment
+    from rlzoo.journal.tracking.store import differing_settings, is_missing, latest_experiment
     from rlzoo.journal.tracking.views import view_path
 
     uri = tracking_uri()
@@ -79,11 +79,18 @@ def ui(
         with socket.socket(family) as probe:
             if probe.connect_ex((address, port)) == 0:
                 raise UserError(f"port {port} is taken; choose another with --port")
-    experiment = None
+    experiment, differing = None, []
     with contextlib.suppress(Exception):  # the server itself reports problems with the store
         experiment = latest_experiment()
+        differing = [] if experiment is None else differing_settings(experiment)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     path = "" if experiment is None else view_path(experiment)
+    if differing:
+        print(
+            f"the view averages runs that differ in {', '.join(differing)}, so its charts do not compare rules fairly; hide "
+            "some of the runs, or use: rlzoo compare RUNS",
+            flush=True,
+        )
     print(f"MLflow on {redact(uri)} (Ctrl-C stops it)\n{address}{path}", flush=True)
     if open_browser:
         _open_later(address, path)

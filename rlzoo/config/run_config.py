@@ -43,6 +43,7 @@ from rlzoo.tasks.task import task_names
 from rlzoo.zoo import load_zoo
 
 DEFAULT_RUN = "arithmetic"
+SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # settings that must agree for the scores of runs to be comparable
 """The config that serves as the base if no config file sets a model."""
 
 
@@ -108,7 +109,8 @@ class RunConfig(Section):
     """The complete configuration of a run, as saved in ``config.yaml`` of the run directory.
 
     Example:
-        >>> config = RunConfig.compose(clip="fspo", overrides=["learner.lr=1e-5"])  # as the command line does
+        >>> rule = min(load_zoo())  # the name of any installed rule
+        >>> config = RunConfig.compose(clip=rule, overrides=["learner.lr=1e-5"])  # as the command line does
         >>> config.learner.lr, config.task.name
         (1e-05, 'arithmetic')
     """

@@ -42,7 +42,7 @@ def prepare_cpu(model: PreTrainedModel) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory; otherwise the kernel zeroes the pages of every large tensor anew."""
+    """Let the C library keep freed memory; otherwise the kernel zeroes the pages of every large tensor again."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
 
+from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay
@@ -20,7 +21,6 @@ from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
-SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # settings that must agree for scores to be comparable
 LONGEST_VALUE = 80  # maximum number of characters of a setting in a label
 SCORES = {
     "eval/accuracy": "held-out accuracy at the end",

@@ -94,7 +94,7 @@ class Dialogue:
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
         answers = self.style.answers(messages)
-        edge = "" if answers == list(messages) else "\n"  # a tool's answer goes on lines of its own
+        edge = "" if answers == list(messages) else "\n"  # the answer of a tool starts and ends with a line break
         return self._encode(edge + "".join(str(message["content"]) for message in answers) + edge)
 
     def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:

@@ -217,6 +217,24 @@ def test_the_address_opens_the_saved_view_of_the_newest_run(started, capsys, own
     assert json.loads(newest.tags[f"mlflow.sharedViewState.{KEY}"])["name"] == NAME
 
 
+def test_runs_that_the_view_should_not_average_are_named(started, capsys, own_store):
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    experiment = experiment_id(client, "mine")
+
+    def track(**settings):
+        run = client.create_run(experiment).info.run_id
+        for name, value in settings.items():
+            client.log_param(run, name.replace("__", "."), value)
+
+    track(steps=40, task__reward="None", seed=0, clip__name="fspo")
+    track(steps=40, task__reward="None", seed=1, clip__name="gspo")
+    started("127.0.0.1")
+    assert capsys.readouterr().out.startswith("MLflow on")
+    track(steps=3, task__reward="mine:short", seed=0, clip__name="fspo")
+    started("127.0.0.1")
+    assert capsys.readouterr().out.startswith("the view averages runs that differ in steps, task.reward, so its charts do not")
+
+
 def test_a_view_that_somebody_changed_is_kept(own_store):
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     made = experiment_id(client, "mine")

@@ -33,14 +33,8 @@ from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
 from tests.training.short import lines, quick, resumes_after, without_times
 
+pytestmark = pytest.mark.usefixtures("interrupts")
 OVERRIDES = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=2"]
-
-
-@pytest.fixture(autouse=True)
-def _interrupts():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with SIGINT ignored
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def config(folder, *overrides, steps=4, **settings):

@@ -21,19 +21,13 @@ from rlzoo.training.checks import check_run
 from tests.off_policy import plain_log_probs
 from tests.training.short import lines, quick, resumes_after, without_times
 
+pytestmark = pytest.mark.usefixtures("interrupts")
 AHEAD = 3
 SETTINGS = [f"rollout.max_staleness={AHEAD}", "tracking.mlflow=false", "checkpoint.every=1", "checkpoint.keep=9"]
 
 
 def config(folder, *overrides, steps=7, clip="fspo"):
     return quick(folder, clip=clip, steps=steps, overrides=[*SETTINGS, "rollout.num_prompts=4", *overrides])
-
-
-@pytest.fixture(autouse=True)
-def _interrupts():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with SIGINT ignored
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

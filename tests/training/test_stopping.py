@@ -16,14 +16,8 @@ from rlzoo.errors import RunError
 from rlzoo.support import signals
 from tests.training.short import QUICK, lines, quick, resumes_after, without_times
 
+pytestmark = pytest.mark.usefixtures("interrupts")
 OVERRIDES = ["tracking.mlflow=false", "checkpoint.every=0", "eval.num_problems=0"]
-
-
-@pytest.fixture(autouse=True)
-def _interrupts():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with SIGINT ignored
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.journal.tracking.record import tracking_uri
 from rlzoo.journal.tracking.views import write_view
 from rlzoo.support.replies import bounded_replies
@@ -77,6 +78,21 @@ def latest_experiment() -> str | None:
         latest = str(runs[0].info.experiment_id if runs else own[0].experiment_id)  # runs are sorted newest first
         write_view(client, latest)
         return latest
+
+
+def differing_settings(experiment: str) -> list[str]:
+    """Return the settings in `SAME_CONTEST` in which the runs of an experiment differ; reads up to 1,000 runs.
+
+    The saved view averages all runs of a rule, so its charts do not compare rules where these settings differ.
+    """
+    with connected() as client:
+        runs = client.search_runs([experiment], max_results=1000)
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for key, value in run.data.params.items():
+            if key.startswith(SAME_CONTEST):
+                values.setdefault(key, set()).add(value)
+    return sorted(key for key, found in values.items() if len(found) > 1)
 
 
 def is_missing(uri: str) -> bool:
