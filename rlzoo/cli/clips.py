@@ -113,11 +113,14 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
 def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, required: Collection[str]) -> None:
     """Print the fields that `settings` returns as a table."""
     rows = table("<name", "<default", "<allowed", "<meaning", title=f"\nSettings ({option})")
-    rows.columns[2].width = max((len(word) for field in fields for word in field["allowed"].split()), default=None)
+    cells = []
     for field in fields:
         default = "required" if field["name"] in required else json.dumps(field["default"])
-        cells = (field["name"], default, field["allowed"], field["description"])
-        rows.add_row(*map(Text, cells))  # brackets in a description are not markup
+        cells.append((field["name"], default, field["allowed"], field["description"]))
+        rows.add_row(*map(Text, cells[-1]))  # brackets in a description are not markup
+    if sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True)) > console.width:
+        # as wide as the longest word. With a minimum width instead, rich makes the table too wide and cuts the last column
+        rows.columns[2].width = max(len(word) for _, _, allowed, _ in cells for word in allowed.split() or [""])
     console.print(rows)
 
 

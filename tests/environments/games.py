@@ -94,7 +94,7 @@ class Careless(Counting):
 
     def step(self, message):
         messages, *rest = super().step(message)
-        return f"{messages} w{os.urandom(1)[0] % 90 + 2}", *rest
+        return f"{messages} w{os.urandom(8).hex()}", *rest
 
 
 class Chain:
