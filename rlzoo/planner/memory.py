@@ -15,11 +15,14 @@ from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
 from rlzoo.processes import zero_settings
 from rlzoo.rollout.episodes import Limits
+from rlzoo.support.draws import Truncation
 
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}
 _MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # one byte, and one scale per block of 256
 _SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # `draw` holds logits, scaled, shifted and exponentiated logits, and blocks
+_TOP_K_BYTES_PER_LOGIT = FLOAT + 1  # the masked logits and the mask, when sampling and in the learner
+_TOP_P_BYTES_PER_LOGIT = 4 * FLOAT  # sorted logits, their order (int64) and a mask, beside float64 probabilities
 _BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
 _LIVE = 1e9  # DeepSpeed's stage3_max_live_parameters
 
@@ -156,8 +159,8 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     )
     step = max(moments, key=lambda parts: sum(parts.values()))
     sampler = _sampler(architecture, config, sharding, batch, devices)
-    if config.rollout.engine == "vllm" and not config.rollout.vllm.sleep:
-        step["sampler"] = sampler
+    if config.rollout.max_staleness or (config.rollout.engine == "vllm" and not config.rollout.vllm.sleep):
+        step["sampler"] = sampler  # it samples ahead while the learner works, or vLLM keeps its memory
     return Memory(states, step, sampler)
 
 
@@ -269,13 +272,19 @@ def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassSha
     """Return the bytes of one chunk of logits, with its log-probs, its probabilities and their product in float32."""
     chunk = max(1, LOGITS_PER_CHUNK // architecture.vocab_size)
     tokens = min(chunk, batch.rows * batch.response)
-    return tokens * architecture.vocab_size * (3 * FLOAT + _compute_bytes(config))
+    per_logit = 3 * FLOAT + _compute_bytes(config) + (_TOP_K_BYTES_PER_LOGIT if _truncation(config) else 0)
+    return tokens * architecture.vocab_size * per_logit
+
+
+def _truncation(config: RunConfig) -> Truncation | None:
+    return Truncation.of(config.rollout.top_p, config.rollout.top_k)
 
 
 def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
     """Return the bytes of the sampler: vLLM's share of the device, or the key-value cache and logits of `decode`.
 
-    `decode` also copies a small model's matrices to fuse them, and packs them on a CPU.
+    `decode` also copies a small model's matrices to fuse them, and packs them on a CPU. A sampler that samples ahead has its own
+    weights. On a CPU, the batches that wait for it hold one copy of the weights each, except the first.
     """
     from rlzoo.rollout.decode import GROWTH
 
@@ -285,8 +294,13 @@ def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, 
     responses = max(1, settings.num_prompts * settings.group_size // sharding.processes)
     rows = min(settings.batch_size, responses)
     cache = rows * batch.length * architecture.kv_bytes(element)
-    logits = rows * architecture.vocab_size * _SAMPLER_BYTES_PER_LOGIT
-    copy = weight_bytes(architecture, config) if sharding.shards_weights else 0
+    per_logit = _SAMPLER_BYTES_PER_LOGIT
+    if (truncation := _truncation(config)) is not None:
+        per_logit += _TOP_P_BYTES_PER_LOGIT if truncation.top_p < 1 else _TOP_K_BYTES_PER_LOGIT
+    logits = rows * architecture.vocab_size * per_logit
+    copies = int(sharding.shards_weights or settings.max_staleness > 0)
+    copies += max(0, settings.max_staleness - 1) if devices.is_cpu else 0
+    copy = copies * weight_bytes(architecture, config)
     joined = architecture.num_layers * architecture.layer_matrix_parameters * element
     packed = joined + architecture.embedding_parameters * element if devices.is_cpu else 0
     return GROWTH * cache + logits + copy + (joined + packed if joined <= joined_bytes() else 0)

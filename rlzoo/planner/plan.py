@@ -26,7 +26,7 @@ SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth in dec
 
 _TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
 _TURN_BYTES = 128  # bytes of JSON per turn, besides its text
-_ID_BYTES, _LOG_PROB_BYTES = 8, 4
+_ID_BYTES, _KEPT_ID_BYTES, _LOG_PROB_BYTES = 8, 4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +158,8 @@ class Plan:
         kept = config.steps // settings.keep_for_replay * self.updates if settings.keep_for_replay else 0
         log_probs = 2 + config.learner.num_epochs  # of the sampler, the old policy, and each epoch
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES
+        if config.rollout.top_k is not None:  # the tokens that each was drawn from; how many top-p keeps is not known before
+            response += self.batch.response * (config.rollout.top_k + 1) * _KEPT_ID_BYTES
         if config.task.host is not None:  # turn ids, the transcript, and the text of each turn
             behind = self.batch.response + self.observed
             response += behind * (_ID_BYTES + _TEXT_BYTES) + self.observed * _TEXT_BYTES

@@ -225,6 +225,8 @@ def test_disk_is_worked_by_hand():
     # 3 steps of 16 responses: 8 ids of 8 bytes; 5 tokens with 3 log-probs of 4 bytes and 5 of text
     small = plan("checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
     assert small["rollouts"] == 3 * 16 * (8 * 8 + 5 * (3 * 4 + 5))
+    truncated = plan("rollout.top_k=7", "checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
+    assert truncated["rollouts"] - small["rollouts"] == 3 * 16 * 5 * (7 + 1) * 4  # 7 ids and their number for each token
     # the model, and for resuming: parameters and two moments
     assert (small["checkpoints"], small["replay"]) == (172 * 4 * 4, 0)
     kept = plan("checkpoint.every=1", "checkpoint.keep_for_replay=2", architecture=TINY, devices=CPU).disk
@@ -292,6 +294,23 @@ def test_generate_under_zero_3_has_a_copy_of_the_weights():
     two = plan("launch.deepspeed=zero2", devices="4xH100", processes=4).memory
     three = plan("launch.deepspeed=zero3", devices="4xH100", processes=4).memory
     assert three.sampler - two.sampler == LARGE.num_parameters * 4
+
+
+def test_a_sampler_that_samples_ahead_has_its_own_weights_and_works_beside_the_learner():
+    here, ahead, queue = (plan(f"rollout.max_staleness={k}", architecture=TINY, devices=CPU).memory for k in (0, 1, 3))
+    assert ahead.sampler - here.sampler == 172 * 4
+    assert ahead.learning == {**here.learning, "sampler": ahead.sampler}
+    assert queue.sampler - here.sampler == 3 * 172 * 4  # two batches wait with other weights, in the host's memory
+    on_device = [plan(f"rollout.max_staleness={k}", architecture=TINY).memory.sampler for k in (1, 3)]
+    assert on_device[0] == on_device[1]
+
+
+def test_top_k_and_top_p_take_masks_and_sorted_logits():
+    # 16 rows are sampled, and a micro-batch has 8 rows of 5 tokens; the vocabulary has 10
+    whole, top_k, top_p = (plan(*more, architecture=TINY).memory for more in ([], ["rollout.top_k=3"], ["rollout.top_p=0.9"]))
+    assert (top_k.sampler - whole.sampler, top_p.sampler - whole.sampler) == (16 * 10 * 5, 16 * 10 * 16)
+    chunks = [log_prob_bytes(TINY, config(*more), PassShape(8, 8, 5)) for more in ([], ["rollout.top_k=3"])]
+    assert chunks[1] - chunks[0] == 40 * 10 * 5
 
 
 def test_sampling_on_a_cpu_has_packed_matrices_too():
