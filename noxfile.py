@@ -292,7 +292,7 @@ def gpu(session: nox.Session) -> None:
     """Prove rlzoo on this machine's GPUs and write a page; not part of continuous integration. At most 8 minutes a part.
 
     A Python whose torch sees a GPU is used as it is, because such machines often have no network. Otherwise an environment is
-    made. ``-- --device cpu --quick`` tries everything in small on a CPU, in 10 minutes.
+    made. ``-- --device cpu --quick`` tries everything at a small scale on a CPU, in 4 minutes.
     """
     python = sys.executable
     sees = "import torch, transformers, accelerate; raise SystemExit(not torch.cuda.is_available())"
