@@ -19,6 +19,22 @@ from examples.bench.turns import Clock
 STEPS = 12
 
 
+def timed() -> dict[str, list[tuple[Any, str]]]:
+    """Return what is timed for each share: pairs of a module or class and the name of a function in it."""
+    from rlzoo.journal.run_directory import RunDirectory
+    from rlzoo.journal.tracking.tracker import Tracker
+    from rlzoo.learner import learner, minibatch
+    from rlzoo.measure.monitor import Monitor
+    from rlzoo.training import loop
+
+    return {
+        "rule": [(minibatch, "judgement"), (learner, "updated")],
+        "metrics": [(minibatch.Minibatch, "measured"), (loop, "step_metrics"), (Monitor, "after_step")],
+        "journal": [(RunDirectory, "record_rollouts"), (RunDirectory, "log")],
+        "mlflow": [(Tracker, "look")],
+    }
+
+
 def beside_the_model(case: str | None = None) -> dict[str, float]:
     """Return shares of a step as medians over steps: the rule, the measurements, the journal and MLflow.
 
@@ -28,23 +44,14 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
         case: one of `CASES`; None for the default run.
     """
     from rlzoo import RunConfig
-    from rlzoo.journal.run_directory import RunDirectory
     from rlzoo.journal.tracking.tracker import Tracker
-    from rlzoo.learner import learner as learner_module
-    from rlzoo.learner.minibatch import Minibatch
-    from rlzoo.measure.monitor import Monitor
     from rlzoo.support.signals import StopRequest
     from rlzoo.training import loop
     from rlzoo.training.after_step import AfterStep
     from rlzoo.training.mlflow_record import run_record
     from rlzoo.training.run import Run
 
-    places: dict[str, list[tuple[Any, str]]] = {
-        "rule": [(Minibatch, "judge"), (learner_module, "updated")],
-        "metrics": [(Minibatch, "measured"), (loop, "step_metrics"), (Monitor, "after_step")],
-        "journal": [(RunDirectory, "record_rollouts"), (RunDirectory, "log")],
-        "mlflow": [(Tracker, "look")],
-    }
+    places = timed()
     clocks = {name: Clock() for name in places}
     for name, methods in places.items():
         for owner, method in methods:

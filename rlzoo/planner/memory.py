@@ -283,8 +283,8 @@ def _truncation(config: RunConfig) -> Truncation | None:
 def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
     """Return the bytes of the sampler: vLLM's share of the device, or the key-value cache and logits of `decode`.
 
-    `decode` also copies a small model's matrices to fuse them, and packs them on a CPU. A sampler that samples ahead has its own
-    weights. On a CPU, the batches that wait for it hold one copy of the weights each, except the first.
+    `decode` also copies a small model's matrices to fuse them, and packs them on a CPU. A sampler that samples ahead has its
+    own weights. On a CPU, each batch that waits for it holds another copy of the weights.
     """
     from rlzoo.rollout.decode import GROWTH
 

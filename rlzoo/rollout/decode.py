@@ -6,6 +6,7 @@ the loop and a cache from which rows can be removed. `quickest_way` selects how 
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ class OpenResponses:
             keeps: whether the caches of ended responses are kept, in the rows after the open ones.
         """
         self.model = model
+        self.cache_name = cache_name(model)
         self.device = model.device
         self._seat(len(prompts), keeps=keeps)
         runs = [(ids, len(list(run))) for ids, run in groupby(prompts)]
@@ -170,8 +172,8 @@ class OpenResponses:
             input_ids=self.input_ids.to(self.device),
             attention_mask=None if self.mask is None else self.attended.long().to(self.device),
             position_ids=(self.attended.long().cumsum(dim=1) - 1).clamp(min=0).to(self.device),
-            past_key_values=self.cache,
             use_cache=True,
+            **{self.cache_name: self.cache},
             logits_to_keep=1,
         ).logits[:, -1]
         return logits.repeat_interleave(self.repeats.to(self.device), dim=0)
@@ -183,7 +185,11 @@ class OpenResponses:
         if self.step is not None:
             return self.step(tokens, positions[:, 0], self.cache.layers, mask)
         logits: Tensor = self.model(
-            input_ids=tokens[:, None], attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
+            input_ids=tokens[:, None],
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            **{self.cache_name: self.cache},
         ).logits
         return logits[:, -1]
 
@@ -246,6 +252,7 @@ class ResumedResponses(OpenResponses):
             fuses: see `decode`.
         """
         self.model = model
+        self.cache_name = cache_name(model)
         self.device = device = model.device
         self._seat(len(contexts), keeps=True)
         starts, ends = torch.tensor([caches.spans[place] for place in places], device=device).T
@@ -280,11 +287,17 @@ class ResumedResponses(OpenResponses):
             input_ids=self.input_ids.to(self.device),
             attention_mask=self.chunk_mask,
             position_ids=self.chunk_positions,
-            past_key_values=self.cache,
             use_cache=True,
+            **{self.cache_name: self.cache},
             logits_to_keep=1,
         ).logits
         return logits[:, -1]
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """Return the name of the cache in the model's forward pass, which transformers 5.24 renamed."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # without an adapter
+    return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
