@@ -1,0 +1,9 @@
+"""The bench can time the parts of a step, which it finds by name."""
+
+from examples.bench.overhead import timed
+
+
+def test_what_is_timed_exists():
+    for share, places in timed().items():
+        for owner, name in places:
+            assert callable(getattr(owner, name)), f"{share}: {owner.__name__} has no {name}"
