@@ -35,6 +35,7 @@ def test_the_worker_of_a_run_imports_no_module_of_the_working_directory_unasked(
     rlzoo(folder, "train", "--clip", "fspo", "--steps", "1", "--output", "run", *SETTINGS, *few)
 
 
+@pytest.mark.long
 def test_no_command_imports_a_module_of_the_working_directory_unasked(folder):
     # the run of a sweep is its own process, with a worker for the reward
     rlzoo(folder, "sweep", "--clip", "fspo", "--seeds", "1", "--steps", "1", "--output", "sweep", *SETTINGS)

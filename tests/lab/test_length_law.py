@@ -55,6 +55,7 @@ def test_independent_tokens_have_no_common_part():
     assert fit.power[1] == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.long
 def test_a_band_is_as_wide_as_a_tenth_and_even_only_with_the_right_power(many):
     constant, straight = (clipped(many, width(many, power), power) for power in (0.0, 1.0))
     assert constant.mean() == pytest.approx(0.1, abs=0.005)
